@@ -1,0 +1,34 @@
+# make demo    three small classifiers become one student: offline, in minutes
+# make test    the test-suite
+# make check   ruff, mypy, the wheel built, listed and installed
+# Each sets itself up: a .venv in this folder with the versions of constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check clean
+
+demo: $(INSTALLED)
+	$(BIN)/amalgam demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	bash .ci/wheel
+
+# torch first and by its exact version: a bare `torch` may bring gigabytes of GPU libraries.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "amalgam needs Python 3.11 or newer"'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv dist amalgam-demo

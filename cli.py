@@ -1,0 +1,205 @@
+"""The commands; no logic. Nothing heavy is imported until a stage works."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="amalgam",
+    help="Merge text classifiers that each know some labels into one student that knows them all. No annotations.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[Path, typer.Option("-c", "--config", help="The experiment file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help="Overrides, such as targets.temperature=0.5")
+]
+Only = Annotated[bool, typer.Option("--only", help="Refuse instead of bringing earlier stages up to date.")]
+Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
+Part = Annotated[str | None, typer.Option("--part", help="Do share i of n, such as 0/4: no communication needed.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the result.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FILE = Path("amalgam.yaml")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path("amalgam-demo"),
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Three small classifiers become one student: offline, in minutes. Run it again: nothing is recomputed."""
+    from amalgam.stages.demo import run_demo
+
+    run_demo(folder, overrides or [], quiet=quiet)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="Where to write amalgam.yaml.")] = Path()) -> None:
+    """Write a commented experiment file."""
+    from amalgam.pipeline.template import write_template
+
+    typer.echo(f"wrote {write_template(folder)}: name your texts and teachers in it, then `amalgam plan`")
+
+
+def _stage(name: str, said: str) -> None:
+    """One command per stage: they differ in nothing but the name."""
+
+    def command(  # noqa: PLR0913 - the options of a command
+        overrides: Overrides = None,
+        config: Config = FILE,
+        only: Only = False,
+        force: Force = False,
+        part: Part = None,
+        quiet: Quiet = False,
+    ) -> None:
+        from amalgam.stages.commands import run_stages
+
+        run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
+
+    command.__doc__ = said
+    app.command(name)(command)
+
+
+_stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
+_stage("train-teachers", "Optional: fine-tune one teacher per group of labels from labelled texts.")
+_stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes with dropout, and keep the answers.")
+
+
+@app.command("build-targets")
+def build_targets(  # noqa: PLR0913 - the options of a command
+    overrides: Overrides = None,
+    config: Config = FILE,
+    mode: Annotated[str | None, typer.Option(help="soft, hard, vanilla-kd or supervised: targets.mode.")] = None,
+    oracle: Annotated[Path | None, typer.Option(help="A model folder to measure the targets' KL against.")] = None,
+    only: Only = False,
+    force: Force = False,
+    part: Part = None,
+    quiet: Quiet = False,
+) -> None:
+    """Stage 2: Hard or Soft targets and weights from the cache. No teacher runs; seconds."""
+    from amalgam.stages.commands import run_stages
+
+    said = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
+    run_stages(config, said, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
+
+
+_stage("train-student", "Stage 3: train the student from the cached targets. It never sees a teacher.")
+_stage("report", "Measure teachers, ensemble and student on the labelled test part.")
+
+
+@app.command()
+def run(
+    overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
+) -> None:
+    """Bring everything up to date. Running again is resuming."""
+    from amalgam.stages.commands import run_stages
+
+    run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
+
+
+@app.command()
+def plan(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+    """What `run` would do, and why. Nothing runs."""
+    from amalgam.stages.commands import show_plan
+
+    show_plan(config, overrides or [], as_json=as_json)
+
+
+@app.command()
+def explain(
+    stage: Annotated[str, typer.Argument(help="The stage's name.")],
+    overrides: Overrides = None,
+    config: Config = FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Why a stage would run: field by field, against what was built last."""
+    from amalgam.stages.commands import show_explanation
+
+    show_explanation(stage, config, overrides or [], as_json=as_json)
+
+
+@app.command()
+def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+    """What the workspace holds, and what each stage built last."""
+    from amalgam.stages.commands import show_status
+
+    show_status(config, overrides or [], as_json=as_json)
+
+
+@app.command()
+def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+    """Check every stored file against its digest; damaged ones are quarantined and made again by the next run."""
+    from amalgam.stages.commands import verify_workspace
+
+    verify_workspace(config, overrides or [], as_json=as_json)
+
+
+@app.command()
+def gc(
+    overrides: Overrides = None,
+    config: Config = FILE,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
+    unused: Annotated[bool, typer.Option("--unused", help="Also results that the last builds do not use.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
+    from amalgam.stages.commands import collect_garbage
+
+    collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """The amalgamation methods by name."""
+    from amalgam.stages.commands import show_methods
+
+    show_methods(as_json=as_json)
+
+
+@app.command()
+def schema() -> None:
+    """The experiment file's JSON Schema."""
+    from amalgam.stages.commands import show_schema
+
+    show_schema()
+
+
+@app.command()
+def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+    """Versions, device, disk, and what is missing."""
+    from amalgam.stages.commands import show_health
+
+    show_health(config, overrides or [], as_json=as_json)
+
+
+def main() -> None:
+    """Errors are one line each for what, where and fix; --debug shows the traceback."""
+    from amalgam.pipeline.errors import AmalgamError, InterruptedRunError
+
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments)
+    except AmalgamError as error:
+        if debug:
+            raise
+        from amalgam.pipeline.console import print_error
+
+        print_error(error)
+        sys.exit(error.status if isinstance(error, InterruptedRunError) else error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

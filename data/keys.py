@@ -1,0 +1,62 @@
+"""What a text is known by: a key of its content, the bucket that the key falls in, and a safe way to show it.
+
+A bucket is a binary prefix of the key ("0110", or "all"), so corpora of any two sizes divide along the same lines.
+Nothing here needs more than the standard library: `plan` reads keys without opening a Parquet file.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY_BYTES = 16
+ALL = "all"
+_length = Struct("<Q").pack
+
+
+def text_key(fields: Sequence[str]) -> bytes:
+    """Lengths go in too, so that ("a", "b") and ("ab",) differ. A lone surrogate raises UnicodeEncodeError."""
+    digest = blake2b(digest_size=KEY_BYTES)
+    for field in fields:
+        data = field.encode()
+        digest.update(_length(len(data)) + data)
+    return digest.digest()
+
+
+def prefix_of(key: bytes, bits: int) -> str:
+    return prefix_name(int.from_bytes(key[:4], "big") >> (32 - bits), bits)
+
+
+def prefix_name(number: int, bits: int) -> str:
+    return format(number, f"0{bits}b") if bits else ALL
+
+
+def prefixes(bits: int) -> list[str]:
+    return [prefix_name(number, bits) for number in range(1 << bits)]
+
+
+def bits_for(rows: int, rows_per_bucket: int = 512, most: int = 13) -> int:
+    """The fewest bits that leave at most so many rows in an average bucket."""
+    return min(most, (max(rows - 1, 0) // rows_per_bucket).bit_length())
+
+
+def overlaps(a: str, b: str) -> bool:
+    return ALL in (a, b) or a.startswith(b) or b.startswith(a)
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Any text, fit for a message: one line, printable characters only, at most `limit` of them."""
+    escaped = "".join(map(_printable, text[: limit + 1]))
+    return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    if "\udc80" <= character <= "\udcff":  # a byte that was not UTF-8, as Python's surrogateescape keeps it
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape", "surrogatepass").decode()

@@ -1,0 +1,89 @@
+"""Every column of every Parquet file, with its dtype, unit and meaning, once.
+
+A dtype is a word: "key" (16 fixed bytes), "string", "bool", "int32", "int64", "float16", "float32", "float64",
+or "array<dtype>" for a list of fixed length, whose length is known when the file is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amalgam.data.keys import KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    dtype: str
+    meaning: str
+    nullable: bool = False
+
+
+CORPUS = (
+    Column("key", "key", "blake2b-128 of the text's fields; the file is sorted by it"),
+    Column("text", "string", "the text, or the first of a pair"),
+    Column("text_2", "string", "the second text of a pair; null where texts are single", nullable=True),
+    Column("id", "string", "the id the source gave; null if ids are auto", nullable=True),
+    Column("label", "string", "the gold label by name; null if there is none", nullable=True),
+)
+
+SKIPPED = (
+    Column("source", "string", "the file's name"),
+    Column("row", "int64", "csv: line where the record starts; jsonl: line; parquet: row; from 1"),
+    Column("id", "string", "the row's id where it could be read", nullable=True),
+    Column("field", "string", "the column at fault; null if the whole row is", nullable=True),
+    Column("reason", "string", "why the row was left out, from a closed list"),
+    Column("value", "string", "what stood there, escaped, its first 80 characters"),
+)
+
+# Stage 1. A file holds the dropout-off logits, a range of passes (which one, its record says), or both.
+CACHE_TEXTS = (
+    Column("key", "key", "the text"),
+    Column("tokens", "int32", "its length for this teacher, special tokens included, after cutting"),
+    Column("cut", "bool", "it was longer than the limit"),
+)
+CACHE_LOGITS = (Column("logits", "array<float32>", "dropout off, by the teacher's own labels"),)
+CACHE_PASSES = (
+    Column("passes", "array<float16>", "the logits of each dropout pass, pass by pass: K x labels"),
+    Column("mean_probability", "array<float32>", "mean of the passes' softmax"),
+    Column("entropy_nats", "float32", "entropy of the mean probability"),
+    Column("confidence", "float32", "1 - entropy / ln(labels)"),
+    Column("confidence_se", "float32", "its Monte-Carlo standard error (jackknife); null for one pass", nullable=True),
+)
+
+# Stage 2.
+TARGETS = (
+    Column("key", "key", "the text"),
+    Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),
+    Column("weight", "float32", "of the text in the loss"),
+    Column("teacher", "string", "the most confident teacher; null where the rule chooses none", nullable=True),
+    Column("margin", "float32", "confidence of the first less that of the second; null likewise", nullable=True),
+    Column("confidence", "array<float32>", "of each teacher, in their order; null likewise", nullable=True),
+)
+
+
+def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = None) -> Any:
+    """`sizes` gives the length of each array column by name."""
+    import pyarrow as pa
+
+    fields = [
+        pa.field(column.name, _arrow_type(column.dtype, (sizes or {}).get(column.name)), nullable=column.nullable)
+        for column in columns
+    ]
+    return pa.schema(fields)
+
+
+def _arrow_type(dtype: str, size: int | None) -> Any:
+    import pyarrow as pa
+
+    if dtype == "key":
+        return pa.binary(KEY_BYTES)
+    if dtype.startswith("array<"):
+        if size is None:
+            raise ValueError(f"{dtype} needs a size")
+        return pa.list_(_arrow_type(dtype[len("array<") : -1], None), size)
+    return pa.type_for_alias(dtype)

@@ -1,0 +1,128 @@
+"""Where units run: all in this process, shared with the other processes of a torchrun, or as part i of n.
+
+Processes share work by the units' names and meet only in the store: nothing is gathered, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from amalgam.pipeline.errors import DiskFullError, ExperimentError, WorkError
+from amalgam.pipeline.plan import is_done
+from amalgam.pipeline.stage import Run, Stage, Unit
+
+PASSING = (errno.EIO, errno.ESTALE)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the units is ours."""
+
+    index: int = 0
+    count: int = 1
+    kind: Literal["alone", "torchrun", "part"] = "alone"
+
+    @property
+    def leads(self) -> bool:
+        return self.index == 0
+
+    def mine(self, units: Sequence[Unit]) -> list[Unit]:
+        return list(units[self.index :: self.count])
+
+
+def share_of(part: str | None, processes: int | None) -> Share:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if part is not None:
+        if world > 1:
+            raise ExperimentError("--part and torchrun were both given", fix="use one of them")
+        share = _parse_part(part)
+    elif world > 1:
+        share = Share(int(os.environ["RANK"]), world, "torchrun")
+    else:
+        share = Share()
+    if processes is not None and share.kind != "part" and processes != share.count:
+        raise ExperimentError(
+            f"asked for {processes} processes, got {share.count}",
+            where="execution.processes",
+            fix=f"ACCELERATE_USE_CPU=1 torchrun --nproc_per_node {processes} -m amalgam.cli ... (on GPUs without it)",
+        )
+    return share
+
+
+def _parse_part(part: str) -> Share:
+    index, slash, count = part.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise ExperimentError(
+            f"--part {part} is not a share", fix="--part 0/4 is the first of four parts, 3/4 the last"
+        )
+    return Share(int(index), int(count), "part")
+
+
+def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
+    """Do our share of the units; True when all are done, by whomever."""
+    todo = [unit for unit in _ours(stage, run.share, units) if not is_done(run, unit)]
+    done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
+    with run.console.progress(stage.name, stage.measure, sum(unit.size for unit in todo), done_before):
+        for unit in todo:
+            run.signals.check()
+            _with_retries(lambda unit=unit: stage.run_unit(run, unit), run, f"{stage.name} {unit.name}")  # type: ignore[misc]
+    if run.share.kind == "part":
+        return all(is_done(run, unit) for unit in units)
+    _wait(lambda: all(is_done(run, unit) for unit in units), run)
+    return True
+
+
+def _ours(stage: Stage, share: Share, units: Sequence[Unit]) -> list[Unit]:
+    if stage.spread == "units":
+        return share.mine(units)
+    together = stage.spread == "together" and share.kind == "torchrun"
+    return list(units) if share.leads or together else []
+
+
+def wait_for_lead(run: Run, ready: Callable[[], bool]) -> None:
+    _wait(ready, run)
+
+
+def _wait(ready: Callable[[], bool], run: Run) -> None:
+    """The others of a torchrun are still at work; should one die, torchrun ends us all."""
+    while not ready():
+        run.signals.check()
+        time.sleep(0.1)
+
+
+def _with_retries(work: Callable[[], None], run: Run, what: str) -> None:
+    for attempt in range(1, RETRIES + 1):
+        try:
+            return work()
+        except OSError as error:
+            if error.errno in FULL:
+                raise disk_full(run, what) from error
+            if error.errno not in PASSING:
+                raise
+            if attempt == RETRIES:
+                raise WorkError(
+                    f"{what}: {error.strerror}, {RETRIES} times",
+                    where=str(error.filename or run.store.root),
+                    fix="check the disk or the mount, then run the same command again",
+                ) from error
+            run.console.note(f"{what}: {error.strerror}; trying again ({attempt} of {RETRIES})")
+            time.sleep(0.1 * 4**attempt)
+    return None
+
+
+def disk_full(run: Run, what: str) -> DiskFullError:
+    import shutil
+
+    free = shutil.disk_usage(run.store.root).free / 1e9
+    return DiskFullError(
+        f"{what}: the disk is full ({free:.1f} GB free)",
+        where=str(run.store.root),
+        fix="make room, or `amalgam gc`, then run the same command again: what was committed stays",
+    )

@@ -1,0 +1,75 @@
+"""Errors are part of the interface: what was wrong, where, and how to mend it.
+
+AmalgamError                exit 1
+├── ExperimentError         exit 2   the experiment file, the command line
+│   └── ModelError          exit 2   a model that the experiment names cannot serve
+├── DataError               exit 3   the texts
+├── WorkError               exit 1   a unit of work failed
+│   └── DiskFullError       exit 1
+├── DamagedError            exit 1   a stored file is not what was written (the runner mends it)
+└── InterruptedRunError     exit 130 or 143
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AmalgamError(Exception):
+    """What, where and fix are each one line for a person."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"where: {self.where}")
+        if self.fix:
+            lines.append(f"fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class ExperimentError(AmalgamError):
+    exit_code = 2
+
+
+class ModelError(ExperimentError):
+    pass
+
+
+class DataError(AmalgamError):
+    exit_code = 3
+
+
+class WorkError(AmalgamError):
+    pass
+
+
+class DiskFullError(WorkError):
+    pass
+
+
+class DamagedError(AmalgamError):
+    """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
+
+    def __init__(self, what: str, *, path: str, where: str | None = None) -> None:
+        super().__init__(what, where=where, fix="run the command again: only the damaged part is recomputed")
+        self.path = path
+
+
+class InterruptedRunError(AmalgamError):
+    """SIGINT or SIGTERM arrived; everything committed stays."""
+
+    def __init__(self, what: str, *, signal_number: int, fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.signal_number = signal_number
+
+    @property
+    def status(self) -> int:
+        return 128 + self.signal_number

@@ -1,0 +1,232 @@
+"""The experiment file: everything a user may say, as pydantic models, checked before anything runs.
+
+Reading the YAML (lines, duplicate keys, hostile files) is experiment_file.py; this module is the vocabulary.
+Sections other than `execution` say *what*, and enter fingerprints; `execution` says *how*, and never does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+SCHEMA_VERSION = 1
+SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
+Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class Corpus(Section):
+    """The texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
+
+    train: Texts
+    """Texts to learn from; labels in them are read only by train-teachers and the supervised student."""
+    validation: Texts | None = None
+    """Labelled texts to choose the student's checkpoint by."""
+    test: Texts | None = None
+    """Labelled texts that the report is measured on."""
+    text: Annotated[Texts, Field(max_length=2)] = ["text"]
+    """The text column, or two columns for pairs of texts."""
+    id: Text = "auto"
+    """A column of unique ids, or auto: texts are known by their content alone."""
+    id_type: Literal["auto", "string"] = "auto"
+    """string: numbers and text may mix in the id column; 1 and "1" are then the same id, and refused as duplicates."""
+    label: Text | None = None
+    """The column of gold labels."""
+    labels: Annotated[list[Text], Field(min_length=2)] | None = None
+    """Every allowed gold label; also names integer labels, by position."""
+    limit: Positive | None = None
+    """At most this many training texts: a sample by content, the same whatever the order of the rows."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """skip: rows without a usable text, id or label are left out, counted and listed in skipped.parquet."""
+
+
+class Teacher(Section):
+    """A fine-tuned text classifier."""
+
+    name: Name
+    model: Text
+    """A folder, a Hub id, or package:module/folder for a model that an installed Python package carries."""
+    revision: Text | None = None
+    """A Hub branch, tag or commit; the commit it means today is pinned in the workspace."""
+    labels: Annotated[list[Text], Field(min_length=1)] | None = None
+    """The label names, by position, where the model's own (id2label) are missing or unwanted."""
+    rename: dict[Text, Text] = {}
+    """Names to change: {the model's name: the name in the union}."""
+    max_tokens: Positive | None = None
+    """Longest text in tokens, special tokens included; cache.max_tokens if not given."""
+    dropout: Rate | None = None
+    """Dropout rate at every site, where the model's own is zero or unwanted; cache.dropout if not given."""
+    trust_remote_code: bool = False
+    """Runs code from the model's repository. Only with a revision that is a full commit."""
+    allow_pickle: bool = False
+    """Loads pickle weights, which can run code. Only for files you made."""
+
+
+class TrainTeachers(Section):
+    """Optional: fine-tune one teacher per group of labels from the labelled training texts."""
+
+    encoder: Text
+    revision: Text | None = None
+    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)]
+    """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
+    texts: Texts | None = None
+    """Labelled texts to train them on; the training part of the corpus if not given."""
+    max_tokens: Positive = 128
+    epochs: Positive = 3
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    batch_size: Positive = 32
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    seed: int = 0
+
+
+class Cache(Section):
+    """What the teachers are asked, once per text."""
+
+    passes: Annotated[int, Field(ge=0, le=4096)] = 16
+    """Monte-Carlo dropout passes per text and teacher (K)."""
+    seed: int = 0
+    """Every dropout mask is a pure function of (seed, teacher, text, pass, site)."""
+    dropout: Rate | None = None
+    """A rate for every teacher; null: the rates each model was trained with."""
+    max_tokens: Positive = 128
+    on_long: Literal["truncate", "error"] = "truncate"
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto is decided once per workspace by the hardware, and pinned there."""
+
+
+class Targets(Section):
+    """What the student is to learn, built from the cache alone."""
+
+    mode: Literal["soft", "hard", "vanilla-kd", "supervised"] = "soft"
+    """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. supervised: the gold labels."""
+    uncertainty: Literal[
+        "entropy", "expected-entropy", "mutual-information", "variation-ratio", "max-probability", "energy"
+    ] = "entropy"
+    temperature: Annotated[float, Field(gt=0)] = 0.2
+    """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
+    distribution: Literal["deterministic", "mc-mean"] = "deterministic"
+    """The teachers' distributions in the target: dropout off, or the mean of the passes."""
+    reweight: Literal["margin", "margin-normalised", "none"] = "margin"
+    passes: Annotated[int, Field(ge=0)] | None = None
+    """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
+    kd_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T of vanilla-kd."""
+
+
+class Student(Section):
+    """The one model that comes out."""
+
+    name: Name = "student"
+    """The finished model is placed in students/NAME beside the experiment file."""
+    method: Text | None = None
+    """A name from `amalgam methods`: sets defaults for targets, which the file overrides."""
+    encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
+    """A folder, a Hub id, or package:module/folder."""
+    revision: Text | None = None
+    layers: Positive | None = None
+    """Keep only the encoder's first so many layers."""
+    max_tokens: Positive = 128
+    epochs: Positive = 3
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    batch_size: Positive = 32
+    accumulate: Positive = 1
+    """Split each batch into so many parts; the result is the same, the memory less."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    evaluate_every: Positive = 100
+    """Steps between evaluations; the best checkpoint is kept."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the texts kept aside to select on when there is no labelled validation part."""
+    select: Literal["auto", "validation", "held-out"] = "auto"
+    seed: int = 0
+
+
+class Report(Section):
+    calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
+
+
+class Execution(Section):
+    """How, never what: nothing here changes a result, and nothing here reruns a stage."""
+
+    workspace: Text = "artifacts"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    processes: Positive | None = None
+    """Refuse to run with any other number of processes."""
+    batch_tokens: Positive = 8192
+    """Tokens of one launch, all passes counted."""
+    training_checkpoint_seconds: Positive = 120
+    versions: Literal["warn", "strict"] = "warn"
+    """strict: results made with other library versions are made again."""
+
+
+class Experiment(Section):
+    schema_version: Literal[1] = 1
+    corpus: Corpus
+    teachers: list[Teacher] = []
+    train_teachers: TrainTeachers | None = None
+    generate: None = None
+    """Stage 0 (texts from a language model) is not part of this version."""
+    cache: Cache = Cache()
+    targets: Targets = Targets()
+    student: Student = Student()
+    report: Report = Report()
+    execution: Execution = Execution()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        problems = [*self._teacher_problems(), *self._corpus_problems()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _teacher_problems(self) -> list[str]:
+        names = [teacher.name for teacher in self.teachers]
+        if self.train_teachers and isinstance(self.train_teachers.groups, dict):
+            names += list(self.train_teachers.groups)
+        problems = [
+            f"teachers: the name {name!r} is given twice" for name in sorted(set(names)) if names.count(name) > 1
+        ]
+        if not names and self.train_teachers is None and self.targets.mode != "supervised":
+            problems.append("teachers: name at least one, or a train_teachers section that makes them")
+        problems += [
+            f"teachers: {teacher.name}: trust_remote_code needs revision to be a full commit hash"
+            for teacher in self.teachers
+            if teacher.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "")
+        ]
+        return problems
+
+    def _corpus_problems(self) -> list[str]:
+        needs_label = {
+            "train_teachers": self.train_teachers is not None,
+            "corpus.validation": self.corpus.validation is not None,
+            "corpus.test": self.corpus.test is not None,
+            "targets.mode: supervised": self.targets.mode == "supervised",
+        }
+        problems = [
+            f"corpus.label: {who} needs the name of the label column"
+            for who, needed in needs_label.items()
+            if needed and self.corpus.label is None
+        ]
+        if self.student.select == "validation" and self.corpus.validation is None:
+            problems.append("student.select: validation needs corpus.validation")
+        if self.targets.passes is not None and self.targets.passes > self.cache.passes:
+            problems.append(f"targets.passes: {self.targets.passes} is more than cache.passes, {self.cache.passes}")
+        return problems

@@ -1,0 +1,362 @@
+"""Reading the experiment file: YAML with its lines, overrides on top, every problem at once.
+
+Only plain YAML is read: no tags, no duplicate keys, bounded in size and in what aliases may expand to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.experiment import SCHEMA_VERSION, Experiment
+
+MOST_BYTES = 1_000_000
+MOST_NODES = 100_000
+SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|://[^/\s]*:[^/\s@]*@|\bAKIA[0-9A-Z]{16}\b")
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class LoadedExperiment:
+    experiment: Experiment
+    path: Path
+    overrides: dict[str, Any]
+
+    @property
+    def base(self) -> Path:
+        """What the file's relative paths start from."""
+        return self.path.parent.absolute()
+
+
+@dataclass
+class Reading:
+    """What was read so far: the data, each path's line and raw scalar, and what is wrong."""
+
+    data: Any = None
+    lines: dict[Place, int] = field(default_factory=dict)
+    raw: dict[Place, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    nodes: int = 0
+
+
+def load_experiment(
+    path: Path, overrides: Iterable[str] = (), *, presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> LoadedExperiment:
+    reading = read_yaml(path)
+    said = _apply_overrides(reading, list(overrides))
+    _refuse_secrets(reading, reading.data, ())
+    data = _with_preset(reading, presets or {})
+    experiment: Experiment | None = None
+    if reading.nodes <= MOST_NODES:
+        try:
+            experiment = Experiment.model_validate(data)
+        except ValidationError as error:
+            reading.problems += _problems(error, reading, data)
+    if experiment is None or reading.problems:
+        raise _refusal(path, reading.problems)
+    return LoadedExperiment(experiment, path, said)
+
+
+def _refusal(path: Path, problems: list[str]) -> ExperimentError:
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    return ExperimentError(
+        f"{path.name}: {count}\n" + "\n".join(f"  {problem}" for problem in problems),
+        where=str(path),
+        fix="`amalgam schema` lists every field; `amalgam init` writes a commented file",
+    )
+
+
+# ---- YAML
+
+
+def read_yaml(path: Path) -> Reading:
+    text = _text(path)
+    reading = Reading()
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise _refusal(path, [f"{where}{error.problem or 'not YAML'}"]) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _refusal(path, [f"not YAML: {str(error).splitlines()[0]}"]) from None
+    if not isinstance(node, yaml.MappingNode):
+        raise _refusal(path, ["the file must be a mapping of sections; is it empty?"])
+    try:
+        reading.data = _construct(node, (), reading, ())
+    except RecursionError:
+        raise _refusal(path, ["nested too deeply"]) from None
+    return reading
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ExperimentError(
+                f"{path.name} is larger than {MOST_BYTES:,} bytes", where=str(path), fix="texts belong in corpus files"
+            )
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ExperimentError(
+            f"there is no {path.name}",
+            where=str(path.absolute()),
+            fix="`amalgam init` writes one; -c FILE names another",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ExperimentError(
+            f"{path.name} is not UTF-8 (byte {error.start})", where=str(path), fix="save it as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ExperimentError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from None
+
+
+def _construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int, ...]) -> Any:
+    reading.nodes += 1
+    line = node.start_mark.line + 1
+    reading.lines.setdefault(path, line)
+    if reading.nodes > MOST_NODES or id(node) in inside:
+        if not any("expands" in problem for problem in reading.problems):
+            reading.problems.append(f"line {line}: aliases: the file expands to more than {MOST_NODES:,} values")
+        return None
+    within = (*inside, id(node))
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, reading, within)
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, index), reading, within) for index, item in enumerate(node.value)]
+    return _scalar(node, path, reading)
+
+
+def _scalar(node: yaml.Node, path: Place, reading: Reading) -> Any:
+    reading.raw[path] = node.value
+    line = node.start_mark.line + 1
+    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+        reading.problems.append(f"line {line}, {dotted(path)}: the tag {node.tag} is not allowed; write plain values")
+        return None
+    if node.tag.endswith((":timestamp", ":binary")):
+        return node.value
+    try:
+        return yaml.SafeLoader("").construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError) as error:
+        reading.problems.append(f"line {line}, {dotted(path)}: {str(error).splitlines()[0]}")
+        return None
+
+
+def _mapping(node: yaml.MappingNode, path: Place, reading: Reading, within: tuple[int, ...]) -> dict[str, Any]:
+    if node.tag != "tag:yaml.org,2002:map":
+        reading.problems.append(f"line {node.start_mark.line + 1}, {dotted(path)}: the tag {node.tag} is not allowed")
+        return {}
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            reading.problems.append(f"line {line}, {dotted(path)}: keys must be plain words")
+            continue
+        here = (*path, key)
+        if key in found:
+            reading.problems.append(f"line {line}, {dotted(here)}: given twice (first in line {reading.lines[here]})")
+            continue
+        reading.lines[here] = line
+        found[key] = _construct(value_node, here, reading, within)
+    return found
+
+
+# ---- overrides and presets
+
+
+def _apply_overrides(reading: Reading, overrides: list[str]) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key or any(not part for part in key.split(".")):
+            reading.problems.append(f"{override}: an override looks like targets.temperature=0.5")
+            continue
+        try:
+            value = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            value = text
+        path: Place = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        if _put(reading, path, value):
+            said[key] = value
+            reading.raw[path] = text
+    return said
+
+
+def _put(reading: Reading, path: Place, value: Any) -> bool:
+    place = reading.data
+    for index, part in enumerate(path):
+        last = index == len(path) - 1
+        if isinstance(place, list) and isinstance(part, int) and part < len(place):
+            if last:
+                place[part] = value
+                return True
+            place = place[part]
+        elif isinstance(place, dict):
+            if last:
+                place[str(part)] = value
+                return True
+            if place.get(str(part)) is None:
+                place[str(part)] = {}
+            place = place[str(part)]
+        else:
+            reading.problems.append(f"{dotted(path)}: there is no {dotted(path[: index + 1])} to override")
+            return False
+    return False
+
+
+def _with_preset(reading: Reading, presets: Mapping[str, Mapping[str, Any]]) -> Any:
+    """student.method names defaults; what the file or the command line says stands over them."""
+    data = reading.data
+    student = data.get("student") if isinstance(data, dict) else None
+    method = student.get("method") if isinstance(student, dict) else None
+    if method is None or not isinstance(method, str):
+        return data
+    if method not in presets:
+        reading.problems.append(
+            f"{_where(reading, ('student', 'method'))}no method {method!r}{_nearest(method, presets)}"
+        )
+        return data
+    return _merged(presets[method], data)
+
+
+def _merged(under: Any, over: Any) -> Any:
+    if isinstance(under, Mapping) and isinstance(over, Mapping):
+        return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}
+    return over
+
+
+# ---- what is wrong, for a person
+
+
+def _problems(error: ValidationError, reading: Reading, data: Any) -> list[str]:
+    found = []
+    for item in error.errors(include_url=False, include_context=True):
+        path = _known_path(item["loc"], data)
+        found.append(f"{_where(reading, path)}{_message(dict(item), path, reading)}")
+    return list(dict.fromkeys(found))
+
+
+def _known_path(loc: tuple[int | str, ...], data: Any) -> Place:
+    """Pydantic's location without the names of union arms and validators."""
+    path: list[str | int] = []
+    for index, part in enumerate(loc):
+        if isinstance(data, dict) and (part in data or index == len(loc) - 1):
+            path.append(part)
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            path.append(part)
+            data = data[part]
+        else:
+            break
+    return tuple(path)
+
+
+def _where(reading: Reading, path: Place) -> str:
+    for length in range(len(path), 0, -1):
+        if path[:length] in reading.lines:
+            return f"line {reading.lines[path[:length]]}, {dotted(path)}: "
+    return f"{dotted(path)}: " if path else ""
+
+
+def _message(item: dict[str, Any], path: Place, reading: Reading) -> str:
+    special = SPECIAL.get(path)
+    if special is not None:
+        return special
+    say = BY_KIND.get(item["type"])
+    said = say(item, path) if say else None
+    given = item["input"]
+    if (
+        said is None
+        and str(item["type"]).startswith("string")
+        and (given is None or isinstance(given, bool | float | int))
+    ):
+        said = f'is {json.dumps(given)}, not text: quote it ("{reading.raw.get(path, given)}")'
+    if said is None:
+        message = str(item["msg"]).removeprefix("Value error, ")
+        shown = "" if isinstance(given, dict | list | BaseModel) else f" (given {given!r})"
+        said = f"{message[0].lower()}{message[1:]}{shown}" if shown else message
+    return said
+
+
+SPECIAL: dict[Place, str] = {
+    ("schema_version",): f"this amalgam reads schema_version {SCHEMA_VERSION}; CHANGELOG.md says what changed since",
+    ("generate",): "stage 0 (texts from a language model) is not part of this version; leave the section out",
+}
+
+
+def _unknown_key(item: dict[str, Any], path: Place) -> str:  # noqa: ARG001 - one shape for all
+    return f"unknown key{_nearest(str(path[-1]), fields_at(path[:-1]))}"
+
+
+def _bad_choice(item: dict[str, Any], path: Place) -> str:  # noqa: ARG001 - one shape for all
+    expected = str(item["ctx"]["expected"])
+    choices = re.findall(r"'([^']*)'", expected)
+    return f"is {item['input']!r}; must be one of {expected}{_nearest(str(item['input']), choices, known=False)}"
+
+
+def _bad_name(item: dict[str, Any], path: Place) -> str:  # noqa: ARG001 - one shape for all
+    return f"is {item['input']!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
+
+
+BY_KIND: dict[str, Callable[[dict[str, Any], Place], str]] = {
+    "extra_forbidden": _unknown_key,
+    "missing": lambda item, path: "is required",  # noqa: ARG005 - one shape for all
+    "literal_error": _bad_choice,
+    "string_pattern_mismatch": _bad_name,
+}
+
+
+def _nearest(word: str, known_words: Iterable[str], *, known: bool = True) -> str:
+    words = list(known_words)
+    close = difflib.get_close_matches(word, words, 1, 0.6)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    return guess or (f"; known: {', '.join(words)}" if known and words else "")
+
+
+def fields_at(path: Place) -> list[str]:
+    """The fields that the schema allows at a path."""
+    model: Any = Experiment
+    for part in path:
+        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
+            model = _model_in(model.model_fields[str(part)].annotation)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _model_in(annotation: Any) -> Any:
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
+        return annotation
+    return next((found for arm in typing.get_args(annotation) if (found := _model_in(arm)) is not None), None)
+
+
+def _refuse_secrets(reading: Reading, value: Any, path: Place) -> None:
+    """A secret never reaches a manifest, a log line or a message: it is refused where it stands, unread."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_secrets(reading, item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_secrets(reading, item, (*path, index))
+    elif isinstance(value, str) and SECRET.search(value):
+        reading.problems.append(
+            f"{_where(reading, path)}looks like a secret (not shown); use `hf auth login` or environment variables"
+        )
+
+
+def dotted(path: Place) -> str:
+    return ".".join(str(part) for part in path)

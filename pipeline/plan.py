@@ -1,0 +1,149 @@
+"""What is current, what is not, and why: from manifests and digests alone. No text is read, no model loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.fingerprint import differences, fingerprint
+from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Stage, Unit
+from amalgam.pipeline.store import MANIFEST, Record, StoredFile
+
+Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
+State = Literal["current", "partial", "missing"]
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "polars")
+
+
+@dataclass(frozen=True)
+class StageState:
+    stage: str
+    state: State
+    reason: Reason | None
+    detail: str
+    done: int | None
+    """Units there; None while what the stage works on is not known yet."""
+    total: int | None
+    fingerprint: str | None
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "state": self.state,
+            "reason": self.reason,
+            "detail": self.detail,
+            "units": {"done": self.done, "total": self.total},
+            "fingerprint": self.fingerprint,
+            "warnings": list(self.warnings),
+        }
+
+
+def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
+    """The state of every wanted stage; what is current becomes known to those after it."""
+    return [_examine_mended(stage, run) for stage in stages if stage.wanted(run.experiment)]
+
+
+def _examine_mended(stage: Stage, run: Run) -> StageState:
+    """A damaged file that is met while looking is set aside, and then simply missing."""
+    while True:
+        try:
+            return examine(stage, run)
+        except DamagedError as damage:
+            run.console.note(f"{damage.what}; quarantined")
+            run.memory.clear()
+
+
+def examine(stage: Stage, run: Run) -> StageState:
+    try:
+        identity = identity_of(stage, run)
+    except NotKnownYetError as unknown:
+        return _waiting(stage, run, unknown.stage)
+    name = fingerprint(identity)
+    manifest = run.store.manifest(stage.name, name)
+    faults = run.store.absent(manifest) if manifest else []
+    if manifest and not faults:
+        run.results[stage.name] = (name, manifest)
+        count = int(manifest.facts.get("units", 1))
+        return StageState(stage.name, "current", None, "", count, count, name, tuple(version_warnings(manifest)))
+    run.results.pop(stage.name, None)
+    units = stage.units(run, run.store.folder(stage.name, name))
+    reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
+    done = sum(is_done(run, unit) for unit in units)
+    return StageState(stage.name, "partial" if done else "missing", reason, detail, done, len(units), name)
+
+
+def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
+    said: Identity = stage.identity(run)
+    identity = {
+        "stage": stage.name,
+        "version": stage.VERSION,
+        "config": dict(said.config),
+        "inputs": dict(said.inputs),
+        "upstream": dict(said.upstream),
+    }
+    if run.experiment.execution.versions == "strict":
+        identity["libraries"] = library_versions()
+    return identity
+
+
+def is_done(run: Run, unit: Unit) -> bool:
+    record = run.store.record(unit.record_path)
+    return record is not None and not run.store.absent(record)
+
+
+def library_versions() -> dict[str, str]:
+    found = {}
+    for library in ("amalgam", *LIBRARIES):
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "not installed"
+    return found
+
+
+def version_warnings(manifest: Record) -> Iterator[str]:
+    """A library update does not rerun anything by itself; it is said, and `execution.versions=strict` acts on it."""
+    now = library_versions()
+    for library, before in manifest.made.get("libraries", {}).items():
+        if library in LIBRARIES and now.get(library) != before:
+            yield f"made with {library} {before}, now {now.get(library)}"
+
+
+def _waiting(stage: Stage, run: Run, upstream: str) -> StageState:
+    reason: Reason = "upstream" if stage.name in run.store.head() else "first-run"
+    return StageState(stage.name, "missing", reason, f"after {upstream}", None, None, None)
+
+
+def _reason(
+    stage: Stage, run: Run, name: str, identity: dict[str, Any], fault: tuple[StoredFile, str] | None
+) -> tuple[Reason, str]:
+    if fault is not None:
+        file, kind = fault
+        return ("missing" if kind == "missing" else "damaged"), f"{file.path} is {kind}"
+    before = run.store.head().get(stage.name, {}).get("fingerprint")
+    if before is None:
+        return "first-run", ""
+    if before == name:
+        path = run.store.folder(stage.name, name) / MANIFEST
+        return ("damaged", f"{MANIFEST} cannot be read") if path.exists() else ("missing", f"{MANIFEST} is missing")
+    old = run.store.manifest(stage.name, before)
+    if old is None:
+        return "missing", "the previous result is no longer there"
+    return explain_change(old.identity, identity)
+
+
+def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reason, str]:
+    if old.get("version") != new.get("version"):
+        return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
+    parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
+    for reason, part in parts:
+        found = list(differences(old.get(part, {}), new.get(part, {})))
+        if found:
+            rest = f" (+{len(found) - 1} more)" if len(found) > 1 else ""
+            return reason, f"{found[0][0]}: {found[0][1]}{rest}"
+    changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
+    return "upstream", "; ".join(changed)

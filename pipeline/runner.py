@@ -1,0 +1,158 @@
+"""Brings a stage and what it needs up to date, and says what it reused and why it ran."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+
+from amalgam.pipeline.engines import disk_full, run_units, wait_for_lead
+from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, library_versions
+from amalgam.pipeline.stage import Run, Stage
+from amalgam.pipeline.store import MANIFEST, Record
+
+MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
+
+
+class PartDoneError(Exception):
+    """Our share of a stage is done, others' is not: not a fault, but nothing further can run here."""
+
+    def __init__(self, state: StageState) -> None:
+        super().__init__(state.stage)
+        self.state = state
+
+
+def bring_up_to_date(
+    stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
+) -> list[StageState]:
+    """Run what is not current, up to `target` (or everything). The states returned are those found on arrival."""
+    _check_workspace(run)
+    for mending in range(MENDINGS + 1):
+        try:
+            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not mending)
+        except DamagedError as damage:
+            if mending == MENDINGS:
+                raise
+            run.results.clear()
+            run.memory.clear()
+            run.console.note(f"{damage.what}; quarantined, recomputing what is missing")
+    raise AssertionError  # the loop returns or raises
+
+
+def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
+    wanted = [stage for stage in stages if stage.wanted(run.experiment)]
+    names = [stage.name for stage in wanted]
+    if target is not None and target not in names:
+        raise ExperimentError(f"this experiment has no stage {target}", fix=f"its stages: {', '.join(names)}")
+    return wanted if target is None else wanted[: names.index(target) + 1]
+
+
+def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
+    states = []
+    for stage in stages:
+        ours = stage.name == target or target is None
+        stage.prepare(run)
+        state = examine(stage, run)
+        if force and ours:
+            state = _forced(stage, run, state)
+        states.append(state)
+        if state.state == "current":
+            run.console.reused(state)
+            _say_warnings(run, state)
+        elif only and not ours:
+            raise ExperimentError(
+                f"{stage.name} is not up to date ({state.reason}{': ' + state.detail if state.detail else ''})",
+                fix=f"run `amalgam {stage.name}` first, or leave --only out",
+            )
+        else:
+            _run_stage(stage, run, state)
+        if run.share.leads:
+            run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
+            stage.deliver(run, run.result(stage.name), fresh=state.state != "current")
+    return states
+
+
+def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
+    name = state.fingerprint
+    if name is None:
+        raise AssertionError(f"{stage.name} was reached before what it needs")  # stages stand in order
+    folder = run.store.folder(stage.name, name)
+    units = list(stage.units(run, folder))
+    run.console.starting(state)
+    began = time.monotonic()
+    try:
+        if not run_units(stage, run, units):
+            done = sum(is_done(run, unit) for unit in units)
+            raise PartDoneError(replace(state, done=done, total=len(units)))
+        if run.share.leads or run.share.kind == "part":
+            _finish(stage, run, name, [record for unit in units if (record := run.store.record(unit.record_path))])
+        else:
+            wait_for_lead(run, lambda: _complete(run, stage, name))
+    except OSError as error:
+        raise _storage_error(run, stage, error) from error
+    manifest = run.store.manifest(stage.name, name)
+    if manifest is None:
+        raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
+    run.results[stage.name] = (name, manifest)
+    run.console.finished(state, time.monotonic() - began, folder)
+
+
+def _complete(run: Run, stage: Stage, name: str) -> bool:
+    manifest = run.store.manifest(stage.name, name)
+    return manifest is not None and not run.store.absent(manifest)
+
+
+def _finish(stage: Stage, run: Run, name: str, records: list[Record]) -> None:
+    folder = run.store.folder(stage.name, name)
+    facts = {**stage.finish(run, folder, records), "units": len(records)}
+    files = tuple(file for record in records for file in record.files)
+    made = {"libraries": library_versions()}
+    run.store.commit(folder / MANIFEST, Record(stage.name, files, facts, made, identity_of(stage, run)))
+
+
+def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
+    """Set the standing result aside, so that it is made again."""
+    if state.fingerprint is None:
+        return state
+    folder = run.store.folder(stage.name, state.fingerprint)
+    for unit in stage.units(run, folder):
+        run.store.quarantine(unit.record_path)
+    run.store.quarantine(folder / MANIFEST)
+    run.results.pop(stage.name, None)
+    fresh = examine(stage, run)
+    return replace(fresh, reason="forced", detail="--force")
+
+
+def _say_warnings(run: Run, state: StageState) -> None:
+    for warning in state.warnings:
+        run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+
+
+def _check_workspace(run: Run) -> None:
+    """Before any model loads: the workspace can be written to."""
+    probe = run.store.root / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    try:
+        run.store.root.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ExperimentError(
+            f"the workspace cannot be written to: {error.strerror}",
+            where=str(run.store.root),
+            fix="change its permissions, or give another: execution.workspace=DIR",
+        ) from error
+
+
+def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
+    from amalgam.pipeline.engines import FULL
+
+    if error.errno in FULL:
+        return disk_full(run, stage.name)
+    return AmalgamError(
+        f"{stage.name}: {error.strerror or error}",
+        where=str(error.filename or run.store.root),
+        fix="mend it and run the same command again: what was committed stays",
+    )

@@ -1,0 +1,44 @@
+"""SIGINT and SIGTERM: the first asks for an end at the next safe place, a second SIGINT ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from amalgam.pipeline.errors import InterruptedRunError
+
+
+class StopSignals:
+    def __init__(self) -> None:
+        self.arrived: int | None = None
+
+    def requested(self) -> bool:
+        return self.arrived is not None
+
+    def check(self) -> None:
+        """Called between launches and steps: nothing that was committed is lost by leaving here."""
+        if self.arrived is not None:
+            raise InterruptedRunError(
+                f"stopped by {signal.Signals(self.arrived).name}; everything that was committed stays",
+                signal_number=self.arrived,
+                fix="run the same command again to go on",
+            )
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, self._arrive)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _arrive(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.arrived == signal.SIGINT:
+            os._exit(128 + signal.SIGINT)
+        self.arrived = number

@@ -1,0 +1,114 @@
+"""The contract between the pipeline and a stage, and what a stage is given to work with.
+
+A stage says what its result is a function of (identity), which pieces of work make it up (units), how one piece is
+done (run_unit), and what is to be remembered of the whole (finish). What is already there is the runner's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from amalgam.pipeline.signals import StopSignals
+from amalgam.pipeline.store import Record, Store
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.console import Console
+    from amalgam.pipeline.engines import Share
+    from amalgam.pipeline.experiment import Experiment
+
+
+class NotKnownYetError(Exception):
+    """A stage's identity depends on the result of another stage, which is not there yet."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.stage = stage
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The smallest piece of work that is committed. Its record will stand at folder/name.json."""
+
+    name: str
+    folder: Path
+    size: int = 1
+    """How much work it is, in the stage's own measure: for progress."""
+    work: Any = None
+    """What the stage itself needs to know to do it."""
+
+    @property
+    def record_path(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a stage's result is a function of. Every part is plain data, shown by `explain`."""
+
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    upstream: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One experiment being brought up to date: what the stages share."""
+
+    experiment: Experiment
+    base: Path
+    store: Store
+    console: Console
+    share: Share
+    digest_of: Callable[[Path], str]
+    """sha256 of a file outside the workspace."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    signals: StopSignals = field(default_factory=StopSignals)
+    """`signals.check()` is called between launches, steps and units."""
+    results: dict[str, tuple[str, Record]] = field(default_factory=dict)
+    """The stages that are current: name -> (fingerprint, manifest)."""
+    memory: dict[Any, Any] = field(default_factory=dict)
+    """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
+
+    def result(self, stage: str) -> Record:
+        return self._result(stage)[1]
+
+    def fingerprint(self, stage: str) -> str:
+        return self._result(stage)[0]
+
+    def _result(self, stage: str) -> tuple[str, Record]:
+        if stage not in self.results:
+            raise NotKnownYetError(stage)
+        return self.results[stage]
+
+
+class Stage(Protocol):
+    name: ClassVar[str]
+    VERSION: ClassVar[int]
+    """Raised whenever the same inputs give another result."""
+    spread: ClassVar[Literal["units", "together", "alone"]]
+    """With several processes: units are shared out; all work on each unit together; or one process does it all."""
+    measure: ClassVar[str]
+    """What a unit's size counts, for the progress line: "text-passes"."""
+
+    def wanted(self, experiment: Experiment) -> bool: ...
+
+    def prepare(self, run: Run) -> None:
+        """Settle what identity must know and only work can tell: a remote file, a Hub commit. `plan` never does."""
+
+    def identity(self, run: Run) -> Identity:
+        """Raises NotKnownYetError while something it depends on is not there."""
+        ...
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]: ...
+
+    def run_unit(self, run: Run, unit: Unit) -> None: ...
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
+        """Facts for the manifest, from the units' records."""
+        ...
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        """Show the result and put it where the user looks for it; `fresh`: it was built just now, not reused."""

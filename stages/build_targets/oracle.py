@@ -1,0 +1,37 @@
+"""How far the targets are from those of an oracle: a model that knows all labels, such as a supervised student.
+
+KL(target || oracle), finite because an oracle's softmax is nowhere zero; apart for texts of large and of small weight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amalgam.data.shards import matrix
+from amalgam.pipeline.stage import Run
+from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.classifier import Classifier, log_softmax
+from amalgam.stages.read_corpus.parts import fields, tables, train_part
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def show_divergence(run: Run, folder: Path) -> None:
+    divergence, weight = _divergence(run, folder)
+    for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
+        if group.any():
+            run.console.result(f"KL to the oracle, {name}: {divergence[group].mean():.3f} nats (n={group.sum():,})")
+
+
+def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
+    oracle = Classifier(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
+    found, weights = [], []
+    for rows, taught in zip(tables(run, train_part(run)), read_targets(run), strict=True):
+        target = matrix(taught.column("target")).astype(np.float64)
+        log_target = np.log(np.where(target > 0, target, 1.0))
+        found.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
+        weights.append(taught.column("weight").to_numpy())
+    return np.concatenate(found), np.concatenate(weights)

@@ -1,0 +1,100 @@
+"""From evidence to targets: the rules of MUKA and its baselines (Li et al. 2021), over the union of labels.
+
+soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's distribution,
+padded; still soft inside its block; ties go to the first.  vanilla-kd: one softmax over all logits side by side.
+Reading: T_i is the dropout-off distribution (targets.distribution offers the mean of the passes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from amalgam.data.labels import LabelSpace
+from amalgam.pipeline.experiment import Targets
+from amalgam.stages.build_targets.evidence import Evidence
+from amalgam.stages.build_targets.probabilities import column, side_by_side, softmax, total, width
+
+LEAST_MARGIN = 1e-6
+
+
+@dataclass(frozen=True)
+class Ruling:
+    target: pl.Series
+    weight: pl.Series
+    teacher: pl.Series
+    margin: pl.Series
+    confidence: pl.Series
+
+
+def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets) -> Ruling:
+    texts = len(evidence[0].logits)
+    if targets.mode == "vanilla-kd":
+        return _unchosen(_side_by_side_softmax(evidence, space, targets.kd_temperature), len(evidence))
+    confidence = side_by_side([one.confidence for one in evidence], "confidence")
+    chosen = confidence.arr.arg_max()
+    shares = softmax(confidence / targets.temperature) if targets.mode == "soft" else None
+    weights = [
+        column(shares, index) if shares is not None else (chosen == index).cast(pl.Float64)
+        for index in range(len(evidence))
+    ]
+    margin = _margin(confidence)
+    weight = pl.Series([1.0]).new_from_index(0, texts) if targets.reweight == "none" else margin
+    names = pl.Series([one.teacher for one in evidence], dtype=pl.String)
+    return Ruling(
+        _padded([one.distribution for one in evidence], weights, evidence, space),
+        weight,
+        names.gather(chosen),
+        margin,
+        confidence,
+    )
+
+
+def one_hot(gold: pl.Series, space: LabelSpace) -> Ruling:
+    columns = [(gold == name).cast(pl.Float64) for name in space.names]
+    return _unchosen(side_by_side(columns, "target"), max(len(space.columns), 1))
+
+
+def _padded(
+    distributions: Sequence[pl.Series], weights: Sequence[pl.Series], evidence: Sequence[Evidence], space: LabelSpace
+) -> pl.Series:
+    """sum_i w_i pad_i(T_i): where labels of two teachers meet, what is padded is added."""
+    columns: list[list[pl.Series]] = [[] for _ in space.names]
+    for distribution, weight, one in zip(distributions, weights, evidence, strict=True):
+        for place, label in enumerate(space.columns[one.teacher]):
+            columns[label].append(column(distribution, place) * weight)
+    return side_by_side([total(parts) for parts in columns], "target")
+
+
+def _side_by_side_softmax(evidence: Sequence[Evidence], space: LabelSpace, temperature: float) -> pl.Series:
+    """Entries of a shared label stay apart in the softmax and are summed after it."""
+    logits = [column(one.logits, place) for one in evidence for place in range(width(one.logits))]
+    owners = [label for one in evidence for label in space.columns[one.teacher]]
+    share = softmax(side_by_side([series.cast(pl.Float64) for series in logits], "logits") / temperature)
+    columns: list[list[pl.Series]] = [[] for _ in space.names]
+    for place, label in enumerate(owners):
+        columns[label].append(column(share, place))
+    return side_by_side([total(parts) for parts in columns], "target")
+
+
+def _margin(confidence: pl.Series) -> pl.Series:
+    """c_max - c_second + 1e-6; a single teacher has nothing to be weighed against: 1."""
+    if width(confidence) == 1:
+        return pl.Series([1.0]).new_from_index(0, len(confidence))
+    ordered = confidence.arr.sort(descending=True)
+    return column(ordered, 0) - column(ordered, 1) + LEAST_MARGIN
+
+
+def _unchosen(target: pl.Series, teachers: int) -> Ruling:
+    """A rule that asks no teacher's confidence: every text weighs 1."""
+    texts = len(target)
+    empty = pl.Series([None], dtype=pl.Float64).new_from_index(0, texts)
+    return Ruling(
+        target,
+        pl.Series([1.0]).new_from_index(0, texts),
+        pl.Series([None], dtype=pl.String).new_from_index(0, texts),
+        empty,
+        pl.Series([None], dtype=pl.Array(pl.Float64, teachers)).new_from_index(0, texts),
+    )

@@ -1,0 +1,149 @@
+"""Stage build-targets: a unit is one bucket of training texts; memory does not grow with the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.store import Record
+from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
+from amalgam.stages.teachers import label_space, teachers_of
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from amalgam.stages.build_targets.rules import Ruling
+
+
+class BuildTargets:
+    name: ClassVar[str] = "build-targets"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "texts"
+
+    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every student has targets
+        return True
+
+    def prepare(self, run: Run) -> None: ...
+
+    def identity(self, run: Run) -> Identity:
+        """What is read of stage 1, not its fingerprint: a new test part or more cached passes change nothing."""
+        targets, part = run.experiment.targets, train_part(run)
+        inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
+        if targets.mode == "supervised":
+            inputs["gold"] = part.labels_digest
+        else:
+            run.result("cache-teachers")
+            inputs["families"] = families_of(run)
+            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
+            inputs["dtype"] = dtype_of(run)
+            inputs["passes"] = run.experiment.cache.passes if targets.passes is None else targets.passes
+        return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs)
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        return [Unit(bucket.prefix, folder / "units", bucket.rows, bucket) for bucket in train_part(run).buckets]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.data.shards import write_table
+        from amalgam.stages.build_targets.summary import summarise
+
+        rows = read_bucket(run, unit.work)
+        ruling = _rule(run, unit.work, rows)
+        _check(run, ruling, rows)
+        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+            write_table(_table(rows, ruling), draft.folder / "unit.parquet")
+            draft.facts = summarise(ruling, rows, label_space(run))
+        run.console.advance(unit.size)
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        from amalgam.stages.build_targets.summary import merge
+
+        targets, space = run.experiment.targets, label_space(run)
+        summary = merge([record.facts for record in records])
+        normalised = targets.reweight == "margin-normalised" and summary["weight_sum"] > 0
+        return {
+            "labels": list(space.names),
+            "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
+            "student_temperature": targets.kd_temperature if targets.mode == "vanilla-kd" else 1.0,
+            "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
+            "summary": summary,
+        }
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if fresh:
+            from amalgam.stages.build_targets.summary import lines
+
+            for line in lines(manifest.facts["summary"], run.experiment.targets):
+                run.console.say(f"  {line}")
+
+
+def _rule(run: Run, bucket: Bucket, rows: pa.Table) -> Ruling:
+    import polars as pl
+
+    from amalgam.stages.build_targets.evidence import gather
+    from amalgam.stages.build_targets.rules import one_hot, rule
+
+    space = label_space(run)
+    if run.experiment.targets.mode == "supervised":
+        return one_hot(pl.Series(rows.column("label").to_pylist(), dtype=pl.String), space)
+    keys = pl.Series("key", rows.column("key").to_pylist(), dtype=pl.Binary)
+    families = families_of(run)
+    evidence = [gather(run, name, families[name], bucket.prefix, keys) for name in space.columns]
+    return rule(evidence, space, run.experiment.targets)
+
+
+def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:
+    """A weight or target that is not a number, or negative, would silently spoil the student (never written)."""
+    from amalgam.pipeline.errors import WorkError
+
+    bad = (~(ruling.weight.is_finite() & (ruling.weight >= 0)) | ~ruling.target.arr.sum().is_finite()).arg_true()
+    if len(bad):
+        keys = rows.column("key").to_pylist()
+        some = ", ".join(keys[index].hex() for index in bad.to_list()[:5])
+        targets = run.experiment.targets
+        raise WorkError(
+            f"{len(bad)} texts have a weight or target that is not a number >= 0",
+            where=f"keys {some}; rule {targets.mode}, uncertainty {targets.uncertainty}, reweight {targets.reweight}",
+            fix="`amalgam verify` checks the cache; a teacher with extreme logits may need cache.dtype=fp32",
+        )
+
+
+def _table(rows: pa.Table, ruling: Ruling) -> pa.Table:
+    import pyarrow as pa
+
+    from amalgam.data.schemas import TARGETS, arrow_schema
+    from amalgam.stages.build_targets.probabilities import width
+
+    sizes = {"target": width(ruling.target), "confidence": width(ruling.confidence)}
+    schema = arrow_schema(TARGETS, sizes)
+    columns = {
+        "key": rows.column("key"),
+        "target": _arrays(ruling.target, sizes["target"]),
+        "weight": pa.array(ruling.weight.to_numpy(), pa.float32()),
+        "teacher": pa.array(ruling.teacher.to_list(), pa.string()),
+        "margin": pa.array(ruling.margin.to_list(), pa.float32()),
+        "confidence": _arrays(ruling.confidence, sizes["confidence"]),
+    }
+    return pa.table(columns, schema=schema)
+
+
+def _arrays(series: pl.Series, size: int) -> pa.Array:
+    import pyarrow as pa
+
+    if series.null_count() == len(series):
+        return pa.nulls(len(series), pa.list_(pa.float32(), size))
+    return pa.FixedSizeListArray.from_arrays(pa.array(series.explode().to_numpy(), pa.float32()), size)
+
+
+def read_targets(run: Run) -> Iterator[pa.Table]:
+    """The targets, bucket by bucket, in key order: aligned with the training texts by key."""
+    import pyarrow.parquet as pq
+
+    manifest = run.result("build-targets")
+    for file in sorted(manifest.files, key=lambda file: Path(file.path).name):
+        yield pq.read_table(run.store.checked(file))

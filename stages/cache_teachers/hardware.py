@@ -1,0 +1,36 @@
+"""Which device and which number format, unless the experiment says otherwise.
+
+Each process decides for itself: stage 1 must never wait for a process that happens to have no work.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from amalgam.pipeline.errors import ExperimentError
+
+
+def pick_device(wanted: str) -> torch.device:
+    offered = _offered()
+    if wanted not in ("auto", "cpu") and offered.type != wanted:
+        raise ExperimentError(
+            f"execution.device is {wanted}, but this machine offers {offered.type}", fix="execution.device=auto"
+        )
+    return torch.device("cpu") if wanted == "cpu" else offered
+
+
+def _offered() -> torch.device:
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def dtype_for(device: torch.device) -> str:
+    """bf16 where a GPU computes it, fp16 on older ones, fp32 elsewhere."""
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

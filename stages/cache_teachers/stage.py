@@ -1,0 +1,148 @@
+"""Stage cache-teachers: per teacher a family of cached answers; a unit is what one bucket of texts still lacks in it.
+
+Training texts get the dropout-off logits and K passes, test texts the logits alone: the passes weigh teachers, and only
+training texts are weighed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.plan import library_versions
+from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.store import Record
+from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
+from amalgam.stages.read_corpus.parts import Part, part_of, read_bucket, train_part
+from amalgam.stages.teachers import KnownTeacher, prepare_teachers, teachers_of
+
+
+class CacheTeachers:
+    name: ClassVar[str] = "cache-teachers"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "text-passes"
+
+    def wanted(self, experiment: Experiment) -> bool:
+        return bool(experiment.teachers) or experiment.train_teachers is not None
+
+    def prepare(self, run: Run) -> None:
+        prepare_teachers(run)
+        if run.experiment.cache.dtype == "auto" and run.store.get("dtype", "auto") is None:
+            from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
+
+            run.store.keep("dtype", "auto", dtype_for(pick_device(run.experiment.execution.device)))
+
+    def identity(self, run: Run) -> Identity:
+        parts = _parts(run)
+        return Identity(
+            config={"cache": run.experiment.cache.model_dump()},
+            inputs={
+                "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
+                "texts": {part.name: part.texts_digest for part, _ in parts},
+                "dtype": dtype_of(run),
+            },
+        )
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
+        return [unit for teacher in teachers_of(run) for unit in _teacher_units(run, teacher)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.stages.cache_teachers.asking import ask_teacher
+
+        ask: Ask = unit.work
+        teacher = next(teacher for teacher in teachers_of(run) if teacher.name == ask.teacher)
+        began = time.monotonic()
+        table, facts = ask_teacher(run, teacher, ask, dtype_of(run))
+        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+            from amalgam.data.shards import write_table
+
+            write_table(table, draft.folder / "unit.parquet")
+            draft.facts = facts
+            draft.made = {"libraries": library_versions(), "seconds": round(time.monotonic() - began, 3)}
+        _describe(run, teacher, unit.folder.parent)
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        families = families_of(run)
+        cut: dict[str, int] = dict.fromkeys(families, 0)
+        by_family = {family: teacher for teacher, family in families.items()}
+        for record in records:
+            if record.facts["logits"]:
+                cut[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
+        return {"families": families, "cut": cut, "dtype": dtype_of(run)}
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if fresh:
+            for teacher, count in manifest.facts["cut"].items():
+                if count:
+                    run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were cut")
+
+
+def dtype_of(run: Run) -> str:
+    """What `auto` meant when this workspace first met it: results of two dtypes never mix."""
+    wanted = run.experiment.cache.dtype
+    if wanted != "auto":
+        return wanted
+    pinned = run.store.get("dtype", "auto")
+    if pinned is None:
+        raise NotKnownYetError("the dtype is chosen")
+    return pinned
+
+
+def families_of(run: Run) -> dict[str, str]:
+    return {teacher.name: family_of(run, teacher) for teacher in teachers_of(run)}
+
+
+def family_of(run: Run, teacher: KnownTeacher) -> str:
+    return family_name(_family_key(run, teacher))
+
+
+def family_in(path: str) -> str:
+    """cache-teachers/FAMILY/units/..."""
+    return PurePosixPath(path).parts[1]
+
+
+def prefix_in(path: str) -> str:
+    return PurePosixPath(path).name.split("-", 1)[0]
+
+
+def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
+    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
+    if run.experiment.execution.versions == "strict":
+        key["libraries"] = library_versions()
+    return key
+
+
+def _parts(run: Run) -> list[tuple[Part, int]]:
+    """What is asked about, and with how many passes."""
+    asked = [(train_part(run), run.experiment.cache.passes)]
+    test = part_of(run, "test")
+    return [*asked, (test, 0)] if test else asked
+
+
+def _teacher_units(run: Run, teacher: KnownTeacher) -> Iterator[Unit]:
+    from amalgam.data.shards import read_keys
+
+    family = family_of(run, teacher)
+    cached = cached_units(run, family)
+    for part, passes in _parts(run):
+        for bucket in part.buckets:
+            keys = read_keys(run.store.checked(bucket.file))
+            yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, cached, passes)
+
+
+def _describe(run: Run, teacher: KnownTeacher, folder: Path) -> None:
+    """key.json: what the family is, for a person who finds the folder."""
+    if not (folder / "key.json").exists():
+        key = {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)}
+        run.store.replace(folder / "key.json", key)
+
+
+def bucket_of(run: Run, ask: Ask) -> Any:
+    part = part_of(run, ask.part)
+    if part is None:
+        raise AssertionError(ask.part)  # the ask was made from this part
+    return read_bucket(run, next(bucket for bucket in part.buckets if bucket.prefix == ask.prefix))

@@ -1,0 +1,314 @@
+"""A teacher at inference: texts to token ids, rows of ids to logits, dropout off or keyed.
+
+Nothing here trusts a tokenizer's own length limit or pad token. What cannot serve is refused before the work starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
+from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+DROPOUT_OFF = -1
+# Two probes tell rows, tokens and fixed axes apart: no two of these numbers, nor their products, share a ratio.
+PROBE_ROWS = (3, 5)
+PROBE_TOKENS = (7, 11)
+LONGEST_PROBE = 1024
+PROBE_TEXT = "one two three four five six seven eight nine ten "
+NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    ids: NDArray[np.int32]
+    type_ids: NDArray[np.int32] | None
+    cut: bool
+    """The text was longer than the limit."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What goes through a teacher at once: each row a (text, pass). All passes are DROPOUT_OFF, or none is."""
+
+    tokens: Sequence[Tokens]
+    keys: Sequence[bytes]
+    passes: NDArray[np.int64]
+    width: int = 0
+    """Pad to at least so many tokens."""
+
+
+def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
+    """Sets every dropout rate of a model's config, and of the configs inside it. Returns the names it set.
+
+    To be called before the model is built: some build nothing at all where the rate is zero.
+    """
+    changed: list[str] = []
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            changed += [f"{name}.{inner}" for inner in apply_rate(value, rate)]
+        elif _is_rate(name, value):
+            setattr(config, name, rate)
+            changed.append(name)
+    return tuple(changed)
+
+
+def _is_rate(name: str, value: Any) -> bool:
+    number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return number and ("dropout" in name or name.endswith("pdrop"))
+
+
+class Teacher:
+    """A loaded sequence classifier and its tokenizer. `digest` and `seed` key the dropout; `name` is for messages."""
+
+    def __init__(  # noqa: PLR0913  a teacher is all of these, by name
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        digest: str,
+        seed: int,
+        limit: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        name: str = "teacher",
+    ) -> None:
+        self.model = model.to(device=device, dtype=dtype).eval()
+        self.tokenizer = tokenizer
+        self.digest = digest
+        self.seed = seed
+        self.limit = limit
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = self.model.dtype
+        self.labels: int = model.config.num_labels
+        self.name = name
+        self.halved = 0
+        """Launches of the latest work that had to be halved for lack of memory."""
+        self.notes: tuple[str, ...] = ()
+        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self._pad = self._choose_pad()
+        self._bank = Bank(seed, device=self.device, dtype=self.dtype)
+        self._sites: tuple[Site, ...] | None = None
+
+    def _choose_pad(self) -> int:
+        """The config's pad id comes first: models read positions and the last token by it."""
+        config = self.model.config.get_text_config()
+        candidates = {"config": config.pad_token_id, "tokenizer": self.tokenizer.pad_token_id}
+        eos = config.eos_token_id if isinstance(config.eos_token_id, int) else self.tokenizer.eos_token_id
+        for pad in candidates.values():
+            if pad is not None and 0 <= pad < self._vocabulary:
+                config.pad_token_id = pad
+                return int(pad)
+        pad = eos if eos is not None and 0 <= eos < self._vocabulary else 0
+        token = self.tokenizer.convert_ids_to_tokens(pad)
+        self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
+        config.pad_token_id = pad
+        return int(pad)
+
+    def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
+        """Token ids, special tokens included, cut to the limit (the longer text of a pair first)."""
+        tokens = self._encoded(texts, self.limit) if texts else []
+        for text, one in zip(texts, tokens, strict=True):
+            if not len(one):
+                raise DataError(
+                    f"teacher {self.name}: its tokenizer finds no token in a text",
+                    where=f"text {text[0][:40]!a}",
+                    fix="leave the text out (corpus.on_bad_row: skip leaves out empty ones)",
+                )
+        self._check_vocabulary(tokens)
+        return tokens
+
+    def _encoded(self, texts: Sequence[tuple[str, ...]], limit: int) -> list[Tokens]:
+        fields = [list(field) for field in zip(*texts, strict=True)]
+        pair = len(fields) > 1
+        options: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
+        if self._takes_types and "token_type_ids" in self.tokenizer.model_input_names:
+            options["return_token_type_ids"] = True
+        cutting = {"truncation": "longest_first" if pair else "only_first", "max_length": limit}
+        encoded = self.tokenizer(*fields, **options, **cutting)
+        if encoded.encodings is not None:
+            cut = [bool(one.overflowing) for one in encoded.encodings]
+        else:  # a tokenizer in Python does not say what it cut
+            whole = self.tokenizer(*fields, **options)["input_ids"]
+            cut = [len(one) > limit for one in whole]
+        types = encoded.get("token_type_ids") if self._takes_types else None
+        return [
+            Tokens(np.array(ids, np.int32), None if types is None else np.array(types[i], np.int32), cut[i])
+            for i, ids in enumerate(encoded["input_ids"])
+        ]
+
+    def _check_vocabulary(self, tokens: Sequence[Tokens]) -> None:
+        highest = max((int(one.ids.max()) for one in tokens), default=0)
+        if highest >= self._vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise ModelError(
+                f"teacher {self.name}: its tokenizer gives {token!r} the id {highest}, "
+                f"but the model knows {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
+                fix="use the tokenizer the model was trained with, or save the model with resized embeddings",
+            )
+
+    def run(self, rows: Rows) -> torch.Tensor:
+        """Logits [rows, labels], float32, on the CPU."""
+        inputs = self._inputs(rows)
+        off = int(rows.passes[0]) == DROPOUT_OFF
+        with torch.inference_mode():
+            if off:
+                self._switch(training=False)
+                logits = self.model(**inputs).logits
+            else:
+                logits = self._dropped(rows, inputs, self.sites)
+        return logits.float().cpu()  # type: ignore[no-any-return]
+
+    def _dropped(self, rows: Rows, inputs: dict[str, torch.Tensor], sites: tuple[Site, ...]) -> torch.Tensor:
+        mode = KeyedDropout(self._bank, sites, self._words(rows, sites))
+        self._switch(training=True)
+        with mode:
+            logits = self.model(**inputs).logits
+        mode.finish()
+        return logits  # type: ignore[no-any-return]
+
+    def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
+        words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
+        shared = np.array([site.kind == "shared" for site in sites], bool)
+        if shared.any():
+            if len(set(rows.passes.tolist())) > 1:
+                raise ValueError("a teacher with shared dropout sites takes one pass at a time")
+            of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
+            words = np.where(shared[:, None], of_no_text, words)
+        return torch.from_numpy(words.view(np.int64)).to(self.device)
+
+    def _inputs(self, rows: Rows) -> dict[str, torch.Tensor]:
+        """Exact-length rows need no attention mask; others are padded on the right."""
+        lengths = np.array([len(one) for one in rows.tokens])
+        shape = len(lengths), max(int(lengths.max()), rows.width)
+        ids, types = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
+        for row, one in enumerate(rows.tokens):
+            ids[row, : len(one)] = one.ids
+            if one.type_ids is not None:
+                types[row, : len(one)] = one.type_ids
+        arrays = {"input_ids": ids}
+        if rows.tokens[0].type_ids is not None:
+            arrays["token_type_ids"] = types
+        if (lengths < shape[1]).any():
+            arrays["attention_mask"] = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+
+    def _switch(self, *, training: bool) -> None:
+        """train() with whatever keeps running statistics left in eval(): those would learn from the texts."""
+        if self.model.training == training:
+            return
+        self.model.train(training)
+        for module in self.model.modules():
+            if getattr(module, "running_mean", None) is not None:
+                module.eval()
+
+    @property
+    def folds(self) -> bool:
+        """Several passes may share a launch: no site is shared by all its rows."""
+        return all(site.kind != "shared" for site in self.sites)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        if self._sites is None:
+            sites = self._find_sites()
+            self._rehearse(sites)
+            self._sites = sites
+        return self._sites
+
+    def describe_sites(self) -> tuple[str, ...]:
+        """The active dropout sites, named by the module that calls them."""
+        return tuple(f"{site.name} ({site.kind}, rate {site.rate:g})" for site in self.sites)
+
+    def check_dropout_is_alive(self) -> None:
+        """Passes that do not differ look like certainty: refuse them."""
+        if not self.sites:
+            raise ModelError(
+                f"teacher {self.name} has no active dropout: its passes are all the same", fix=NO_DROPOUT_FIX
+            )
+        [tokens] = self._probe_tokens([min(self.limit, PROBE_TOKENS[1])])
+        logits = [self.run(Rows([tokens], [b"check" + bytes(11)], np.array([i]))) for i in range(4)]
+        if all(torch.equal(one, logits[0]) for one in logits[1:]):
+            raise ModelError(
+                f"teacher {self.name}: dropout changes nothing, its passes are all the same",
+                where=f"active dropout sites: {', '.join(self.describe_sites())}",
+                fix=NO_DROPOUT_FIX,
+            )
+
+    def _probe_tokens(self, lengths: Sequence[int]) -> list[Tokens]:
+        tokens = []
+        for length in lengths:
+            [one] = self._encoded([(PROBE_TEXT * (length // 10 + 1),)], length)
+            if len(one) != length:
+                raise ModelError(f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens")
+            tokens.append(one)
+        self._check_vocabulary(tokens)
+        return tokens
+
+    def _find_sites(self) -> tuple[Site, ...]:
+        low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
+        calls = []
+        for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
+            tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
+            calls.append(self._recorded(self._inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
+        return sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+
+    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Any]:
+        stack: list[str] = []
+        recorder = Recorder(inside=lambda: stack[-1] if stack else "model")
+        hooks = list(self._watch(stack))
+        before = self._generators()
+        self._switch(training=True)
+        try:
+            with torch.inference_mode(), recorder:
+                self.model(**inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
+            raise unkeyed("a library function draws them inside")
+        return recorder.calls
+
+    def _watch(self, stack: list[str]) -> Iterator[Any]:
+        """Keeps the name of the running module on the stack."""
+        for name, module in self.model.named_modules():
+
+            def enter(_module: Any, _args: Any, name: str = name) -> None:
+                stack.append(name or "model")
+
+            def leave(_module: Any, _args: Any, _output: Any) -> None:
+                stack.pop()
+
+            yield module.register_forward_pre_hook(enter)
+            yield module.register_forward_hook(leave)
+
+    def _generators(self) -> list[torch.Tensor]:
+        on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_cuda]
+
+    def _rehearse(self, sites: tuple[Site, ...]) -> None:
+        """One keyed row as long as they get: its sites must be those of the probes."""
+        length = min(self.limit, LONGEST_PROBE)
+        rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
+        try:
+            with torch.inference_mode():
+                self._dropped(rows, self._inputs(rows), sites)
+        except (IndexError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            what = f"teacher {self.name} cannot read {length} tokens: {str(error).splitlines()[0]}"
+            raise ModelError(what, fix="set a lower max_tokens for this teacher") from error

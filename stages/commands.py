@@ -1,0 +1,274 @@
+"""What the commands do: an experiment file and a workspace in, a run, a table or JSON out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.digests import FileDigests
+from amalgam.pipeline.engines import share_of
+from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
+from amalgam.pipeline.fingerprint import differences
+from amalgam.pipeline.plan import StageState, identity_of, plan
+from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
+from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
+from amalgam.pipeline.store import Store
+from amalgam.stages.methods import METHODS
+from amalgam.stages.order import STAGES
+
+
+def open_run(
+    config: Path, overrides: list[str], *, part: str | None = None, console: Console | None = None
+) -> tuple[LoadedExperiment, Run]:
+    loaded = load_experiment(config, overrides, presets=METHODS)
+    execution = loaded.experiment.execution
+    root = (loaded.base / execution.workspace).absolute()
+    run = Run(
+        loaded.experiment,
+        loaded.base,
+        Store(root),
+        console or Console(),
+        share_of(part, execution.processes),
+        FileDigests(root / "digests.json"),
+        loaded.overrides,
+    )
+    return loaded, run
+
+
+@contextmanager
+def working(run: Run) -> Iterator[None]:
+    """Signals are heard, and what was learned of outside files is kept, whatever happens."""
+    with run.signals.listening():
+        try:
+            yield
+        finally:
+            if isinstance(run.digest_of, FileDigests):
+                run.digest_of.save()
+
+
+def run_stages(  # noqa: PLR0913 - the options of a command
+    config: Path,
+    overrides: list[str],
+    *,
+    target: str | None,
+    only: bool = False,
+    force: bool = False,
+    part: str | None = None,
+    quiet: bool = False,
+    oracle: Path | None = None,
+) -> list[StageState]:
+    overrides = [*_remembered(config, overrides, target), *overrides]
+    _, run = open_run(config, overrides, part=part)
+    run.console = Console(quiet=quiet or (not run.share.leads and run.share.kind == "torchrun"))
+    with working(run):
+        try:
+            states = bring_up_to_date(STAGES, run, target=target, only=only, force=force)
+        except PartDoneError as done:
+            state = done.state
+            run.console.say(
+                f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
+                "Whoever comes last, or a later run, goes on."
+            )
+            return []
+        if oracle is not None:
+            from amalgam.stages.build_targets.oracle import show_divergence
+
+            show_divergence(run, oracle)
+    return states
+
+
+def _remembered(config: Path, overrides: list[str], target: str | None) -> list[str]:
+    """What earlier stage commands were told and this one was not: `build-targets --mode hard`, then `train-student`."""
+    if target is None:
+        return []
+    names = [stage.name for stage in STAGES]
+    loaded, run = open_run(config, overrides, console=Console(quiet=True))
+    head = run.store.head()
+    said: dict[str, Any] = {
+        key: value
+        for name in names[: names.index(target)]
+        for key, value in head.get(name, {}).get("overrides", {}).items()
+        if key.split(".")[0] == SECTION_OF.get(name) and key not in loaded.overrides
+    }
+    console = Console()
+    for key, value in said.items():
+        console.note(
+            f"{key}={value}, as the last {_stage_of(key)} was told; `{key}=...` here or `amalgam run` says otherwise"
+        )
+    return [f"{key}={_yaml(value)}" for key, value in said.items()]
+
+
+SECTION_OF: Mapping[str, str] = {
+    "read-corpus": "corpus",
+    "train-teachers": "train_teachers",
+    "cache-teachers": "cache",
+    "build-targets": "targets",
+    "train-student": "student",
+}
+
+
+def _stage_of(key: str) -> str:
+    return next(stage for stage, section in SECTION_OF.items() if section == key.split(".", maxsplit=1)[0])
+
+
+def _yaml(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+# ---- looking
+
+
+def show_plan(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    _, run = open_run(config, overrides)
+    with working(run):
+        states = plan(STAGES, run)
+    if as_json:
+        run.console.json({"stages": [state.to_json() for state in states]})
+        return
+    rows = [
+        [
+            state.stage,
+            state.state,
+            "-" if state.total is None else f"{state.done}/{state.total}",
+            f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
+        ]
+        for state in states
+    ]
+    run.console.table("", ["stage", "state", "units", "why"], rows)
+    for state in states:
+        for warning in state.warnings:
+            run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+
+
+def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: bool) -> None:
+    import difflib
+
+    names = [stage.name for stage in STAGES]
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        raise ExperimentError(
+            f"no stage {name!r}", fix=f"did you mean {close[0]}?" if close else f"the stages: {', '.join(names)}"
+        )
+    _, run = open_run(config, overrides)
+    with working(run):
+        states = {state.stage: state for state in plan(STAGES, run)}
+        found = _explained(next(stage for stage in STAGES if stage.name == name), run, states.get(name))
+    if as_json:
+        run.console.json(found)
+        return
+    run.console.result(f"{name}: {found['state']}" + (f" ({found['reason']})" if found["reason"] else ""))
+    run.console.result(
+        f"  fingerprint now {found['fingerprint'] or 'not known yet'}, built last {found['last'] or 'never'}"
+    )
+    for change in found["changes"]:
+        run.console.result(f"  {change['field']}: {change['change']}")
+    if found["identity"] and not found["changes"]:
+        import json
+
+        run.console.result(json.dumps(found["identity"], indent=2, ensure_ascii=False))
+
+
+def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
+    last = run.store.head().get(stage.name, {}).get("fingerprint")
+    old = run.store.manifest(stage.name, last) if last else None
+    try:
+        identity = identity_of(stage, run) if state else None
+    except NotKnownYetError:
+        identity = None
+    changes = list(differences(old.identity, identity)) if old and identity else []
+    return {
+        "stage": stage.name,
+        "state": state.state if state else "not part of this experiment",
+        "reason": state.reason if state else None,
+        "detail": state.detail if state else "",
+        "fingerprint": state.fingerprint if state else None,
+        "last": last,
+        "changes": [{"field": field, "change": change} for field, change in changes],
+        "identity": identity,
+    }
+
+
+def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.housekeeping import holdings
+
+    _, run = open_run(config, overrides)
+    found = holdings(run)
+    if as_json:
+        run.console.json(found)
+        return
+    run.console.result(f"workspace {found['workspace']}: {found['bytes'] / 1e6:,.1f} MB")
+    rows = [
+        [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["says"]]
+        for row in found["artifacts"]
+    ]
+    run.console.table("", ["stage", "", "result", "size", "what"], rows)
+    for note in found["notes"]:
+        run.console.note(note)
+
+
+def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.housekeeping import verify
+
+    _, run = open_run(config, overrides)
+    found = verify(run)
+    if as_json:
+        run.console.json(found)
+    else:
+        for fault in found["damaged"]:
+            run.console.result(f"{fault['path']}: {fault['fault']}; quarantined")
+        run.console.result(
+            f"{found['files']:,} files, {found['bytes'] / 1e6:,.1f} MB checked, {len(found['damaged'])} damaged"
+        )
+    if found["damaged"]:
+        raise DamagedError(f"{len(found['damaged'])} stored files are damaged", path=found["damaged"][0]["path"])
+
+
+def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
+    from amalgam.stages.housekeeping import garbage, remove
+
+    _, run = open_run(config, overrides)
+    found = garbage(run, unused=unused)
+    if yes:
+        remove(run, found)
+    total = sum(row["bytes"] for row in found)
+    if as_json:
+        run.console.json({"deleted": yes, "bytes": total, "items": found})
+        return
+    for row in found:
+        run.console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
+    run.console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+
+
+def show_methods(*, as_json: bool) -> None:
+    console = Console()
+    if as_json:
+        console.json({name: dict(preset) for name, preset in METHODS.items()})
+        return
+    rows = [
+        [name, ", ".join(f"{s}.{k}={v}" for s, fields in preset.items() for k, v in fields.items())]
+        for name, preset in METHODS.items()
+    ]
+    console.table("", ["student.method", "sets"], rows)
+
+
+def show_schema() -> None:
+    from amalgam.pipeline.experiment import Experiment
+
+    Console().json(Experiment.model_json_schema())
+
+
+def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.health import examine
+
+    found = examine(config, overrides)
+    console = Console()
+    if as_json:
+        console.json(found)
+        return
+    console.table("", ["what", "found", "fix"], [[row["what"], row["found"], row["fix"]] for row in found])

@@ -1,0 +1,124 @@
+"""Which rows make up each step, and their tensors.
+
+The order of an epoch is a pure function of (seed, epoch), and a batch is the same whatever the number of
+processes or accumulated parts: those only share it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+Ids = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+
+# Texts of so many batches are sorted by length together: little padding, and still a random order.
+SORTED_TOGETHER = 50
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts as token ids (special tokens included), and what to learn of each: a distribution and a weight."""
+
+    tokens: list[Ids]
+    type_ids: list[Ids] | None
+    targets: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        counts = {len(self.tokens), len(self.targets), len(self.weights)}
+        counts |= set() if self.type_ids is None else {len(self.type_ids)}
+        if len(counts) > 1 or self.targets.ndim != 2:
+            raise ValueError(f"examples of unequal length: {sorted(counts)}, targets of shape {self.targets.shape}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> Rows:
+        return np.fromiter(map(len, self.tokens), dtype=np.int64, count=len(self))
+
+    def digest(self) -> str:
+        """Identity of everything that is learned from, in its order."""
+        total = hashlib.sha256(self.lengths.tobytes())
+        for texts in (self.tokens, self.type_ids):
+            if texts:
+                total.update(np.concatenate(texts, dtype=np.int32).data)
+        total.update(repr(self.targets.shape).encode())
+        total.update(np.ascontiguousarray(self.targets, dtype=np.float32).data)
+        total.update(np.ascontiguousarray(self.weights, dtype=np.float32).data)
+        return total.hexdigest()
+
+
+def epoch_batches(lengths: Rows, size: int, *, seed: int, epoch: int) -> list[Rows]:
+    """Every row once, in ceil(n / size) batches of texts of like length, in random order."""
+    # numpy takes no negative seeds; two's complement keeps different seeds different.
+    generator = np.random.default_rng([seed % 2**64, epoch])
+    shuffled = generator.permutation(len(lengths))
+    batches: list[Rows] = []
+    for start in range(0, len(shuffled), size * SORTED_TOGETHER):
+        chunk = shuffled[start : start + size * SORTED_TOGETHER]
+        chunk = chunk[np.argsort(lengths[chunk], kind="stable")]
+        batches += [chunk[at : at + size] for at in range(0, len(chunk), size)]
+    return [batches[at] for at in generator.permutation(len(batches))]
+
+
+def share(batch: Rows, *, rank: int, world: int, accumulate: int) -> list[Rows]:
+    """One process's part of a batch, in at most `accumulate` pieces; none where rows are fewer than processes."""
+    return [part for part in np.array_split(batch[rank::world], accumulate) if len(part)]
+
+
+def token_batches(lengths: Rows, batch_tokens: int) -> list[Rows]:
+    """Rows by length, cut so that a padded batch holds at most `batch_tokens` tokens (one text may be longer)."""
+    order = np.argsort(lengths, kind="stable")
+    batches: list[Rows] = []
+    start = 0
+    for at, row in enumerate(order):
+        if at > start and (at - start + 1) * int(lengths[row]) > batch_tokens:
+            batches.append(order[start:at])
+            start = at
+    return [*batches, order[start:]] if len(order) else []
+
+
+def padded(texts: Sequence[Ids], pad_id: int) -> npt.NDArray[np.int64]:
+    filled = np.full((len(texts), max(map(len, texts))), pad_id, dtype=np.int64)
+    for row, text in enumerate(texts):
+        filled[row, : len(text)] = text
+    return filled
+
+
+def model_inputs(
+    tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: Rows, pad_id: int
+) -> dict[str, torch.Tensor]:
+    """What the encoder is called with: these rows, padded to the longest of them."""
+    import torch
+
+    texts = [tokens[row] for row in rows]
+    arrays = {
+        "input_ids": padded(texts, pad_id),
+        "attention_mask": padded([np.ones(len(text), dtype=np.int32) for text in texts], 0),
+    }
+    if type_ids is not None:
+        arrays["token_type_ids"] = padded([type_ids[row] for row in rows], 0)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def collate(examples: Examples, rows: Rows, pad_id: int) -> dict[str, torch.Tensor]:
+    """The encoder's inputs, and beside them `targets`, `weights` and the `rows` themselves for the objective."""
+    import torch
+
+    return {
+        **model_inputs(examples.tokens, examples.type_ids, rows, pad_id),
+        "targets": torch.from_numpy(examples.targets[rows].astype(np.float32, copy=False)),
+        "weights": torch.from_numpy(examples.weights[rows].astype(np.float32, copy=False)),
+        "rows": torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
+    }

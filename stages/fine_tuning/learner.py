@@ -1,0 +1,93 @@
+"""What is trained: the encoder and its objective as one module, where it runs, and its optimizer.
+
+The objective is the seam for other methods: loop.py does not know what is minimised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+    from accelerate import Accelerator
+
+# Of a batch's tensors, those that are the objective's and not the encoder's.
+NOT_INPUTS = ("targets", "weights", "rows")
+
+
+class Objective(Protocol):
+    """What is minimised, row by row; an nn.Module is one. Its parameters are trained and kept beside the model's."""
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        """Loss per row [B] from fp32 logits [B, C]; `batch` holds the encoder's inputs, targets, weights and rows."""
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
+
+
+@dataclass(frozen=True)
+class WeightedKL:
+    """weight * T^2 * KL(target || softmax(logits / T)); for one-hot targets at T = 1, cross-entropy exactly."""
+
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        from torch.nn.functional import kl_div, log_softmax
+
+        log_student = log_softmax(logits / self.temperature, dim=-1)
+        divergence = kl_div(log_student, batch["targets"], reduction="none").sum(dim=-1)
+        return batch["weights"] * self.temperature**2 * divergence
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        return ()
+
+
+def as_learner(model: torch.nn.Module, objective: Objective) -> torch.nn.Module:
+    """Model and objective as one module, so that both are moved, averaged over processes, clipped and kept alike."""
+    from torch import nn
+
+    class Learner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.objective = objective if isinstance(objective, nn.Module) else nn.ParameterList(objective.parameters())
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            logits = self.model(**{name: held for name, held in batch.items() if name not in NOT_INPUTS}).logits
+            return objective(logits.float(), batch).sum()
+
+    return Learner()
+
+
+def start_accelerator(learner: torch.nn.Module, batch: dict[str, torch.Tensor], *, cpu: bool) -> Accelerator:
+    import torch
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
+
+    cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
+    state = PartialState(cpu=cpu)
+    bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    unused = state.num_processes > 1 and _some_unused(learner.to(state.device), batch, state.device)
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=unused)
+    return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu, kwargs_handlers=[parallel])
+
+
+def _some_unused(learner: torch.nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> bool:
+    """Whether some weights get no gradient: processes would wait for them for ever unless told."""
+    learner({name: tensor.to(device) for name, tensor in batch.items()}).backward()
+    unused = any(weight.grad is None for weight in learner.parameters() if weight.requires_grad)
+    learner.zero_grad(set_to_none=True)
+    return unused
+
+
+def adamw(weights: Sequence[torch.Tensor], device: torch.device, *, rate: float, decay: float) -> torch.optim.AdamW:
+    from torch.optim import AdamW
+
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": decay},
+        # Biases and LayerNorm.
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=rate, fused=device.type in {"cpu", "cuda", "mps"})

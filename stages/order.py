@@ -1,0 +1,20 @@
+"""STAGES in order: the pipeline on one screen. Importing this loads no library that computes."""
+
+from __future__ import annotations
+
+from amalgam.pipeline.stage import Stage
+from amalgam.stages.build_targets.stage import BuildTargets
+from amalgam.stages.cache_teachers.stage import CacheTeachers
+from amalgam.stages.read_corpus.stage import ReadCorpus
+from amalgam.stages.report.stage import Report
+from amalgam.stages.train_student.stage import TrainStudent
+from amalgam.stages.train_teachers.stage import TrainTeachers
+
+STAGES: tuple[Stage, ...] = (
+    ReadCorpus(),  #     texts, checked and keyed once
+    TrainTeachers(),  #  optional: teachers from labelled texts
+    CacheTeachers(),  #  every teacher, every text, K passes: the expensive part, done once
+    BuildTargets(),  #   Polars: what the student is to learn, seconds
+    TrainStudent(),  #   from cached targets alone
+    Report(),  #         every teacher, the ensemble and the student on labelled test texts
+)

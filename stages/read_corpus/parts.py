@@ -1,0 +1,91 @@
+"""A part of the corpus (train, validation, test, teachers) as the later stages see it: buckets of keyed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.stage import Run
+from amalgam.pipeline.store import StoredFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Bucket:
+    prefix: str
+    rows: int
+    file: StoredFile
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    facts: dict[str, Any]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def texts(self) -> int:
+        return int(self.facts["texts"])
+
+    @property
+    def texts_digest(self) -> str:
+        return str(self.facts["texts_digest"])
+
+    @property
+    def labels_digest(self) -> str | None:
+        found = self.facts["labels_digest"]
+        return None if found is None else str(found)
+
+    @property
+    def labels(self) -> list[str]:
+        """The gold labels that occur, by name."""
+        return sorted(self.facts["labels"])
+
+
+def part_of(run: Run, name: str) -> Part | None:
+    """None when the experiment has no such part."""
+    manifest = run.result("read-corpus")
+    facts = manifest.facts["parts"].get(name)
+    if facts is None:
+        return None
+    inside = {PurePosixPath(file.path).name: file for file in manifest.files if _part_name(file) == name}
+    buckets = tuple(
+        Bucket(bucket["prefix"], int(bucket["rows"]), inside[bucket["file"]]) for bucket in facts["buckets"]
+    )
+    return Part(name, facts, buckets)
+
+
+def train_part(run: Run) -> Part:
+    part = part_of(run, "train")
+    if part is None:
+        raise AssertionError("every corpus has a training part")  # the experiment's schema requires it
+    return part
+
+
+def read_bucket(run: Run, bucket: Bucket) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(run.store.checked(bucket.file))
+
+
+def tables(run: Run, part: Part) -> Iterator[pa.Table]:
+    """The part's rows, bucket by bucket, in key order."""
+    for bucket in part.buckets:
+        yield read_bucket(run, bucket)
+
+
+def fields(table: pa.Table) -> list[tuple[str, ...]]:
+    """Each row's one or two texts."""
+    first = table.column("text").to_pylist()
+    if table.column("text_2").null_count == table.num_rows:
+        return [(text,) for text in first]
+    return list(zip(first, table.column("text_2").to_pylist(), strict=True))
+
+
+def _part_name(file: StoredFile) -> str:
+    """A part's files stand in the folder PART-DIGEST."""
+    return Path(file.path).parent.name.rsplit("-", 1)[0]

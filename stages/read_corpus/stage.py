@@ -1,0 +1,157 @@
+"""Stage read-corpus: each part of the corpus is a unit, recognised by the digests of its source files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.fingerprint import fingerprint
+from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.store import Record
+
+REMOTE = ("hf://", "s3://")
+PATHS = {"train", "validation", "test"}
+
+
+class ReadCorpus:
+    name: ClassVar[str] = "read-corpus"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "parts"
+
+    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every experiment has texts
+        return True
+
+    def prepare(self, run: Run) -> None:
+        """Remote files are fetched once; what they held then is pinned."""
+        for sources in _sources(run.experiment).values():
+            for source in sources:
+                if source.startswith(REMOTE) and _fetched(run, source) is None:
+                    _fetch(run, source)
+
+    def identity(self, run: Run) -> Identity:
+        return Identity(
+            {"corpus": _config(run.experiment)}, {part: _part_identity(run, part) for part in _sources(run.experiment)}
+        )
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a part is shared by all experiments
+        config = _config(run.experiment)
+        return [
+            Unit(
+                part, run.store.folder(self.name, "part-" + fingerprint([self.VERSION, part, config, digests])), 1, part
+            )
+            for part, digests in ((part, _part_identity(run, part)) for part in _sources(run.experiment))
+        ]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.data.corpus import read_part
+
+        files = [path for source in _sources(run.experiment)[unit.name] for path in _local(run, source)]
+        with run.store.draft(unit.folder, unit.name) as draft:
+            needs_label = unit.name == "train" and _train_needs_label(run.experiment)
+            facts = read_part(
+                files,
+                run.experiment.corpus,
+                part=unit.work,
+                folder=draft.folder,
+                require_label=needs_label,
+            )
+            draft.facts = {"part": unit.name, **facts.to_json()}
+        run.console.advance(1)
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        from amalgam.data.corpus import leaks
+
+        parts = {record.name: record.facts for record in records}
+        folders = {record.name: run.store.path(record.files[0]).parent for record in records if record.files}
+        leaked = {
+            part: list(leaks(folders["train"], folders[part])) for part in ("validation", "test") if part in folders
+        }
+        return {"parts": parts, "leaks": leaked}
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if not fresh:
+            return
+        for part, facts in manifest.facts["parts"].items():
+            run.console.say(f"  {part}: {_counts(facts)}")
+        for part, (count, which) in manifest.facts["leaks"].items():
+            if count:
+                run.console.note(
+                    f"{count} {part} texts are also in train: {', '.join(which)}{', ...' if count > len(which) else ''}"
+                )
+
+
+def _counts(facts: dict[str, Any]) -> str:
+    said = [f"{facts['texts']:,} texts"]
+    said += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
+    said += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
+    skipped = sum(facts["skipped"].values())
+    said += [f"{skipped:,} rows skipped (skipped.parquet)"] if skipped else []
+    said += [f"{len(facts['labels'])} labels"] if facts["labels"] else []
+    return ", ".join(said)
+
+
+def _config(experiment: Experiment) -> dict[str, Any]:
+    """What is read of the sources. Their paths are left out: a file is known by its content."""
+    return experiment.corpus.model_dump(exclude=PATHS)
+
+
+def _sources(experiment: Experiment) -> dict[str, list[str]]:
+    corpus = experiment.corpus
+    own = experiment.train_teachers.texts if experiment.train_teachers else None
+    parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
+    return {part: sources for part, sources in parts.items() if sources}
+
+
+def _train_needs_label(experiment: Experiment) -> bool:
+    trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
+    return trains or experiment.targets.mode == "supervised"
+
+
+def _part_identity(run: Run, part: str) -> list[str]:
+    found: list[str] = []
+    for source in _sources(run.experiment)[part]:
+        if source.startswith(REMOTE):
+            digest = run.store.get("remote", source)
+            if digest is None:
+                raise NotKnownYetError(source)
+            found.append(digest)
+        else:
+            found += [run.digest_of(path) for path in _local(run, source)]
+    return sorted(found)
+
+
+def _local(run: Run, source: str) -> list[Path]:
+    from amalgam.data.sources import files_of
+
+    if source.startswith(REMOTE):
+        fetched = _fetched(run, source)
+        if fetched is None:
+            raise NotKnownYetError(source)
+        return [fetched]
+    return files_of(source, run.base)
+
+
+def _fetched(run: Run, source: str) -> Path | None:
+    record = run.store.record(_fetched_record(run, source))
+    if record is None or run.store.absent(record):
+        return None
+    return run.store.checked(record.files[0])
+
+
+def _fetched_record(run: Run, source: str) -> Path:
+    return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
+
+
+def _fetch(run: Run, source: str) -> None:
+    from amalgam.data.sources import fetch_remote
+
+    run.console.say(f"read-corpus: fetching {source}")
+    path = _fetched_record(run, source)
+    with run.store.draft(path.parent, path.stem, ".parquet") as draft:
+        fetch_remote(source, draft.folder)
+    record = run.store.record(path)
+    if record is not None:
+        run.store.keep("remote", source, record.files[0].sha256)

@@ -1,0 +1,1 @@
+"""The report: what the labelled test part says of every teacher, of their ensemble and of the student."""

@@ -1,0 +1,105 @@
+"""Every system on the labelled test part, over the union of labels: each teacher, their ensemble, the student."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from amalgam.data.labels import LabelSpace
+from amalgam.data.shards import matrix
+from amalgam.pipeline.stage import Run
+from amalgam.stages.cache_teachers.stage import families_of, family_in
+from amalgam.stages.cache_teachers.statistics import softmax
+from amalgam.stages.classifier import Classifier
+from amalgam.stages.methods import method_of
+from amalgam.stages.metrics import evaluate
+from amalgam.stages.read_corpus.parts import Part, fields, part_of, tables
+from amalgam.stages.teachers import label_space
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def evaluate_all(run: Run) -> dict[str, Any]:
+    test = part_of(run, "test")
+    if test is None:
+        raise AssertionError("report is wanted only with a test part")
+    space = label_space(run)
+    keys, gold = _gold(run, test, space)
+    systems: dict[str, Array] = {}
+    if space.columns:
+        logits = {teacher: _cached_logits(run, family, keys) for teacher, family in families_of(run).items()}
+        systems |= {f"teacher:{name}": _padded(softmax(logits[name]), space, name) for name in logits}
+        systems["ensemble"] = _ensemble(logits, space)
+    systems[f"student ({method_of(run.experiment.targets.mode)})"] = _student(run, test, space, keys)
+    groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
+    bins = run.experiment.report.calibration_bins
+    return {
+        "n": len(gold),
+        "labels": list(space.names),
+        "groups": {teacher: [space.names[place] for place in places] for teacher, places in groups.items()},
+        "systems": {
+            name: evaluate(probabilities, gold, list(space.names), groups, bins)
+            for name, probabilities in systems.items()
+        },
+        "selected_by": run.result("train-student").facts["selected_by"],
+    }
+
+
+def _gold(run: Run, test: Part, space: LabelSpace) -> tuple[list[bytes], Array]:
+    """Texts whose label no teacher knows were refused, or skipped by the experiment's wish, before."""
+    place = {name: index for index, name in enumerate(space.names)}
+    rows = [
+        (key, place[label])
+        for table in tables(run, test)
+        for key, label in zip(table.column("key").to_pylist(), table.column("label").to_pylist(), strict=True)
+        if label in place
+    ]
+    return [key for key, _ in rows], np.array([label for _, label in rows], dtype=np.int64)
+
+
+def _cached_logits(run: Run, family: str, keys: list[bytes]) -> Array:
+    import pyarrow.parquet as pq
+
+    found: dict[bytes, Array] = {}
+    wanted = set(keys)
+    for file in run.result("cache-teachers").files:
+        if family_in(file.path) == family:
+            path = run.store.checked(file)
+            if "logits" not in pq.read_schema(path).names:
+                continue
+            table = pq.read_table(path, columns=["key", "logits"])
+            rows = zip(table.column("key").to_pylist(), matrix(table.column("logits")), strict=True)
+            found |= {key: row for key, row in rows if key in wanted}
+    return np.stack([found[key] for key in keys]).astype(np.float64)
+
+
+def _padded(probabilities: Array, space: LabelSpace, teacher: str) -> Array:
+    """Zeros where the teacher knows no label: its likelihood of those texts is 0, and their NLL infinite."""
+    union = np.zeros((len(probabilities), len(space.names)))
+    union[:, list(space.columns[teacher])] = probabilities
+    return union
+
+
+def _ensemble(logits: dict[str, Array], space: LabelSpace) -> Array:
+    """One softmax over all teachers' logits side by side; entries of a shared label are summed after it."""
+    share = softmax(np.concatenate(list(logits.values()), axis=1))
+    union = np.zeros((len(share), len(space.names)))
+    places = [place for teacher in logits for place in space.columns[teacher]]
+    for column, place in enumerate(places):
+        union[:, place] += share[:, column]
+    return union
+
+
+def _student(run: Run, test: Part, space: LabelSpace, keys: list[bytes]) -> Array:
+    from amalgam.stages.train_student.stage import student_folder
+
+    student = Classifier(run, student_folder(run), space.names, where="the student")
+    wanted = set(keys)
+    texts = [
+        text
+        for table in tables(run, test)
+        for key, text in zip(table.column("key").to_pylist(), fields(table), strict=True)
+        if key in wanted
+    ]
+    return softmax(student.logits(texts))

@@ -1,0 +1,110 @@
+"""The teachers of an experiment: those it names and those it trains, with what identifies each and what each knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.labels import LabelSpace, union_of
+from amalgam.pipeline.experiment import Experiment, Teacher
+from amalgam.pipeline.stage import NotKnownYetError, Run
+from amalgam.stages.model_files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+
+
+@dataclass(frozen=True)
+class KnownTeacher:
+    name: str
+    files: ModelFiles
+    labels: tuple[str, ...]
+    max_tokens: int
+    dropout: float | None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its outputs are a function of, apart from the text. Label names are not: renaming costs no pass."""
+        return {
+            "content": self.files.digest,
+            "max_tokens": self.max_tokens,
+            "dropout": self.dropout,
+        }
+
+
+def teachers_of(run: Run) -> list[KnownTeacher]:
+    """In the order that the union of labels follows: trained ones first, then those the file names."""
+    if "teachers" not in run.memory:
+        run.memory["teachers"] = [*_trained(run), *_named(run)]
+    found: list[KnownTeacher] = run.memory["teachers"]
+    return found
+
+
+def label_space(run: Run) -> LabelSpace:
+    """The union over all teachers; the gold labels where there is no teacher (a supervised student alone)."""
+    teachers = teachers_of(run)
+    if teachers:
+        return union_of({teacher.name: teacher.labels for teacher in teachers})
+    gold = run.experiment.corpus.labels or sorted(run.result("read-corpus").facts["parts"]["train"]["labels"])
+    return LabelSpace(tuple(gold), {})
+
+
+def prepare_teachers(run: Run) -> None:
+    """Find every model that the experiment names before any work starts: one error lists all that are missing."""
+    found = resolve_all([_reference(run, teacher) for teacher in run.experiment.teachers])
+    named = {teacher.name: files for teacher, files in zip(run.experiment.teachers, found, strict=True)}
+    for twins in same_models(named):
+        run.console.note(f"teachers {' and '.join(twins)} are the very same model")
+
+
+def _named(run: Run) -> Iterable[KnownTeacher]:
+    for teacher in run.experiment.teachers:
+        if needs_network(teacher.model, revision=teacher.revision, base=run.base, pins=run.store):
+            raise NotKnownYetError(teacher.model)
+        files = resolve(**_reference(run, teacher))
+        labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        yield _known(run.experiment, teacher, files, labels)
+
+
+def _known(experiment: Experiment, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
+    return KnownTeacher(
+        teacher.name,
+        files,
+        tuple(labels),
+        teacher.max_tokens or experiment.cache.max_tokens,
+        teacher.dropout if teacher.dropout is not None else experiment.cache.dropout,
+        teacher.trust_remote_code,
+        teacher.allow_pickle,
+    )
+
+
+def _reference(run: Run, teacher: Teacher) -> dict[str, Any]:
+    return {
+        "given": teacher.model,
+        "revision": teacher.revision,
+        "base": run.base,
+        "pins": run.store,
+        "digest_of": run.digest_of,
+        "allow_pickle": teacher.allow_pickle,
+        "trust_remote_code": teacher.trust_remote_code,
+    }
+
+
+def _trained(run: Run) -> Iterable[KnownTeacher]:
+    if run.experiment.train_teachers is None:
+        return
+    manifest = run.result("train-teachers")
+    for name in manifest.facts["teachers"]:
+        folder = trained_folder(run, name)
+        files = resolve(str(folder), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of)
+        labels = label_names(files, labels=None, rename={}, teacher=name)
+        settings = run.experiment.train_teachers
+        yield KnownTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.dropout)
+
+
+def trained_folder(run: Run, name: str) -> Path:
+    """The Hugging Face folder of a teacher that train-teachers made, every file checked."""
+    manifest = run.result("train-teachers")
+    files = [file for file in manifest.files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
+    return run.store.checked_folder(files)

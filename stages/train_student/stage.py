@@ -1,0 +1,95 @@
+"""Stage train-student: one unit, the student, trained on the targets that build-targets made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.plan import library_versions
+from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.store import Record
+from amalgam.stages.model_files import ModelFiles, needs_network, resolve
+from amalgam.stages.placing import check_place, place
+from amalgam.stages.read_corpus.parts import part_of
+
+NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate"}
+"""A name is only a place, a method only a preset, an encoder is known by its content, and parts of a batch add up."""
+
+
+class TrainStudent:
+    name: ClassVar[str] = "train-student"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "together"
+    measure: ClassVar[str] = "students"
+
+    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - the point of it all
+        return True
+
+    def prepare(self, run: Run) -> None:
+        check_place(run.base, "students", run.experiment.student.name)
+        _encoder(run)
+
+    def identity(self, run: Run) -> Identity:
+        student = run.experiment.student
+        if needs_network(student.encoder, revision=student.revision, base=run.base, pins=run.store):
+            raise NotKnownYetError(student.encoder)
+        inputs: dict[str, Any] = {"encoder": _encoder(run).digest, "select": _select(run)}
+        if inputs["select"] == "validation":
+            validation = part_of(run, "validation")
+            inputs["validation"] = validation.labels_digest if validation else None
+        targets = {"build-targets": run.fingerprint("build-targets")}
+        return Identity({"student": student.model_dump(exclude=NOT_IDENTITY)}, inputs, targets)
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
+        return [Unit("student", folder)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.stages.models import save_pretrained_folder
+        from amalgam.stages.train_student.training import train
+
+        model, tokenizer, facts = train(run, _encoder(run), unit.folder / "checkpoint")
+        if run.share.leads:
+            with run.store.draft(unit.folder, unit.name) as draft:
+                save_pretrained_folder(model, tokenizer, draft.folder)
+                draft.facts, draft.made = facts, {"libraries": library_versions()}
+            shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        return dict(records[0].facts)
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        placed = place(
+            student_folder(run), run.base, "students", run.experiment.student.name, run.fingerprint(self.name)
+        )
+        if fresh:
+            facts = manifest.facts
+            run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
+        run.console.say(f"  student: {placed.relative_to(run.base)}")
+
+
+def student_folder(run: Run) -> Path:
+    """The Hugging Face folder in the store, every file checked."""
+    return run.store.checked_folder(run.result("train-student").files)
+
+
+def _encoder(run: Run) -> ModelFiles:
+    if "encoder" not in run.memory:
+        student = run.experiment.student
+        run.memory["encoder"] = resolve(
+            student.encoder,
+            revision=student.revision,
+            base=run.base,
+            pins=run.store,
+            digest_of=run.digest_of,
+            where="student.encoder",
+        )
+    found: ModelFiles = run.memory["encoder"]
+    return found
+
+
+def _select(run: Run) -> str:
+    wanted = run.experiment.student.select
+    return wanted if wanted != "auto" else ("validation" if run.experiment.corpus.validation else "held-out")

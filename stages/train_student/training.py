@@ -1,0 +1,116 @@
+"""The student's training: encoder and tokenizer loaded, lessons gathered, the best checkpoint chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amalgam.pipeline.experiment import Student
+from amalgam.pipeline.stage import Run
+from amalgam.stages.classifier import BATCH_TOKENS, log_softmax, takes_types
+from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.loop import Stopped, Training, fit, predict
+from amalgam.stages.model_files import ModelFiles
+from amalgam.stages.read_corpus.parts import part_of
+from amalgam.stages.train_student.lessons import labelled, lessons
+
+Score = Callable[[Any], float]
+
+
+def train(run: Run, files: ModelFiles, checkpoint: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """(model, tokenizer, facts)."""
+    from amalgam.stages.models import load_student, load_tokenizer, token_limit
+
+    student, taught = run.experiment.student, run.result("build-targets").facts
+    labels: list[str] = taught["labels"]
+    model = load_student(files, labels=labels, layers=student.layers, seed=student.seed)
+    tokenizer = load_tokenizer(files)
+    limit = token_limit(model.config, tokenizer, student.max_tokens)
+    types = takes_types(model.config)
+    validation = part_of(run, "validation") if student.select != "held-out" else None
+    material = lessons(run, tokenizer, limit, types=types, held_out=0.0 if validation else student.held_out)
+    temperature = float(taught["student_temperature"])
+    pad_id = int(tokenizer.pad_token_id or 0)
+    if validation:
+        selected_by = "accuracy on labelled validation"
+        score = accuracy_on(labelled(run, validation, tokenizer, limit, labels, types=types).learn, pad_id)
+    else:
+        selected_by = "KL to held-out targets, no labels used" if material.held_out else "KL to the targets themselves"
+        score = closeness_to(material.held_out or material.learn, pad_id, temperature)
+    fitted = learn(run, model, material.learn, training_of(run, student, temperature), score, pad_id, checkpoint)
+    facts = {**fitted, "selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
+    return model, tokenizer, facts
+
+
+def learn(  # noqa: PLR0913 - the loop's own needs, each by name
+    run: Run, model: Any, examples: Examples, training: Training, score: Score, pad_id: int, checkpoint: Path
+) -> dict[str, Any]:
+    """`fit` with this run's progress, signals and device."""
+    with run.console.steps(checkpoint.parent.name, training.epochs * -(-len(examples) // training.batch_size)) as show:
+        try:
+            fitted = fit(
+                model,
+                examples,
+                training,
+                pad_id=pad_id,
+                score=score,
+                checkpoint=checkpoint,
+                stop=run.signals.requested,
+                on_step=show,
+                cpu=run.experiment.execution.device == "cpu",
+            )
+        except Stopped:
+            run.signals.check()
+            raise
+    for note in fitted.notes:
+        run.console.note(note)
+    return {
+        "steps": fitted.steps,
+        "best_step": fitted.best_step,
+        "best_score": fitted.best_score,
+        "history": fitted.history,
+        "resumed_from_step": fitted.reused_from_step,
+    }
+
+
+def training_of(run: Run, student: Student, temperature: float) -> Training:
+    return Training(
+        epochs=student.epochs,
+        learning_rate=student.learning_rate,
+        batch_size=student.batch_size,
+        accumulate=student.accumulate,
+        warmup=student.warmup,
+        weight_decay=student.weight_decay,
+        clip=student.clip,
+        evaluate_every=student.evaluate_every,
+        seed=student.seed,
+        temperature=temperature,
+        checkpoint_seconds=run.experiment.execution.training_checkpoint_seconds,
+    )
+
+
+def accuracy_on(examples: Examples, pad_id: int) -> Score:
+    gold = examples.targets.argmax(axis=1)
+
+    def score(model: Any) -> float:
+        logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
+        return float((logits.argmax(axis=1) == gold).mean())
+
+    return score
+
+
+def closeness_to(examples: Examples, pad_id: int, temperature: float) -> Score:
+    """Minus the mean weighted KL to the targets: higher is better."""
+
+    def score(model: Any) -> float:
+        logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
+        log_student = log_softmax(logits.astype(np.float64) / temperature)
+        targets = examples.targets.astype(np.float64)
+        log_target = np.log(np.where(targets > 0, targets, 1.0))
+        divergence = (targets * (log_target - log_student)).sum(axis=1)
+        return -float((examples.weights * divergence).mean())
+
+    return score

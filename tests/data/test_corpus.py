@@ -1,0 +1,328 @@
+"""A part of the corpus: the same files whatever the order, format or copies; every fault told; memory bounded."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import subprocess
+import sys
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amalgam.data import corpus as corpus_module
+from amalgam.data.corpus import PartFacts, leaks, read_part, read_texts
+from amalgam.data.keys import bits_for, prefix_of, text_key
+from amalgam.data.shards import key_list
+from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.experiment import Corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from amalgam.data.corpus import Part
+
+Rows = list[tuple[Any, ...]]
+
+
+def _write(path: Path, rows: Rows, columns: Sequence[str] = ("id", "text", "label")) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(dict(zip(columns, zip(*rows, strict=True), strict=True))), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+def _take(folder: Path, *sources: Path, part: Part = "train", require_label: bool = False, **corpus: Any) -> PartFacts:
+    folder.mkdir()
+    settings = Corpus(train=["x"], label="label", **corpus)
+    return read_part(sources, settings, part=part, folder=folder, require_label=require_label)
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _rows(count: int, seed: int = 0) -> Rows:
+    draw = random.Random(seed)  # noqa: S311 - any order will do, so long as it is the same
+    return [(f"id{at:05}", f"text {at} é {draw.random()}", f"label{at % 3}") for at in range(count)]
+
+
+def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
+    rows = _rows(1500)
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows), id="id")
+    assert (facts.rows, facts.texts, facts.bits, facts.labels) == (
+        1500,
+        1500,
+        2,
+        dict.fromkeys(("label0", "label1", "label2"), 500),
+    )
+    assert [bucket.file for bucket in facts.buckets] == ["00.parquet", "01.parquet", "10.parquet", "11.parquet"]
+    assert sorted(_bytes(tmp_path / "out")) == list(facts.files)
+    seen: list[tuple[bytes, str | tuple[str, str], str | None, str | None]] = []
+    for bucket in facts.buckets:
+        found = read_texts(tmp_path / "out" / bucket.file)
+        assert len(found) == bucket.rows
+        assert {prefix_of(key, 2) for key in key_list(found.keys)} == {bucket.prefix}
+        seen += zip(key_list(found.keys), found.texts, found.labels, found.ids, strict=True)
+    assert seen == sorted((text_key([text]), text, label, key) for key, text, label in rows)
+    assert facts.texts_digest == sha256(b"".join(key for key, *_ in seen)).hexdigest()
+
+
+@pytest.mark.parametrize(("rows", "buckets"), [(40, 1), (1200, 1024)])
+def test_the_files_do_not_depend_on_order_copies_names_or_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, buckets: int
+) -> None:
+    monkeypatch.setattr(corpus_module, "bits_for", partial(bits_for, rows_per_bucket=max(2, 40 // buckets)))
+    texts = [(text, label) for _, text, label in _rows(rows)]
+    mixed = texts + texts[: rows // 2]
+    mixed.sort(key=lambda row: text_key(row[0][::-1]))
+    one = _take(tmp_path / "one", _write(tmp_path / "one.csv", texts, ("text", "label")))
+    halves = [
+        _write(tmp_path / f"{name}.parquet", part, ("text", "label"))
+        for name, part in (("b", mixed[:7]), ("a", mixed[7:]))
+    ]
+    two = _take(tmp_path / "two", *halves)
+    assert _bytes(tmp_path / "one") == _bytes(tmp_path / "two")
+    assert two == PartFacts.from_json({**one.to_json(), "rows": rows + rows // 2, "duplicates": rows // 2})
+    assert 1 << one.bits == buckets
+    assert sorted(_bytes(tmp_path / "one")) == sorted(
+        {f"{prefix_of(text_key([text]), one.bits)}.parquet" for text, _ in texts}
+    )
+
+
+def test_polars_reads_what_is_written(tmp_path: Path) -> None:
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", _rows(20)), id="id")
+    found = pl.read_parquet(tmp_path / "out" / "all.parquet")
+    assert found.columns == ["key", "text", "text_2", "id", "label"]
+    assert set(found["id"]) == {key for key, *_ in _rows(20)}
+    assert facts.buckets[0].prefix == "all"
+
+
+def test_facts_survive_json(tmp_path: Path) -> None:
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", [*_rows(5), ("z", " ", "")]), on_bad_row="skip")
+    assert PartFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_one_text_twice_is_kept_once_under_its_smallest_id(tmp_path: Path) -> None:
+    facts = _take(
+        tmp_path / "out",
+        _write(tmp_path / "a.csv", [("b", "same", "x"), ("a", "same", "x"), ("c", "other", "x")]),
+        id="id",
+    )
+    assert (facts.rows, facts.texts, facts.duplicates, facts.conflicts) == (3, 2, 1, 0)
+    found = read_texts(tmp_path / "out" / "all.parquet")
+    assert dict(zip(found.texts, found.ids, strict=True)) == {"same": "a", "other": "c"}
+
+
+def test_copies_that_disagree_take_the_label_most_of_them_give(tmp_path: Path) -> None:
+    rows = [("a", "x"), ("b", "z"), ("a", "y"), ("b", "q"), ("a", "y"), ("c", ""), ("c", "z")]
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows, ("text", "label")))
+    found = read_texts(tmp_path / "out" / "all.parquet")
+    assert dict(zip(found.texts, found.labels, strict=True)) == {"a": "y", "b": "q", "c": "z"}
+    assert (facts.conflicts, facts.labels) == (2, {"q": 1, "y": 1, "z": 1})
+
+
+def test_the_labels_digest_knows_labels_and_only_labels(tmp_path: Path) -> None:
+    rows = [("a", "x"), ("b", "y")]
+    facts = {
+        name: _take(tmp_path / name, _write(tmp_path / f"{name}.csv", changed, ("text", "label")))
+        for name, changed in {
+            "one": rows,
+            "two": rows[::-1],
+            "three": [("a", "x"), ("b", "x")],
+            "four": [("a", ""), ("b", "")],
+        }.items()
+    }
+    assert facts["one"].labels_digest == facts["two"].labels_digest
+    assert len({facts[name].labels_digest for name in ("one", "three", "four")}) == 3
+    assert facts["four"].labels_digest is None
+    assert len({part.texts_digest for part in facts.values()}) == 1
+
+
+def test_pairs_of_texts_are_pairs_again_when_read(tmp_path: Path) -> None:
+    rows = [("a", "b"), ("ab", "c"), ("a", "b")]
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.jsonl", rows, ("one", "two")), text=["one", "two"])
+    assert set(read_texts(tmp_path / "out" / "all.parquet").texts) == {("a", "b"), ("ab", "c")}
+    assert facts.duplicates == 1
+
+
+def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_texts(tmp_path: Path) -> None:
+    rows = _rows(3000)
+    facts, kept = [], []
+    for at, (limit, order) in enumerate([(600, 1), (600, -1), (1300, 1)]):
+        source = _write(tmp_path / f"{at}.csv", rows[::order])
+        facts.append(_take(tmp_path / str(at), source, limit=limit))
+        buckets = [read_texts(tmp_path / str(at) / bucket.file) for bucket in facts[at].buckets]
+        kept.append({text for bucket in buckets for text in bucket.texts})
+    assert _bytes(tmp_path / "0") == _bytes(tmp_path / "1")
+    assert [len(texts) for texts in kept] == [600, 600, 1300]
+    assert kept[0] < kept[2]
+    assert (facts[2].over_limit, facts[2].bits, sum(facts[2].labels.values())) == (1700, 2, 1300)
+    assert _take(tmp_path / "test", _write(tmp_path / "t.csv", rows), part="test", limit=600).texts == 3000
+
+
+BAD: Rows = [("1", "fine", "a"), ("2", " ", "a"), ("3", "fine too", "odd"), ("", "no id", "b"), ("5", "", "b")]
+
+
+def test_bad_rows_are_told_together_the_first_in_full(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        _take(tmp_path / "out", _write(tmp_path / "a.csv", BAD), id="id", labels=["a", "b"])
+    told = "a.csv row 3 empty; a.csv row 4 bad label; a.csv row 5 empty; a.csv row 6 empty"
+    assert str(caught.value).splitlines() == [
+        f"4 rows of the train texts cannot be used: {told}",
+        r"where: a.csv row 3, field text: empty:  ",
+        "fix: fill it in or remove the row; or leave such rows out, corpus.on_bad_row: skip",
+    ]
+    assert caught.value.exit_code == 3
+    assert _bytes(tmp_path / "out") == {}
+
+
+def test_bad_rows_can_be_left_out_and_are_listed(tmp_path: Path) -> None:
+    facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", BAD), id="id", labels=["a", "b"], on_bad_row="skip")
+    assert (facts.rows, facts.texts, facts.skipped) == (5, 1, {"bad label": 1, "empty": 3})
+    assert facts.files == ("all.parquet", "skipped.parquet")
+    assert pl.read_parquet(tmp_path / "out" / "skipped.parquet").rows() == [
+        ("a.csv", 3, "2", "text", "empty", " "),
+        ("a.csv", 4, "3", "label", "bad label", "odd"),
+        ("a.csv", 5, None, "id", "empty", ""),
+        ("a.csv", 6, "5", "text", "empty", ""),
+    ]
+
+
+def test_a_text_that_is_not_utf8_obeys_the_policy_too(tmp_path: Path) -> None:
+    source = tmp_path / "data.csv"
+    source.write_bytes(b"text\ncaf\xe9\nfine\n")
+    with pytest.raises(DataError) as caught:
+        _take(tmp_path / "out", source)
+    assert caught.value.where == r"data.csv row 2 (byte 9), field text: not UTF-8: caf\xe9"
+    assert _take(tmp_path / "skip", source, on_bad_row="skip").skipped == {"not UTF-8": 1}
+
+
+def test_a_bad_row_is_told_without_reading_a_huge_file_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_module, "LOOK_ON", 3)
+    source = _write(tmp_path / "a.csv", [(" ",), ("b",), ("c",), ("d",), (" ",)], ["text"])
+    with pytest.raises(DataError, match="a row of the train texts cannot be used"):
+        _take(tmp_path / "out", source)
+
+
+def test_ids_of_two_kinds_are_refused_with_both_rows(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.jsonl", [(1, "a", "x"), (2, "b", "x"), ("x", "c", "x")])
+    with pytest.raises(DataError) as caught:
+        _take(tmp_path / "out", source, id="id")
+    assert caught.value.where == "a.jsonl row 1: number 1; a.jsonl row 3: text x"
+    assert "corpus.id_type: string" in (caught.value.fix or "")
+    assert _take(tmp_path / "string", source, id="id", id_type="string").texts == 3
+
+
+def test_one_as_a_number_and_as_text_are_never_merged(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.jsonl", [(1, "a", "x"), ("1", "b", "x")])
+    with pytest.raises(DataError, match="mix numbers and text"):
+        _take(tmp_path / "out", source, id="id")
+    with pytest.raises(DataError, match="1 ids in id are given more than once"):
+        _take(tmp_path / "string", source, id="id", id_type="string")
+
+
+def test_ids_given_twice_are_listed_with_their_rows(tmp_path: Path) -> None:
+    first = _write(tmp_path / "a.csv", [(f"i{at}", f"text {at}", "x") for at in range(7)])
+    second = _write(tmp_path / "b.csv", [(f"i{at}", f"other {at}", "x") for at in range(6, 0, -1)])
+    with pytest.raises(DataError) as caught:
+        _take(tmp_path / "out", second, first, id="id")
+    assert caught.value.what == "5 or more ids in id are given more than once"
+    assert (caught.value.where or "").startswith("i6 in a.csv row 8 and b.csv row 2; i5 in a.csv row 7 and b.csv row 3")
+    assert caught.value.fix == "make each id unique, or corpus.id: auto"
+    assert _take(tmp_path / "auto", first, second).texts == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", ""), ("a.csv", "text\n"), ("a.jsonl", "\n"), ("a.parquet", None)]
+)
+def test_a_file_without_rows_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
+    source = tmp_path / name
+    if content is None:
+        pq.write_table(pa.table({"text": pa.array([], pa.string())}), source)
+    else:
+        source.write_text(content)
+    with pytest.raises(DataError, match=f"no rows in {name}"):
+        _take(tmp_path / "out", source)
+
+
+def test_a_file_of_bad_rows_alone_leaves_nothing(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.csv", [(" ",), (" ",)], ["text"])
+    with pytest.raises(DataError, match=r"no rows left in a\.csv: 2 empty"):
+        _take(tmp_path / "out", source, on_bad_row="skip")
+
+
+def test_labels_are_insisted_on_where_they_are_measured(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.csv", [("a",)], ["text"])
+    assert _take(tmp_path / "train", source).labels == {}
+    parts: list[tuple[Part, bool]] = [("validation", False), ("test", False), ("teachers", False), ("train", True)]
+    for part, require in parts:
+        with pytest.raises(DataError, match="no column label"):
+            _take(tmp_path / f"{part}{require}", source, part=part, require_label=require)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    sources = [_write(tmp_path / folder / "a.csv", [(" ",)], ["text"]) for folder in ("two", "one")]
+    with pytest.raises(DataError, match=r"one/a\.csv row 2 empty; two/a\.csv row 2 empty"):
+        _take(tmp_path / "out", *sources)
+
+
+def test_texts_in_both_parts_are_counted_and_named(tmp_path: Path) -> None:
+    rows = _rows(1300)
+    shared = rows[100:107]
+    _take(tmp_path / "train", _write(tmp_path / "a.csv", rows))
+    _take(tmp_path / "test", _write(tmp_path / "b.csv", [*shared, ("new", "new", "x")]), part="test", id="id")
+    count, ids = leaks(tmp_path / "train", tmp_path / "test")
+    assert count == 7
+    assert len(ids) == 5
+    assert set(ids) < {key for key, *_ in shared}
+    assert leaks(tmp_path / "test", tmp_path / "train")[0] == 7
+    assert set(leaks(tmp_path / "test", tmp_path / "train")[1]) < {text for _, text, _ in shared}
+    _take(tmp_path / "clean", _write(tmp_path / "c.csv", [("new", "new", "x")]))
+    assert leaks(tmp_path / "train", tmp_path / "clean") == (0, [])
+
+
+READ = """
+import sys
+from pathlib import Path
+from amalgam.data import shards
+from amalgam.data.corpus import read_part
+from amalgam.pipeline.experiment import Corpus
+shards.RUN_CHARACTERS = 2 << 20  # several runs for either size, so that only what grows with the corpus differs
+folder = Path(sys.argv[2])
+folder.mkdir()
+read_part([Path(sys.argv[1])], Corpus(train="x", id="id"), part="train", folder=folder)
+"""
+# A process inherits the peak of the one that starts it, so a small one stands between this and the reader.
+PEAK = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, suffix: str) -> None:
+    words = "word " * 100
+    peak = {}
+    for count in (10_000, 90_000):
+        rows = [(f"{at}", f"{at} {words}") for at in range(count)]
+        source = _write(tmp_path / f"{count}{suffix}", rows, ("id", "text"))
+        command = [sys.executable, "-c", PEAK, READ, str(source), str(tmp_path / f"out-{count}")]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        peak[count] = int(done.stdout) >> (20 if sys.platform == "darwin" else 10)
+    assert peak[90_000] - peak[10_000] < 16, peak  # the texts alone are 41 MB more

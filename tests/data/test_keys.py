@@ -1,0 +1,64 @@
+"""Keys tell texts apart, buckets divide them, and nothing printed can harm a terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from hashlib import blake2b
+
+import pytest
+
+from amalgam.data.keys import bits_for, overlaps, prefix_of, prefixes, shown, text_key
+
+
+def test_the_key_of_a_text_never_changes() -> None:
+    assert text_key(["hello"]).hex() == "75abcde22a0c83a399870449cf0a47dc"
+    assert text_key(["hello"]) == blake2b(bytes([5, *bytes(7)]) + b"hello", digest_size=16).digest()
+
+
+def test_fields_are_kept_apart() -> None:
+    assert len({text_key(fields) for fields in (("a", "b"), ("ab",), ("a", "b", ""), ("", "ab"))}) == 4
+
+
+def test_half_a_character_is_no_text() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        text_key(["\ud83d"])
+
+
+def test_a_prefix_is_the_first_bits_of_the_key() -> None:
+    key = bytes([0b01101111, 0b10000000]) + bytes(14)
+    assert [prefix_of(key, bits) for bits in (0, 1, 4, 9)] == ["all", "0", "0110", "011011111"]
+
+
+def test_prefixes_come_in_the_order_of_keys() -> None:
+    assert prefixes(0) == ["all"]
+    assert prefixes(2) == ["00", "01", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "bits"), [(0, 0), (1, 0), (512, 0), (513, 1), (1024, 1), (1025, 2), (1_000_000, 11), (10**9, 13)]
+)
+def test_buckets_hold_about_512_rows(rows: int, bits: int) -> None:
+    assert bits_for(rows) == bits
+
+
+def test_buckets_overlap_where_one_holds_the_other() -> None:
+    assert overlaps("all", "01")
+    assert overlaps("01", "0110")
+    assert overlaps("0110", "01")
+    assert not overlaps("0111", "0110")
+
+
+def test_a_message_shows_text_on_one_harmless_line() -> None:
+    assert shown("a\x1b[31m\r\n\x00\u202eb\udce9") == r"a\x1b[31m\r\n\x00\u202eb\xe9"
+    assert shown("é" * 80) == "é" * 80
+    assert shown("x" * 81) == "x" * 77 + "..."
+    assert len(shown("\n" * 1000)) == 80
+
+
+def test_keys_are_made_without_the_libraries_that_take_long_to_load() -> None:
+    code = (
+        "import sys, amalgam.data.keys, amalgam.data.schemas, amalgam.data.corpus, amalgam.data.sources;"
+        "print(sorted({'numpy', 'pyarrow', 'polars', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

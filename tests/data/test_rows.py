@@ -1,0 +1,280 @@
+"""Rows come with exact positions, and a row that cannot be used says where, what and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amalgam.data.rows import BadRow, Row, rows_of
+from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.experiment import Corpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _read(path: Path, content: bytes | str | Any, *, require_label: bool = False, **corpus: Any) -> list[Row | BadRow]:
+    if isinstance(content, pa.Table):
+        pq.write_table(content, path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(rows_of(path, corpus=Corpus(train=["x"], **corpus), require_label=require_label))
+
+
+def _good(rows: list[Row | BadRow]) -> list[tuple[Any, ...]]:
+    assert not [row for row in rows if isinstance(row, BadRow)]
+    return [(row.number, *row.fields, row.id, row.label) for row in rows if isinstance(row, Row)]
+
+
+def _bad(rows: list[Row | BadRow]) -> BadRow:
+    (row,) = [row for row in rows if isinstance(row, BadRow)]
+    return row
+
+
+def test_the_same_rows_are_read_from_every_format(tmp_path: Path) -> None:
+    ids, texts, labels = ["7", "8"], ['say "a, b"\nc', "d\te"], ["x", "y"]
+    csv = 'label,id,text\nx,7,"say ""a, b""\nc"\n\ny,8,d\te\n'
+    tsv = 'label\tid\ttext\r\nx\t7\t"say ""a, b""\nc"\r\ny\t8\t"d\te"\r\n'
+    lines = "".join(
+        json.dumps({"text": text, "label": label, "id": key}) + "\n"
+        for text, label, key in zip(texts, labels, ids, strict=True)
+    )
+    table = pa.table({"id": [7, 8], "label": pa.array(labels).dictionary_encode(), "more": [0, 1], "text": texts})
+    expected = list(zip(texts, ids, labels, strict=True))
+    found = {
+        name: _good(_read(tmp_path / name, content, id="id", label="label"))
+        for name, content in {"a.csv": csv, "a.tsv": tsv, "a.jsonl": lines, "a.parquet": table}.items()
+    }
+    assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
+        "a.csv": [2, 5],
+        "a.tsv": [2, 4],
+        "a.jsonl": [1, 2],
+        "a.parquet": [1, 2],
+    }
+    for rows in found.values():
+        assert [row[1:] for row in rows] == expected
+
+
+def test_pairs_of_texts_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.csv", "b,a\nno,yes\n", text=["a", "b"])
+    assert _good(rows) == [(2, "yes", "no", None, None)]
+    assert _bad(_read(tmp_path / "a.csv", "b,a\n,yes\n", text=["a", "b"])).field == "b"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
+    assert _good(_read(tmp_path / "a.csv", b"\xef\xbb\xbftext\nhello\n")) == [(2, "hello", None, None)]
+    assert _good(_read(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "hello"}')) == [(1, "hello", None, None)]
+
+
+def test_control_characters_are_data(tmp_path: Path) -> None:
+    text = "a\x00b\x1b[31m\u200b"
+    for name, content in {
+        "a.csv": f"text\n{text}\n",
+        "a.jsonl": json.dumps({"text": text}),
+        "a.parquet": pa.table({"text": [text]}),
+    }.items():
+        assert [row.fields for row in _read(tmp_path / name, content) if isinstance(row, Row)] == [(text,)]
+
+
+def test_a_byte_that_is_not_utf8_is_named_with_row_byte_and_field(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "data.csv", b"id,text\n1,caf\xe9 \xe9\n2,fine\n", id="id")
+    assert _bad(rows).where == r"data.csv row 2 (byte 14), field text: not UTF-8: caf\xe9 \xe9"
+    assert _bad(rows).fix == "re-encode it: iconv -f latin1 -t utf-8 data.csv > utf8-data.csv"
+    assert rows[1] == Row("data.csv", 3, ("fine",), "2", None)
+    rows = _read(tmp_path / "data.jsonl", b'{"text": "fine"}\n{"id": 2, "text": "caf\xe9"}\n')
+    assert _bad(rows).where == r"data.jsonl line 2 (byte 40), field text: not UTF-8: caf\xe9"
+
+
+def test_parquet_text_that_is_not_utf8_is_named_with_its_row(tmp_path: Path) -> None:
+    broken = pa.array([b"fine", b"caf\xe9", None], pa.binary()).view(pa.string())
+    rows = _read(tmp_path / "a.parquet", pa.table({"text": broken}))
+    assert [row.where for row in rows if isinstance(row, BadRow)] == [
+        r"a.parquet row 2, field text: not UTF-8: caf\xe9",
+        "a.parquet row 3, field text: null: null",
+    ]
+
+
+def test_a_file_in_utf16_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="UTF-16"):
+        _read(tmp_path / "a.csv", "text\nhello\n".encode("utf-16"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "a" "id": 2}', 'broken (Expecting \',\' delimiter): {"text": "a" "id": 2}'),
+        ('["a"]', 'broken (not an object): ["a"]'),
+        ("[" * 20_000, f"broken (maximum recursion depth exceeded): {'[' * 77}..."),
+        ('{"text": ' + "1" * 5000 + "}", "broken (Exceeds the limit (4300 digits)"),
+    ],
+)
+def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, said: str) -> None:
+    rows = _read(tmp_path / "a.jsonl", f'{{"text": "a"}}\n\n{line}\n{{"text": "b"}}\n')
+    assert _bad(rows).where.startswith("a.jsonl line 3: broken (")
+    assert _bad(rows).reason == "broken"
+    assert said.partition(" (")[0] in _bad(rows).where
+    assert [row.number for row in rows] == [1, 3, 4]
+
+
+def test_half_a_character_is_an_error_with_its_line(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.jsonl", '{"text": "whole \\ud83d\\ude00"}\n{"text": "half \\ud83d"}\n')
+    assert rows[0] == Row("a.jsonl", 1, ("whole \U0001f600",), None, None)
+    assert _bad(rows).where == r"a.jsonl line 2, field text: lone surrogate: half \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "said"),
+    [
+        ("null", "null", "null"),
+        ("NaN", "null", "nan"),
+        ("5", "not text", "5"),
+        ("true", "not text", "True"),
+        ('["a"]', "not text", "['a']"),
+        ('""', "empty", ""),
+        ('" \\t\\n"', "empty", r" \t\n"),
+    ],
+)
+def test_a_value_that_is_no_text_is_named_and_never_converted(
+    tmp_path: Path, value: str, reason: str, said: str
+) -> None:
+    bad = _bad(_read(tmp_path / "a.jsonl", f'{{"id": 7, "text": {value}}}', id="id"))
+    assert (bad.number, bad.field, bad.reason, bad.value, bad.id) == (1, "text", reason, said, "7")
+
+
+def test_parquet_columns_of_numbers_and_nulls_are_no_text(tmp_path: Path) -> None:
+    for values, reason in (([1], "not text"), ([1.5], "not text"), ([float("nan")], "null"), ([b"a"], "not text")):
+        assert _bad(_read(tmp_path / "a.parquet", pa.table({"text": values}))).reason == reason
+
+
+def test_numbers_in_csv_are_text(tmp_path: Path) -> None:
+    assert _good(_read(tmp_path / "a.csv", "text\n5\nnull\n")) == [(2, "5", None, None), (3, "null", None, None)]
+
+
+def test_a_field_that_one_line_lacks_is_missing_there(tmp_path: Path) -> None:
+    bad = _bad(_read(tmp_path / "a.jsonl", '{"text": "a"}\n{"txt": "b"}\n'))
+    assert bad.where == "a.jsonl line 2, field text: missing"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("null", "null"), ('" "', "empty"), ("1.5", "not text"), ("true", "not text")]
+)
+def test_an_id_is_text_or_a_whole_number(tmp_path: Path, value: str, reason: str) -> None:
+    bad = _bad(_read(tmp_path / "a.jsonl", f'{{"id": {value}, "text": "a"}}', id="id"))
+    assert (bad.field, bad.reason) == ("id", reason)
+
+
+def test_a_ragged_row_is_shown_with_its_line(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.csv", "id,text\n1,a,b\n2,c\n3\n")
+    assert [row.where for row in rows if isinstance(row, BadRow)] == [
+        "a.csv row 2: 3 fields where the header has 2: 1,a,b",
+        "a.csv row 4: 1 fields where the header has 2: 3",
+    ]
+
+
+def test_a_quote_broken_within_its_line_costs_that_line_alone(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.csv", 'id,text\n1,"a"b\n2,c\n')
+    assert _bad(rows).where == """a.csv row 2: broken (',' expected after '"'): 1,"a"b"""
+    assert rows[1] == Row("a.csv", 3, ("c",), None, None)
+
+
+def test_an_unclosed_quote_stops_the_reading_where_it_opened(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 3: a quoted field does not end") as caught:
+        _read(tmp_path / "a.csv", 'id,text\n1,fine\n2,"open\n3,swallowed\n', on_bad_row="skip")
+    assert (caught.value.where or "").endswith(': 2,"open')
+
+
+def test_a_long_text_fits_in_a_csv(tmp_path: Path) -> None:
+    text = "word " * 60_000
+    assert _good(_read(tmp_path / "a.csv", f"text\n{text}\n")) == [(2, text, None, None)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_missing_column_is_answered_with_those_there_are(tmp_path: Path, name: str) -> None:
+    content = {
+        "a.csv": "Id,Texts\n1,a\n",
+        "a.jsonl": '{"Id": 1}\n{"Texts": "a"}\n',
+        "a.parquet": pa.table({"Id": [1], "Texts": ["a"]}),
+    }
+    with pytest.raises(DataError) as caught:
+        _read(tmp_path / name, content[name])
+    assert str(caught.value).splitlines() == [
+        f"no column text in {name}",
+        f"where: {name} has the columns: Id, Texts",
+        "fix: set corpus.text: Texts",
+    ]
+
+
+def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="two columns named text"):
+        _read(tmp_path / "a.csv", "text,text\na,b\n")
+
+
+def test_a_label_is_read_where_there_is_one_and_insisted_on_where_it_must_be(tmp_path: Path) -> None:
+    assert _good(_read(tmp_path / "a.csv", "text\na\n", label="label")) == [(2, "a", None, None)]
+    assert _good(_read(tmp_path / "a.csv", "text,label\na,\n", label="label")) == [(2, "a", None, None)]
+    with pytest.raises(DataError, match="no column label"):
+        _read(tmp_path / "a.csv", "text\na\n", label="label", require_label=True)
+    bad = _bad(_read(tmp_path / "a.csv", "text,label\na,\n", label="label", require_label=True))
+    assert (bad.field, bad.reason) == ("label", "empty")
+    late = '{"text": "a"}\n' * 100 + '{"text": "b", "label": "x"}\n'
+    assert _good(_read(tmp_path / "a.jsonl", late, label="label"))[-1] == (101, "b", None, "x")
+
+
+def test_a_label_outside_the_list_is_named_with_the_allowed_ones(tmp_path: Path) -> None:
+    bad = _bad(_read(tmp_path / "a.csv", "text,label\na,good\nb,odd\n", label="label", labels=["good", "bad"]))
+    assert bad.where == "a.csv row 3, field label: bad label: odd"
+    assert bad.fix == "corpus.labels allows: good, bad"
+
+
+def test_whole_numbers_are_positions_among_the_labels_in_every_format(tmp_path: Path) -> None:
+    for name, content in {
+        "a.csv": "text,label\na,1\nb,0\nc,2\n",
+        "a.jsonl": '{"text": "a", "label": 1}\n{"text": "b", "label": "0"}\n{"text": "c", "label": 2}\n',
+        "a.parquet": pa.table({"text": ["a", "b", "c"], "label": [1, 0, 2]}),
+    }.items():
+        rows = _read(tmp_path / name, content, label="label", labels=["no", "yes"])
+        assert [row.label for row in rows if isinstance(row, Row)] == ["yes", "no"]
+        assert _bad(rows).reason == "bad label"
+
+
+def test_a_number_of_any_length_is_no_position(tmp_path: Path) -> None:
+    for value in ("00", "-1", "1" * 5000):
+        rows = _read(tmp_path / "a.csv", f"text,label\na,{value}\n", label="label", labels=["no", "yes"])
+        assert _bad(rows).reason == "bad label"
+
+
+def test_labels_that_are_numbers_themselves_are_never_positions(tmp_path: Path) -> None:
+    rows = _read(
+        tmp_path / "a.jsonl",
+        '{"text": "a", "label": 1}\n{"text": "b", "label": "2"}\n',
+        label="label",
+        labels=["1", "2"],
+    )
+    assert [row.label for row in rows if isinstance(row, Row)] == ["1", "2"]
+    assert _bad(_read(tmp_path / "a.jsonl", '{"text": "a", "label": 0}', label="label", labels=["1", "2"])).value == "0"
+
+
+def test_whole_numbers_without_a_list_become_their_text_and_nothing_else_does(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.jsonl", '{"text": "a", "label": 3}\n{"text": "b", "label": true}\n', label="label")
+    assert rows[0] == Row("a.jsonl", 1, ("a",), None, "3")
+    assert _bad(rows).reason == "not text"
+    assert _bad(_read(tmp_path / "a.parquet", pa.table({"text": ["a"], "label": [1.0]}), label="label")).value == "1.0"
+
+
+def test_a_damaged_parquet_file_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a whole parquet file"):
+        _read(tmp_path / "a.parquet", b"PAR1 and then nothing")
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_of_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.csv cannot be read: No such file"):
+        list(rows_of(tmp_path / "gone.csv", corpus=Corpus(train=["x"])))
+
+
+def test_hostile_names_and_values_are_shown_harmless(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a\x1b.csv", "text,label\nx,\x1b[31m\u202e<script>\n", label="label", labels=["a", "b"])
+    assert _bad(rows).where == r"a\x1b.csv row 2, field label: bad label: \x1b[31m\u202e<script>"

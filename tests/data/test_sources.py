@@ -1,0 +1,159 @@
+"""What a path, a folder, a glob and a remote address mean."""
+
+from __future__ import annotations
+
+import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, ClassVar
+
+import polars as pl
+import pytest
+
+from amalgam.data.rows import Row, rows_of
+from amalgam.data.sources import fetch_remote, files_of
+from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.experiment import Corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def _make(folder: Path, *names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text("text\nhello\n")
+
+
+def test_a_file_a_folder_and_a_glob_are_found_in_order_of_name(tmp_path: Path) -> None:
+    _make(tmp_path / "in", "b.csv", "a.CSV", "README.md")
+    found = [tmp_path / "in" / "a.CSV", tmp_path / "in" / "b.csv"]
+    assert files_of("in/b.csv", tmp_path) == found[1:]
+    assert files_of("in", tmp_path) == found
+    assert files_of("in/[ab].*", tmp_path) == found
+    assert files_of(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == found[1:]
+
+
+def test_a_name_that_looks_like_a_glob_is_taken_as_it_stands(tmp_path: Path) -> None:
+    _make(tmp_path, "a[1].csv")
+    assert files_of("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
+
+
+def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> None:
+    _make(tmp_path / "texts", "train.csv", "test.csv")
+    with pytest.raises(DataError) as caught:
+        files_of("texts/trian.csv", tmp_path)
+    assert caught.value.what == "texts/trian.csv does not exist"
+    assert "train.csv" in (caught.value.fix or "")
+    with pytest.raises(DataError) as caught:
+        files_of("textz/deep/train.csv", tmp_path)
+    assert caught.value.fix == "there are: texts"
+
+
+def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
+    _make(tmp_path / "in", "a.csv", "b.jsonl")
+    with pytest.raises(DataError, match=r"several kinds: \.csv, \.jsonl"):
+        files_of("in", tmp_path)
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    _make(tmp_path, "a.xlsx")
+    with pytest.raises(DataError, match="of no kind that can be read"):
+        files_of("a.xlsx", tmp_path)
+
+
+def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    _make(tmp_path / "in", "README.md")
+    with pytest.raises(DataError, match="no file of texts in in"):
+        files_of("in", tmp_path)
+
+
+class _Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as a reader needs: signed GET and HEAD, with ranges."""
+
+    protocol_version = "HTTP/1.1"
+    objects: ClassVar[dict[str, bytes]] = {}
+    signed: ClassVar[list[str]] = []
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.signed.append(self.headers.get("Authorization", ""))
+        whole = self.objects.get(self.path)
+        if whole is None:
+            self._answer(404, b"", {})
+            return
+        size = len(whole)
+        low, _, high = self.headers.get("Range", f"bytes=0-{size}").removeprefix("bytes=").partition("-")
+        start, stop = (int(low), min(size, int(high or size) + 1)) if low else (max(0, size - int(high)), size)
+        self._answer(206, whole[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        dated = {"ETag": '"1"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Content-Length": str(len(body))}
+        for name, value in {**dated, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Bucket)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    _Bucket.objects, _Bucket.signed = {}, []
+    yield _Bucket
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_s3_parquet_is_read_from_the_endpoint_the_environment_names(tmp_path: Path, bucket: type[_Bucket]) -> None:
+    file = io.BytesIO()
+    pl.DataFrame({"text": ["a", "b"], "id": [1, 2]}).write_parquet(file)
+    bucket.objects["/texts/in/a.parquet"] = file.getvalue()
+    local = fetch_remote("s3://texts/in/a.parquet", tmp_path)
+    assert local.name == "a.parquet"
+    assert pl.read_parquet(local).rows() == [("a", 1), ("b", 2)]
+    assert all("Credential=an-id/" in signature for signature in bucket.signed)
+
+
+def test_s3_lines_arrive_unparsed_and_keep_their_numbers(tmp_path: Path, bucket: type[_Bucket]) -> None:
+    bucket.objects["/texts/a.csv"] = b'\xef\xbb\xbfid,text\n01,"two\nlines, ""quoted"""\n02,\x00z'
+    bucket.objects["/texts/a.jsonl"] = b'{"text": "\\ud83d"}\n\n{"text": 5}\n'
+    rows = list(rows_of(fetch_remote("s3://texts/a.csv", tmp_path), corpus=Corpus(train=["x"], id="id")))
+    assert [(row.number, row.fields, row.id) for row in rows if isinstance(row, Row)] == [
+        (2, ('two\nlines, "quoted"',), "01"),
+        (4, ("\x00z",), "02"),
+    ]
+    bad = list(rows_of(fetch_remote("s3://texts/a.jsonl", tmp_path), corpus=Corpus(train=["x"])))
+    assert [row.number for row in bad] == [1, 3]
+
+
+def test_a_failed_download_leaves_nothing_and_tells_no_secret(tmp_path: Path, bucket: type[_Bucket]) -> None:
+    bucket.objects["/texts/bad.csv"] = b"text\ncaf\xe9\n"
+    for url in ("s3://texts/none.parquet", "s3://texts/bad.csv"):
+        with pytest.raises(DataError, match="cannot be read") as caught:
+            fetch_remote(url, tmp_path)
+        assert "a-secret" not in str(caught.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not name a file") as caught:
+        fetch_remote("s3://key:canary@texts/folder?token=canary", tmp_path)
+    assert "canary" not in str(caught.value)
+    with pytest.raises(DataError, match="one file at a time"):
+        fetch_remote("hf://datasets/a/b/*.csv", tmp_path)

@@ -1,0 +1,175 @@
+"""A Hub on 127.0.0.1: as much of its API as huggingface_hub asks for when a model is resolved and downloaded.
+
+Point a process at it with `env`. It counts what it is asked, moves branches, closes gates, and can be too busy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
+TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)(\?.*)?")
+FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+LARGE = (".safetensors", ".bin")
+
+
+@dataclass
+class Repository:
+    branches: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    gated: bool = False
+
+
+@dataclass
+class FakeHub:
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    busy: bool = False
+
+    def __enter__(self) -> Self:
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def push(self, model_id: str, folder: Path, *, branch: str = "main", gated: bool = False) -> str:
+        """A commit of the folder's files as they are now, which the branch then points to."""
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        commit = hashlib.sha1(repr(sorted(files.items())).encode(), usedforsecurity=False).hexdigest()
+        repository = self.repositories.setdefault(model_id, Repository())
+        repository.commits[commit] = files
+        repository.branches[branch] = commit
+        repository.gated = gated
+        return commit
+
+    def env(self, home: Path, **more: str) -> dict[str, str]:
+        """The environment of a process whose Hub this is, with a cache of its own and nothing of the caller's."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+        return {**kept, "HF_ENDPOINT": self.address, "HF_HOME": str(home), "DO_NOT_TRACK": "1", **more}
+
+    def downloads(self) -> list[str]:
+        return [path.rpartition("/")[2] for path in self.requests if path.startswith("GET") and "/resolve/" in path]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's parameter name
+        """Says nothing: requests are counted instead."""
+
+    def _answer(self) -> None:
+        self.hub.requests.append(f"{self.command} {self.path}")
+        if self.hub.busy:
+            return self._refuse(503, "Busy", "try again later")
+        match = TREE.fullmatch(self.path) or INFO.fullmatch(self.path) or FILE.fullmatch(self.path)
+        repository = self.hub.repositories.get(match["id"]) if match else None
+        if match is None or repository is None:
+            return self._refuse(404, "RepoNotFound", "Repository not found")
+        revision = match["revision"] or "main"
+        commit = repository.branches.get(revision, revision)
+        if commit not in repository.commits:
+            return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        if match.re is FILE and repository.gated:
+            known = "Authorization" in self.headers
+            return self._refuse(403 if known else 401, "GatedRepo", f"Access to model {match['id']} is restricted.")
+        return self._serve(match, repository, commit)
+
+    def _serve(self, match: re.Match[str], repository: Repository, commit: str) -> None:
+        files = repository.commits[commit]
+        if match.re is INFO:
+            siblings = [{"rfilename": name} for name in files]
+            gate = "auto" if repository.gated else False
+            return self._json({"id": match["id"], "sha": commit, "siblings": siblings, "gated": gate, "private": False})
+        if match.re is TREE:
+            return self._json([_entry(name, content) for name, content in files.items()])
+        if match["name"] not in files:
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        content = files[match["name"]]
+        headers = {"ETag": f'"{_entry(match["name"], content)["etag"]}"', "X-Repo-Commit": commit}
+        return self._send(200, content, headers)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        self._send(status, body, {"X-Error-Code": code, "X-Error-Message": message})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _entry(name: str, content: bytes) -> dict[str, Any]:
+    """Large files are known by the sha256 of their bytes, small ones by git's sha1."""
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob, "etag": blob}
+    if name.endswith(LARGE):
+        sha256 = hashlib.sha256(content).hexdigest()
+        entry |= {"lfs": {"oid": sha256, "size": len(content), "pointerSize": 134}, "etag": sha256}
+    return entry
+
+
+def small_model(
+    folder: Path, *, labels: tuple[str, ...] = ("a", "b"), numbers: bytes = b"12345678", **more: Any
+) -> Path:
+    """A folder that looks like a model to everything short of loading it; no torch needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    id2label = {str(index): label for index, label in enumerate(labels)}
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": id2label, **more}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(numbers))
+    return folder
+
+
+def safetensors_bytes(numbers: bytes) -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(numbers)], "data_offsets": [0, len(numbers)]}}).encode()
+    return len(header).to_bytes(8, "little") + header + numbers
+
+
+@dataclass
+class FilePins:
+    """Pins that outlive a process, in one JSON file."""
+
+    path: Path
+
+    def get(self, kind: str, name: str) -> str | None:
+        value = self._read().get(f"{kind} {name}")
+        return None if value is None else str(value)
+
+    def keep(self, kind: str, name: str, value: str) -> str:
+        pins = {f"{kind} {name}": value, **self._read()}
+        self.path.write_text(json.dumps(pins))
+        return str(pins[f"{kind} {name}"])
+
+    def _read(self) -> dict[str, Any]:
+        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}

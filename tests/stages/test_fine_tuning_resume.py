@@ -1,0 +1,338 @@
+"""Going on after an interruption: the same weights, whatever was broken off, damaged or not a number.
+
+Run as a script, this file saves a checkpoint and is killed at each of its writes in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from amalgam.pipeline.errors import DiskFullError, WorkError
+from amalgam.stages.fine_tuning import checkpoint
+from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, WeightedKL, fit, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# 20 rows in batches of 4: 5 steps an epoch, 10 in all.
+PLAIN = Training(
+    epochs=2,
+    learning_rate=1e-3,
+    batch_size=4,
+    accumulate=2,
+    warmup=0.1,
+    weight_decay=0.01,
+    clip=1.0,
+    evaluate_every=3,
+    seed=0,
+    checkpoint_seconds=1e9,
+)
+
+
+def tiny_bert() -> Any:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(1)
+    return BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=16, num_labels=4, **sizes))
+
+
+def some_examples() -> Examples:
+    draw = np.random.default_rng(0)
+    tokens = [draw.integers(1, 50, size=length).astype(np.int32) for length in draw.integers(3, 13, size=20)]
+    return Examples(tokens, None, draw.dirichlet(np.ones(4), size=20).astype(np.float32), np.ones(20, np.float32))
+
+
+@dataclass
+class Watch:
+    stop_after: int | None = None
+    fail_after: int | None = None
+    losses: dict[int, float] = field(default_factory=dict)
+    asked: int = 0
+
+    def stop(self) -> bool:
+        self.asked += 1
+        return self.stop_after == self.asked
+
+    def on_step(self, step: int, total: int, loss: float) -> None:
+        assert 0 < step <= total
+        self.losses[step] = loss
+        if step == self.fail_after:
+            raise KeyboardInterrupt
+
+
+def train(
+    model: Any,
+    folder: Path,
+    training: Training = PLAIN,
+    *,
+    watch: Watch | None = None,
+    objective: Objective | None = None,
+    examples: Examples | None = None,
+    sign: int = 1,
+) -> Fitted:
+    examples, watch = examples or some_examples(), watch or Watch()
+
+    def score(of: Any) -> float:
+        torch.rand(3)  # a score may draw random numbers: the training does not notice
+        return sign * float(predict(of, examples.tokens, pad_id=0, batch_tokens=64)[:, 0].mean())
+
+    return fit(
+        model,
+        examples,
+        training,
+        pad_id=0,
+        score=score,
+        checkpoint=folder,
+        stop=watch.stop,
+        on_step=watch.on_step,
+        objective=objective,
+    )
+
+
+def stopped_at(folder: Path, *steps: int) -> None:
+    """Checkpoints of these steps side by side, as a kill between writing one and removing another leaves them."""
+    for step in steps:
+        with pytest.raises(Stopped) as stopped:
+            train(tiny_bert(), folder / "apart" / str(step), watch=Watch(stop_after=step))
+        assert stopped.value.step == step
+        shutil.move(folder / "apart" / str(step) / f"step-{step:06d}", folder / f"step-{step:06d}")
+
+
+def same_weights(left: Any, right: Any) -> bool:
+    pairs = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Fitted, dict[int, float]]:
+    model, watch = tiny_bert(), Watch()
+    return model, train(model, tmp_path_factory.mktemp("whole"), watch=watch), watch.losses
+
+
+# Within an epoch, where an evaluation is due, at the end of an epoch, at the very end.
+@pytest.mark.parametrize("step", [4, 6, 5, 10])
+def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path, uninterrupted: Any, step: int) -> None:
+    model, fitted, losses = uninterrupted
+    stopped_at(tmp_path, step)
+    resumed, watch = tiny_bert(), Watch()
+    again = train(resumed, tmp_path, watch=watch)
+    assert again == replace(fitted, reused_from_step=step)
+    assert watch.losses == {at: loss for at, loss in losses.items() if at > step}
+    assert same_weights(resumed, model)
+
+
+def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path: Path) -> None:
+    found = []
+    for sign in (-1, 1):
+        whole, resumed = tiny_bert(), tiny_bert()
+        fitted = train(whole, tmp_path / f"whole{sign}", sign=sign)
+        with pytest.raises(Stopped):
+            train(tiny_bert(), tmp_path / f"{sign}", sign=sign, watch=Watch(stop_after=8))
+        again = train(resumed, tmp_path / f"{sign}", sign=sign)
+        assert same_weights(resumed, whole)
+        assert (again.best_step, again.best_score) == (fitted.best_step, fitted.best_score)
+        found.append(fitted.best_step)
+    assert min(found) < 8, "one of the two scores was best before the stop"
+
+
+def test_a_run_that_died_goes_on_from_the_last_timed_checkpoint(tmp_path: Path, uninterrupted: Any) -> None:
+    often = replace(PLAIN, checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_bert(), tmp_path, often, watch=Watch(fail_after=7))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
+    resumed = tiny_bert()
+    again = train(resumed, tmp_path, often)
+    assert again.reused_from_step == 6
+    assert same_weights(resumed, uninterrupted[0])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a flipped bit in the weights": lambda at: flip_a_bit(at / "weights.safetensors"),
+    "a flipped bit in the optimizer": lambda at: flip_a_bit(at / "optimizer.safetensors"),
+    "a flipped bit in the state": lambda at: flip_a_bit(at / "state.json"),
+    "a short file": lambda at: os.truncate(at / "best.safetensors", 100),
+    "an empty state": lambda at: os.truncate(at / "state.json", 0),
+    "a missing file": lambda at: (at / "best.safetensors").unlink(),
+    "a missing state": lambda at: (at / "state.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, uninterrupted: Any, damage: str
+) -> None:
+    stopped_at(tmp_path, 4, 7)
+    DAMAGE[damage](tmp_path / "step-000007")
+    resumed = tiny_bert()
+    again = train(resumed, tmp_path)
+    assert again.reused_from_step == 4
+    assert len(again.notes) == 1
+    assert again.notes[0].startswith("checkpoint step-000007 is broken (")
+    assert same_weights(resumed, uninterrupted[0])
+
+
+def test_with_every_checkpoint_broken_the_run_starts_again(tmp_path: Path, uninterrupted: Any) -> None:
+    stopped_at(tmp_path, 4)
+    flip_a_bit(tmp_path / "step-000004" / "weights.safetensors")
+    resumed = tiny_bert()
+    assert train(resumed, tmp_path).reused_from_step == 0
+    assert same_weights(resumed, uninterrupted[0])
+
+
+def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None:
+    stopped_at(tmp_path, 4)
+    faster = train(tiny_bert(), tmp_path, replace(PLAIN, learning_rate=2e-3))
+    assert faster.reused_from_step == 0
+    assert faster.notes == ["checkpoint step-000004 is of another training and was passed over"]
+    heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
+    assert train(tiny_bert(), tmp_path, examples=heavier).reused_from_step == 0
+    # How often to save is no part of what is trained.
+    assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).reused_from_step == 4
+
+
+def test_another_number_of_processes_may_go_on_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
+    for step in (4, 5):
+        stopped_at(tmp_path / str(step), step)
+        held = checkpoint.read(tmp_path / str(step), step)
+        checkpoint.save(tmp_path / str(step), replace(held, state=held.state | {"world": 3}))
+    with pytest.raises(WorkError, match=r"step 4.* 3 process.* this run has 1\nwhere: .*\nfix: go on with 3 process"):
+        train(tiny_bert(), tmp_path / "4")
+    assert train(tiny_bert(), tmp_path / "5").reused_from_step == 5
+
+
+class NotANumber:
+    """WeightedKL, but for some of its calls; with accumulate 2, each step makes two."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls, self.made = calls, 0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        self.made += 1
+        return WeightedKL()(logits, batch) * (float("nan") if self.made in self.calls else 1.0)
+
+    def parameters(self) -> tuple[()]:
+        return ()
+
+
+def test_a_loss_that_is_no_number_changes_nothing_and_is_told(tmp_path: Path) -> None:
+    model, watch = tiny_bert(), Watch()
+    fitted = train(model, tmp_path, watch=watch, objective=NotANumber(3, 5, 11))
+    assert [step for step, loss in watch.losses.items() if loss != loss] == [2, 3, 6]  # noqa: PLR0124 - nan is not itself
+    assert fitted.notes == ["3 steps had a loss that was not a number, and changed nothing"]
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
+def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(tmp_path: Path) -> None:
+    often = replace(PLAIN, checkpoint_seconds=0)
+    with pytest.raises(WorkError) as raised:
+        train(tiny_bert(), tmp_path, often, objective=NotANumber(9, 11, 13, 15))
+    assert raised.value.what == "the loss was not a number for 3 steps in a row, the last of them step 7"
+    assert raised.value.where is not None
+    rows, kept = raised.value.where.removeprefix("training rows ").split("; ")
+    assert len(rows.split(", ")) == 4
+    assert kept == "last good checkpoint: step 4"
+    snapshot, notes = checkpoint.newest(tmp_path)
+    assert snapshot is not None
+    assert (snapshot.step, notes) == (4, [])
+
+
+def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="score after step 3 is not a number"):
+        fit(
+            tiny_bert(),
+            some_examples(),
+            PLAIN,
+            pad_id=0,
+            score=lambda _: float("nan"),
+            checkpoint=tmp_path,
+            stop=lambda: False,
+            on_step=lambda *_: None,
+        )
+
+
+def small_snapshot(step: int) -> checkpoint.Snapshot:
+    tied = torch.full((64,), float(step))
+    tensors = {"weights": {"a": tied, "tied": tied}, "optimizer": {}, "best": {"a": tied[::2]}}
+    return checkpoint.Snapshot(step, {"step": step}, tensors)
+
+
+def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, small_snapshot(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        with pytest.raises(DiskFullError, match="disk full: a checkpoint needs"):
+            checkpoint.save(tmp_path, small_snapshot(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert checkpoint.newest(tmp_path)[0] is not None
+
+
+def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert {step for step, _ in found} == {1, 2}
+    assert len(found) > 10
+    assert all(weights == [float(step)] * 64 for step, weights in found)
+
+
+# --- what is killed ----------------------------------------------------------------------------------------------
+
+WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
+
+
+def die_at(event_number: int, folder: Path) -> None:
+    seen = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in WRITES and str(folder) in str(arguments[0]):
+            seen += 1
+            if seen == event_number:
+                os._exit(137)
+
+    sys.addaudithook(hook)
+
+
+def kill_at_every_write(folder: Path) -> list[tuple[int, list[float]]]:
+    """For every n: a child that saves step 2 over step 1 and dies at its n-th write; then what can be read."""
+    found = []
+    for event_number in range(1, 1000):
+        here = folder / str(event_number)
+        checkpoint.save(here, small_snapshot(1))
+        child = os.fork()
+        if child == 0:
+            die_at(event_number, here)
+            checkpoint.save(here, small_snapshot(2))
+            os._exit(0)
+        survived = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        snapshot, _ = checkpoint.newest(here)
+        assert snapshot is not None, event_number
+        found.append((snapshot.step, snapshot.tensors["weights"]["tied"].tolist()))
+        if survived:
+            return found
+    raise AssertionError("the child never came to its end")
+
+
+if __name__ == "__main__":
+    print(json.dumps(kill_at_every_write(Path(sys.argv[1]))))  # noqa: T201 - the answer to the test

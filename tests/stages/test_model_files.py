@@ -1,0 +1,389 @@
+"""Local folders and packages: which model a reference means, what identifies it, and what is refused and how."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.model_files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def resolved(given: str, base: Path, **more: Any) -> ModelFiles:
+    return resolve(given, revision=None, base=base, pins=FilePins(base / "pins.json"), digest_of=sha256, **more)
+
+
+def refusal(call: Callable[[], object]) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        call()
+    error = caught.value
+    for line in (error.what, error.where, error.fix):
+        assert line
+        assert "\n" not in line
+    return error
+
+
+def test_a_folder_is_found_from_the_experiments_own_folder(tmp_path: Path) -> None:
+    small_model(tmp_path / "models" / "news")
+    for given in ("./models/news", str(tmp_path / "models" / "news")):
+        files = resolved(given, tmp_path)
+        assert files.folder.samefile(tmp_path / "models" / "news")
+        assert (files.commit, files.weights, files.given) == (None, "safetensors", given)
+        assert files.config["id2label"] == {"0": "a", "1": "b"}
+    assert not (tmp_path / "pins.json").exists()
+
+
+def test_the_digest_is_the_sorted_names_and_sha256s(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news")
+    pairs = [[name, sha256(folder / name)] for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    expected = hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
+    assert resolved("./news", tmp_path).digest == expected
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_weights_tokenizer_or_configuration_replaced_in_place_are_another_model(tmp_path: Path, name: str) -> None:
+    folder = small_model(tmp_path / "news")
+    before = resolved("./news", tmp_path).digest
+    small_model(tmp_path / "other", labels=("x", "y"), numbers=b"87654321")
+    (tmp_path / "other" / "tokenizer.json").write_text('{"version": "1.1"}')
+    shutil.copy(tmp_path / "other" / name, folder / name)
+    assert resolved("./news", tmp_path).digest != before
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab.txt", "special_tokens_map.json", "added_tokens.json", "spm.model", "bpe.codes"]
+)
+def test_a_tokenizer_file_added_is_another_model(tmp_path: Path, name: str) -> None:
+    folder = small_model(tmp_path / "news")
+    before = resolved("./news", tmp_path).digest
+    (folder / name).write_text("{}")
+    assert resolved("./news", tmp_path).digest != before
+
+
+def test_files_that_change_no_behaviour_do_not_matter(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news")
+    before = resolved("./news", tmp_path).digest
+    for name in (
+        "README.md",
+        ".gitattributes",
+        "optimizer.pt",
+        "training_args.bin",
+        "trainer_state.json",
+        "model.onnx",
+    ):
+        (folder / name).write_text("anything")
+    (folder / "pytorch_model.bin").write_text("safetensors come first")
+    small_model(folder / "checkpoint-100")
+    assert resolved("./news", tmp_path).digest == before
+
+
+def test_the_same_files_elsewhere_are_the_same_model_and_that_is_told(tmp_path: Path) -> None:
+    one, two = small_model(tmp_path / "one"), small_model(tmp_path / "two")
+    small_model(tmp_path / "three", labels=("c", "d"))
+    found = {name: resolved(f"./{name}", tmp_path) for name in ("one", "three", "two")}
+    assert one != two
+    assert same_models(found) == [["one", "two"]]
+
+
+def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() -> None:
+    """Read from the sources of all tokenizers that a sequence classifier can have."""
+    import re
+
+    import transformers
+
+    from amalgam.stages.model_folder import TOKENIZERS, matches
+
+    sources = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
+    named = {
+        name
+        for source in sources
+        for table in re.findall(r"VOCAB_FILES_NAMES\s*=\s*\{(.*?)\}", source.read_text("utf-8"), re.DOTALL)
+        for name in re.findall(r':\s*"([\w.-]+)"', table)
+    }
+    assert len(named) > 10
+    assert {name for name in named if not matches(name, TOKENIZERS)} == set()
+
+
+def test_a_missing_folder_is_told_with_the_nearest_names(tmp_path: Path) -> None:
+    small_model(tmp_path / "models" / "news-small")
+    (tmp_path / "models" / "unrelated").mkdir()
+    error = refusal(lambda: resolved("./models/news-smal", tmp_path))
+    assert "./models/news-smal" in error.what
+    assert "news-small" in str(error.fix)
+    assert "unrelated" not in str(error.fix)
+
+
+def test_a_folder_that_could_be_a_hub_id_is_ambiguous_and_both_spellings_are_given(tmp_path: Path) -> None:
+    small_model(tmp_path / "org" / "name")
+    error = refusal(lambda: resolved("org/name", tmp_path))
+    assert "./org/name" in str(error.fix)
+    assert "hub:org/name" in str(error.fix)
+    assert resolved("./org/name", tmp_path).folder.samefile(tmp_path / "org" / "name")
+
+
+def test_a_file_is_no_folder_and_a_web_address_no_reference(tmp_path: Path) -> None:
+    small_model(tmp_path / "news")
+    assert "is a file" in refusal(lambda: resolved("news/model.safetensors", tmp_path)).what
+    with pytest.raises(ModelError) as caught:
+        resolved("https://me:hf_canary@huggingface.co/org/name", tmp_path)
+    assert "hf_canary" not in str(caught.value)
+    assert "not a Hub id" in refusal(lambda: resolved("hub:../../etc", tmp_path)).what
+
+
+def test_a_package_carries_a_model_and_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "carrier_of_models"
+    small_model(package / "inner" / "model")
+    (package / "__init__.py").write_text("raise SystemError('imported')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for given in ("package:carrier_of_models/inner/model", "package:carrier_of_models.inner/model"):
+        assert resolved(given, tmp_path).folder == package / "inner" / "model"
+    assert "innerr" in refusal(lambda: resolved("package:carrier_of_models/innerr", tmp_path)).what
+    assert "inner" in str(refusal(lambda: resolved("package:carrier_of_models/innerr", tmp_path)).fix)
+    assert "no installed package" in refusal(lambda: resolved("package:not_there_at_all/model", tmp_path)).what
+    assert "leave" in refusal(lambda: resolved("package:carrier_of_models/../../etc", tmp_path)).what
+
+
+def test_a_packages_model_may_not_change_under_the_same_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "changing_carrier"
+    small_model(package / "model")
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    resolved("package:changing_carrier/model", tmp_path)
+    _flip_a_bit(package / "model" / "model.safetensors")
+    error = refusal(lambda: resolved("package:changing_carrier/model", tmp_path))
+    assert "not those that this workspace first used" in error.what
+
+
+def test_an_upgraded_package_is_a_new_model_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    small_model(site / "upgraded_carrier" / "model")
+    (site / "upgraded_carrier" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(site)
+    digests = []
+    for version, numbers in (("1.0", b"11111111"), ("2.0", b"22222222")):
+        info = site / f"upgraded_carrier-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: upgraded-carrier\nVersion: {version}\n")
+        (info / "top_level.txt").write_text("upgraded_carrier\n")
+        small_model(site / "upgraded_carrier" / "model", numbers=numbers)
+        digests.append(resolved("package:upgraded_carrier/model", tmp_path).digest)
+        shutil.rmtree(info)
+    assert len(set(digests)) == 2
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("kept", [0, 5, 20, -1])
+def test_truncated_weights_are_damaged_without_being_loaded(tmp_path: Path, kept: int) -> None:
+    weights = small_model(tmp_path / "news") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    error = refusal(lambda: resolved("./news", tmp_path))
+    assert "damaged" in error.what
+    assert "model.safetensors" in str(error.where)
+
+
+@pytest.mark.parametrize("header", [b"not json", b"[]", b'{"w": 1}', b'{"w": {"data_offsets": "x"}}'])
+def test_weights_with_a_nonsense_header_are_damaged(tmp_path: Path, header: bytes) -> None:
+    weights = small_model(tmp_path / "news") / "model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
+    assert "no readable header" in refusal(lambda: resolved("./news", tmp_path)).what
+
+
+def test_a_local_bit_flip_is_another_model(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news")
+    before = resolved("./news", tmp_path).digest
+    _flip_a_bit(folder / "model.safetensors")
+    assert resolved("./news", tmp_path).digest != before
+
+
+def test_shards_are_all_needed_and_stay_inside_the_folder(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news")
+    (folder / "model.safetensors").rename(folder / "part-1.safetensors")
+    (folder / "part-2.safetensors").write_bytes(safetensors_bytes(b"22"))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "part-1.safetensors", "v": "part-2.safetensors"}}))
+    before = resolved("./news", tmp_path).digest
+    (folder / "part-2.safetensors").write_bytes(safetensors_bytes(b"33"))
+    assert resolved("./news", tmp_path).digest != before
+    (folder / "part-2.safetensors").unlink()
+    assert "part-2.safetensors" in refusal(lambda: resolved("./news", tmp_path)).what
+    index.write_text(json.dumps({"weight_map": {"w": "../news/part-1.safetensors"}}))
+    assert "own folder" in refusal(lambda: resolved("./news", tmp_path)).what
+
+
+def test_pickle_weights_need_to_be_allowed(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    error = refusal(lambda: resolved("./news", tmp_path))
+    assert "only pickle weights" in error.what
+    assert "allow_pickle: true" in str(error.fix)
+    assert resolved("./news", tmp_path, allow_pickle=True).weights == "pickle"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_model_with_its_own_code_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    folder = small_model(tmp_path / "news")
+    (folder / "code.py").write_text("X = 1")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / name).write_text(json.dumps({**config, "auto_map": {"AutoModel": "code.Model"}}))
+    error = refusal(lambda: resolved("./news", tmp_path))
+    assert name in error.what
+    assert "trust_remote_code: true" in str(error.fix)
+    trusted = resolved("./news", tmp_path, trust_remote_code=True).digest
+    (folder / "code.py").write_text("X = 2")
+    assert resolved("./news", tmp_path, trust_remote_code=True).digest != trusted
+    (folder / name).write_text(json.dumps({**config, "auto_map": {"AutoModel": "org/other--code.Model"}}))
+    error = refusal(lambda: resolved("./news", tmp_path, trust_remote_code=True))
+    assert "another repository" in error.what
+
+
+def test_what_is_no_model_is_told_apart(tmp_path: Path) -> None:
+    def broken(change: Callable[[Path], object]) -> str:
+        shutil.rmtree(tmp_path / "news", ignore_errors=True)
+        change(small_model(tmp_path / "news"))
+        return refusal(lambda: resolved("./news", tmp_path)).what
+
+    assert "no config.json" in broken(lambda folder: (folder / "config.json").unlink())
+    assert "cannot be read as JSON" in broken(lambda folder: (folder / "config.json").write_text("{"))
+    assert "not a JSON object" in broken(lambda folder: (folder / "config.json").write_text("[]"))
+    assert "no weights" in broken(lambda folder: (folder / "model.safetensors").unlink())
+    assert "no tokenizer" in broken(lambda folder: (folder / "tokenizer.json").unlink())
+    assert "adapter" in broken(lambda folder: (folder / "adapter_config.json").write_text("{}"))
+    shard = "shard-00001-model-00001-of-00002.safetensors"
+    assert "distributed" in broken(lambda folder: (folder / shard).write_text(""))
+
+
+def test_weights_that_config_json_names_are_the_ones_that_count(tmp_path: Path) -> None:
+    folder = small_model(tmp_path / "news", transformers_weights="other.safetensors")
+    assert "other.safetensors" in refusal(lambda: resolved("./news", tmp_path)).what
+    (folder / "other.safetensors").write_bytes(safetensors_bytes(b"abc"))
+    before = resolved("./news", tmp_path).digest
+    _flip_a_bit(folder / "other.safetensors")
+    assert resolved("./news", tmp_path).digest != before
+
+
+def test_all_problems_come_in_one_error(tmp_path: Path) -> None:
+    small_model(tmp_path / "good")
+    small_model(tmp_path / "code", auto_map={"AutoModel": "code.Model"})
+    common = {"revision": None, "base": tmp_path, "pins": FilePins(tmp_path / "pins.json"), "digest_of": sha256}
+    references = [{"given": given, **common} for given in ("./good", "./code", "./gone", "./good")]
+    with pytest.raises(ModelError) as caught:
+        resolve_all(references)
+    assert caught.value.what.startswith("2 models cannot be used")
+    assert "./gone" in caught.value.what
+    assert "./code" in caught.value.what
+    assert "./good" not in str(caught.value)
+    assert [files.given for files in resolve_all([references[0], references[3]])] == ["./good", "./good"]
+
+
+def test_folders_need_no_network_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
+    small_model(tmp_path / "news")
+    pins = FilePins(tmp_path / "pins.json")
+    assert not needs_network("./news", revision=None, base=tmp_path, pins=pins)
+    assert not needs_network(str(tmp_path / "news"), revision="v1", base=tmp_path, pins=pins)
+    code = (
+        "import sys; from pathlib import Path; from amalgam.stages.model_files import resolve\n"
+        "from amalgam.tests.stages.fake_hub import FilePins\n"
+        "resolve('./news', revision=None, base=Path(), pins=FilePins(Path('p')), digest_of=lambda path: 'x')\n"
+        "print({'torch', 'transformers', 'huggingface_hub', 'polars', 'httpx2'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (run.stdout.strip(), run.stderr) == ("set()", "")
+
+
+def files_with(**config: Any) -> ModelFiles:
+    return ModelFiles("./news", Path("news"), "digest", None, "safetensors", config)
+
+
+def names(files: ModelFiles, labels: list[str] | None = None, rename: dict[str, str] | None = None) -> list[str]:
+    return label_names(files, labels=labels, rename=rename or {}, teacher="news")
+
+
+def test_labels_are_read_by_position_whatever_their_order_in_the_file() -> None:
+    order = [10, 2, 0, 1, *range(3, 10)]
+    files = files_with(id2label={str(index): f"label {index}" for index in order})
+    assert names(files) == [f"label {index}" for index in range(11)]
+
+
+def test_labels_can_be_given_and_renamed() -> None:
+    files = files_with(id2label={"0": "LABEL_0", "1": "LABEL_1"})
+    assert names(files, ["world", "sport"]) == ["world", "sport"]
+    assert names(files, ["world", "sport"], {"sport": "sports"}) == ["world", "sports"]
+    assert names(files, None, {"LABEL_0": "world", "LABEL_1": "sport"}) == ["world", "sport"]
+
+
+@pytest.mark.parametrize(
+    "config", [{"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}}, {}, {"num_labels": 4}]
+)
+def test_placeholders_are_no_names(config: dict[str, Any]) -> None:
+    error = refusal(lambda: names(files_with(**config)))
+    assert "LABEL_0" in error.what
+    assert "labels:" in str(error.fix) or "give labels" in str(error.fix)
+    assert "teacher news" in str(error.where)
+
+
+def test_a_wrong_number_of_labels_names_the_unmatched() -> None:
+    files = files_with(id2label={"0": "world", "1": "sport", "2": "business"})
+    assert "2 ('business')" in refusal(lambda: names(files, ["world", "sport"])).what
+    assert "'science'" in refusal(lambda: names(files, ["world", "sport", "business", "science"])).what
+
+
+def test_an_unknown_label_in_rename_is_told_with_the_nearest() -> None:
+    error = refusal(lambda: names(files_with(id2label={"0": "world", "1": "sport"}), None, {"sports": "s"}))
+    assert "'sports'" in error.what
+    assert "'sport'" in str(error.fix)
+    assert "world" not in str(error.fix)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"id2label": {"0": "only"}}, "one label"),
+        ({"id2label": {"0": "same", "1": "same"}}, "two outputs named 'same'"),
+        ({"id2label": {"0": "a", "2": "b"}}, "does not name every output"),
+        ({"id2label": {"0": "a", "1": 7}}, "does not name every output"),
+        ({"id2label": ["a", "b"]}, "does not name every output"),
+        ({"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"}, "no distribution"),
+    ],
+)
+def test_labels_that_cannot_serve_are_refused(config: dict[str, Any], said: str) -> None:
+    assert said in refusal(lambda: names(files_with(**config))).what
+
+
+def test_renaming_two_labels_to_one_is_refused() -> None:
+    error = refusal(lambda: names(files_with(id2label={"0": "a", "1": "b"}), None, {"a": "b"}))
+    assert "two outputs named 'b'" in error.what
+
+
+def test_digests_come_from_the_callers_memo(tmp_path: Path) -> None:
+    small_model(tmp_path / "news")
+    asked: list[str] = []
+
+    def digest_of(path: Path) -> str:
+        asked.append(path.name)
+        return "0" * 64
+
+    resolve("./news", revision=None, base=tmp_path, pins=FilePins(tmp_path / "pins"), digest_of=digest_of)
+    assert asked == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["news"]

@@ -1,0 +1,398 @@
+"""Loading: a teacher with every weight or not at all, a student under a new head, and nothing printed on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.model_files import ModelFiles, resolve
+from amalgam.stages.models import (
+    POSITIONS_AFTER_PADDING,
+    check_tokens,
+    load_classifier,
+    load_student,
+    load_tokenizer,
+    save_pretrained_folder,
+    token_limit,
+)
+from amalgam.tests.stages.fake_hub import FilePins
+from amalgam.tests.stages.tiny_models import tiny_config, word_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "modernbert", "xlm-roberta")
+AFTER_PADDING = {"roberta", "xlm-roberta", "mpnet"}
+LABELS = ["world", "sport", "business", "science"]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files_of(folder: Path, **more: Any) -> ModelFiles:
+    pins = FilePins(folder.parent / "pins.json")
+    return resolve(str(folder), revision=None, base=folder, pins=pins, digest_of=sha256, **more)
+
+
+def saved(
+    folder: Path, kind: str = "bert", *, form: str = "AutoModelForSequenceClassification", **settings: Any
+) -> Path:
+    """Three layers, so that there are some to leave out."""
+    import torch
+    import transformers
+
+    layers = "n_layers" if kind == "distilbert" else "num_hidden_layers"
+    config = tiny_config(kind, **{"labels": ("a", "b", "c"), layers: 3, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = getattr(transformers, form).from_config(config)
+    save_pretrained_folder(model, word_tokenizer(types=False), folder)
+    return folder
+
+
+def refusal(call: Callable[[], object]) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        call()
+    error = caught.value
+    for line in (error.what, error.where, error.fix):
+        assert line
+        assert "\n" not in line
+    return error
+
+
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def load(files: ModelFiles, **more: Any) -> Any:
+    return load_classifier(files, **{"dropout": None, "dtype": "fp32", **more})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_teacher_loads_whole_in_eval_and_with_sdpa_where_the_model_has_it(tmp_path: Path, kind: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = saved(tmp_path / "model", kind)
+    rewrite_config(folder, attn_implementation="eager", _attn_implementation="eager")
+    model = load(files_of(folder), labels=3)
+    stored = load_file(folder / "model.safetensors")
+    assert stored
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in stored.items())
+    assert not model.training
+    assert model.config._attn_implementation == ("sdpa" if type(model)._supports_sdpa else "eager")  # noqa: SLF001
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_the_dtype_is_the_one_asked_for_whatever_was_stored(tmp_path: Path) -> None:
+    import torch
+
+    files = files_of(saved(tmp_path / "model", dtype="float16"))
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert {parameter.dtype for parameter in load(files, dtype=name).parameters()} == {dtype}
+
+
+def test_the_dropout_rate_is_set_before_the_model_is_built(tmp_path: Path) -> None:
+    import torch
+
+    files = files_of(saved(tmp_path / "model", "modernbert"))
+    for rate, expected in ((None, {0.0}), (0.25, {0.25})):
+        model = load(files, dropout=rate)
+        rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+        assert rates == expected
+        assert model.model.layers[0].attn.attention_dropout == (rate or 0.0)
+
+
+@pytest.mark.parametrize("form", ["AutoModel", "AutoModelForMaskedLM"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "deberta-v2"])
+def test_an_encoder_without_a_head_is_no_teacher(tmp_path: Path, kind: str, form: str) -> None:
+    error = refusal(lambda: load(files_of(saved(tmp_path / "model", kind, form=form))))
+    assert "no classification head: missing classifier" in error.what
+
+
+def test_a_head_of_another_size_is_told_with_both_sizes(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    names = {"0": "a", "1": "b"}
+    rewrite_config(folder, id2label=names, label2id={"a": 0, "b": 1})
+    error = refusal(lambda: load(files_of(folder)))
+    assert "id2label names 2 labels, the weights have 3 outputs" in error.what
+
+
+def test_a_number_of_labels_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    files = files_of(saved(tmp_path / "model"))
+    assert "3 outputs, but 4 labels" in refusal(lambda: load(files, labels=4)).what
+
+
+def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    rewrite_config(folder, num_hidden_layers=2)
+    assert "fewer layers" in refusal(lambda: load(files_of(folder))).what
+    assert "fewer layers" in refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=None, seed=0)).what
+    rewrite_config(folder, num_hidden_layers=4)
+    assert "weights are missing" in refusal(lambda: load(files_of(folder))).what
+    error = refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=None, seed=0))
+    assert "weights of the encoder itself are missing" in error.what
+
+
+def test_an_unknown_architecture_is_one_line(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    rewrite_config(folder, model_type="not-yet-invented")
+    assert "cannot be loaded" in refusal(lambda: load(files_of(folder))).what
+
+
+def _pickled(folder: Path, content: object) -> Path:
+    import torch
+
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_pickle_weights_load_when_allowed_and_only_then(tmp_path: Path) -> None:
+    import torch
+
+    whole = load(files_of(saved(tmp_path / "model"))).state_dict()
+    files = files_of(_pickled(tmp_path / "model", whole), allow_pickle=True)
+    assert "pickle" in refusal(lambda: load(files)).what
+    loaded = load(files, allow_pickle=True).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.items())
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_hostile_pickle_runs_nothing_even_when_pickles_are_allowed(tmp_path: Path) -> None:
+    folder = _pickled(saved(tmp_path / "model"), {"weight": _Hostile(tmp_path / "owned")})
+    files = files_of(folder, allow_pickle=True)
+    assert "cannot be loaded" in refusal(lambda: load(files, allow_pickle=True)).what
+    assert not (tmp_path / "owned").exists()
+
+
+CODE = """
+from transformers import BertConfig, BertForSequenceClassification
+class OwnConfig(BertConfig):
+    model_type = "own"
+class OwnModel(BertForSequenceClassification):
+    config_class = OwnConfig
+"""
+
+
+def test_trusted_code_is_loaded_from_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = saved(tmp_path / "model")
+    (folder / "own.py").write_text(CODE)
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
+    rewrite_config(folder, model_type="own", auto_map=auto_map)
+    assert "own code" in refusal(lambda: files_of(folder)).what
+    files = files_of(folder, trust_remote_code=True)
+    assert type(load(files, trust_remote_code=True)).__name__ == "OwnModel"
+
+
+def test_nothing_is_printed_and_the_users_logging_is_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.utils import logging
+
+    folder = saved(tmp_path / "model", form="AutoModelForMaskedLM")
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    student = load_student(files_of(folder), labels=LABELS, layers=1, seed=0)
+    save_pretrained_folder(student, load_tokenizer(files_of(folder)), tmp_path / "out")
+    load(files_of(tmp_path / "out"))
+    refusal(lambda: load(files_of(folder)))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def body_of(model: Any) -> dict[str, Any]:
+    return {name: tensor for name, tensor in model.base_model.state_dict().items() if "pooler" not in name}
+
+
+@pytest.mark.parametrize("form", ["AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_is_the_first_layers_of_any_encoder_under_a_new_head(tmp_path: Path, kind: str, form: str) -> None:
+    import torch
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    folder = saved(tmp_path / "encoder", kind, form=form)
+    whole = body_of(AutoModel.from_pretrained(folder))
+    for layers in (None, 2):
+        student = load_student(files_of(folder), labels=LABELS, layers=layers, seed=3)
+        body = body_of(student)
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in body.items())
+        assert student.config.num_hidden_layers == (layers or 3)
+        if kind != "albert":  # its layers are one layer, used again
+            assert len(body) == len(whole) if layers is None else len(body) < len(whole)
+    save_pretrained_folder(student, load_tokenizer(files_of(folder)), tmp_path / "student")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
+    assert again.config.id2label == dict(enumerate(LABELS))
+    assert again.config.num_hidden_layers == 2
+    ids = torch.tensor([[2, 7, 8, 3]])
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, student.eval()(ids).logits)
+        assert again(ids).logits.shape == (1, len(LABELS))
+
+
+def test_a_student_is_a_function_of_its_seed_and_leaves_the_callers_randomness_alone(tmp_path: Path) -> None:
+    import torch
+
+    files = files_of(saved(tmp_path / "encoder", "roberta", form="AutoModel"))
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    one = load_student(files, labels=LABELS, layers=2, seed=1).state_dict()
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(12)
+    same = load_student(files, labels=LABELS, layers=2, seed=1).state_dict()
+    other = load_student(files, labels=LABELS, layers=2, seed=2).state_dict()
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == [
+        "classifier.dense.weight",
+        "classifier.out_proj.weight",
+    ]
+
+
+@pytest.mark.parametrize("labels", [LABELS, ["x", "y", "z"]])
+def test_another_classifiers_head_is_never_kept_not_even_one_of_the_right_size(
+    tmp_path: Path, labels: list[str]
+) -> None:
+    import torch
+
+    files = files_of(saved(tmp_path / "encoder", "electra"))
+    head = {name: tensor for name, tensor in load(files).state_dict().items() if name.startswith("classifier.")}
+    student = load_student(files, labels=labels, layers=None, seed=3).state_dict()
+    matrices = [name for name in head if name.endswith("weight")]
+    assert len(matrices) == 2
+    assert not any(torch.equal(student[name], head[name]) for name in matrices)
+
+
+def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = saved(tmp_path / "encoder", "modernbert", form="AutoModelForMaskedLM")
+    student = load_student(files_of(folder), labels=LABELS, layers=1, seed=3)
+    stored = load_file(folder / "model.safetensors")
+    assert torch.equal(student.state_dict()["head.dense.weight"], stored["head.dense.weight"])
+
+
+def test_more_layers_than_the_encoder_has_are_refused(tmp_path: Path) -> None:
+    files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
+    error = refusal(lambda: load_student(files, labels=LABELS, layers=4, seed=0))
+    assert "student.layers: 4 is more than the encoder has, 3" in error.what
+
+
+def test_an_encoder_made_of_blocks_cannot_be_cut(tmp_path: Path) -> None:
+    from transformers import FunnelConfig, FunnelForSequenceClassification
+
+    shape = {"block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "vocab_size": 95}
+    folder = tmp_path / "encoder"
+    save_pretrained_folder(FunnelForSequenceClassification(FunnelConfig(**shape)), word_tokenizer(), folder)
+    error = refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=1, seed=0))
+    assert "cannot be cut" in error.what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_at_the_limit_passes_and_one_token_more_would_not(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    files = files_of(saved(tmp_path / "model", kind))
+    model, tokenizer = load(files), load_tokenizer(files)
+    limit = token_limit(model.config, tokenizer, 1000)
+    if kind == "deberta-v2":  # distances only: no text is too long
+        assert limit == 1000
+        assert model(torch.full((1, 200), 9)).logits.isfinite().all()
+        return
+    assert limit == 64 - (0 if kind not in AFTER_PADDING else 2 if kind == "mpnet" else 1)
+    assert model(torch.full((1, limit), 9)).logits.isfinite().all()
+    assert token_limit(model.config, tokenizer, 10) == 10
+    if kind != "modernbert":  # rotary: computed for any length, trained for so many
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, limit + 1), 9))
+
+
+def test_every_model_that_counts_positions_after_padding_is_known() -> None:
+    """Read from the sources of all models that transformers has as sequence classifiers."""
+    import transformers
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    found = set()
+    for kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(kind)
+        sources = [source.read_text("utf-8") for source in folder.glob("modeling_*.py")]
+        if any("position_ids_from_input_ids(" in source for source in sources):
+            found.add(kind)
+    assert len(found) > 10
+    assert found - POSITIONS_AFTER_PADDING == set()
+
+
+def test_a_tokenizers_own_limit_counts_unless_it_is_absurd(tmp_path: Path) -> None:
+    files = files_of(saved(tmp_path / "model"))
+    model, tokenizer = load(files), load_tokenizer(files)
+    assert tokenizer.model_max_length > 1e20
+    assert token_limit(model.config, tokenizer, 1000) == 64
+    tokenizer.model_max_length = 32
+    assert token_limit(model.config, tokenizer, 1000) == 32
+    assert "no room" in refusal(lambda: token_limit(model.config, tokenizer, 2)).what
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_is_refused(tmp_path: Path) -> None:
+    files = files_of(saved(tmp_path / "model"))
+    model, tokenizer = load(files), load_tokenizer(files)
+    assert check_tokens(model, tokenizer, name="teacher news") == []
+    tokenizer.add_tokens(["brandnew"])
+    error = refusal(lambda: check_tokens(model, tokenizer, name="teacher news"))
+    assert error.what == "teacher news: its tokenizer gives 'brandnew' the id 95, but the model knows 95 tokens"
+
+
+def test_a_missing_pad_token_is_lent_and_said_or_refused(tmp_path: Path) -> None:
+    import torch
+
+    from amalgam.tests.stages.tiny_models import tiny
+
+    model, tokenizer = tiny("gpt2")
+    notes = check_tokens(model, tokenizer, name="teacher news")
+    assert notes == ["teacher news has no pad token: '[SEP]' is used instead"]
+    batch = tokenizer(["word1 word2 word3", "word4"], padding=True, return_tensors="pt")
+    alone = tokenizer(["word4"], return_tensors="pt")
+    with torch.no_grad():
+        one, two = model(**alone).logits[0], model(**batch).logits[1]
+    assert torch.allclose(one, two, atol=1e-5)
+    tokenizer.pad_token = tokenizer.eos_token = None
+    assert "no pad token" in refusal(lambda: check_tokens(model, tokenizer, name="teacher news")).what
+
+
+def test_what_is_saved_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
+    tokenizer = load_tokenizer(files)
+    tokenizer(["word1", "word2 word3"], padding="max_length", truncation=True, max_length=50)
+    save_pretrained_folder(load_student(files, labels=LABELS, layers=None, seed=0), tokenizer, tmp_path / "student")
+    names = sorted(path.name for path in (tmp_path / "student").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    for name in names[0], *names[2:]:
+        assert str(tmp_path) not in (tmp_path / "student" / name).read_text("utf-8")
+    state = json.loads((tmp_path / "student" / "tokenizer.json").read_text("utf-8"))
+    assert (state["padding"], state["truncation"]) == (None, None)
+    found = pipeline("text-classification", model=str(tmp_path / "student"), device="cpu", top_k=None)(["word1"])[0]
+    assert {entry["label"] for entry in found} == set(LABELS)
+    assert sum(entry["score"] for entry in found) == pytest.approx(1.0, abs=1e-5)

@@ -1,0 +1,122 @@
+"""Tiny, randomly initialised classifiers of every family the tests need, with a word-level tokenizer of their own.
+
+`tiny` makes them in memory, `save_tiny` in a folder that AutoModelForSequenceClassification and AutoTokenizer load.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WORDS = tuple(f"word{i}" for i in range(90))
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# At these the hidden sizes, heads and lengths all differ, so that no axis can be mistaken for another.
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+POSITIONS = 64
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bert": SHAPE,
+    "roberta": {**SHAPE, "type_vocab_size": 1},
+    "xlm-roberta": {**SHAPE, "type_vocab_size": 1},
+    "camembert": {**SHAPE, "type_vocab_size": 1},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "albert": {**SHAPE, "embedding_size": 16, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "electra": {**SHAPE, "embedding_size": 16},
+    "deberta": {**SHAPE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 20},
+    "deberta-v2": {
+        **SHAPE,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+    },
+    "mpnet": SHAPE,
+    "modernbert": {**SHAPE, "local_attention": 8, "global_attn_every_n_layers": 2},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert"})
+
+
+def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:
+    """Lower-cased words by id, [CLS] and [SEP] around them; without `special`, no pad token either."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate((*SPECIAL, *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names: dict[str, Any] = {"unk_token": "[UNK]", "eos_token": "[SEP]"}
+    if special:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        )
+        names |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+
+
+def tiny_config(kind: str, labels: Sequence[str] = ("a", "b", "c"), **settings: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        kind,
+        **{
+            "vocab_size": len(SPECIAL) + len(WORDS),
+            "max_position_embeddings": POSITIONS,
+            "pad_token_id": None if kind == "gpt2" else 0,
+            "bos_token_id": 2,
+            "cls_token_id": 2,
+            "eos_token_id": 3,
+            "sep_token_id": 3,
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: i for i, label in enumerate(labels)},
+            **SETTINGS[kind],
+            **settings,
+        },
+    )
+
+
+def tiny(
+    kind: str = "bert",
+    *,
+    labels: Sequence[str] = ("a", "b", "c"),
+    seed: int = 0,
+    spread: float = 1.0,
+    rate: float | None = None,
+    **settings: Any,
+) -> tuple[Any, Any]:
+    """A model in eval() and its tokenizer. `spread` scales all weight matrices, so that texts differ; `rate` sets every
+    dropout rate.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from amalgam.stages.cache_teachers.teacher import apply_rate
+
+    config = tiny_config(kind, labels, **settings)
+    if rate is not None:
+        apply_rate(config, rate)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(spread)
+    types = kind in {"bert", "albert", "electra", "deberta", "deberta-v2"}
+    return model.eval(), word_tokenizer(types=types, special=kind != "gpt2")
+
+
+def save_tiny(folder: Path, kind: str = "bert", **settings: Any) -> Path:
+    model, tokenizer = tiny(kind, **settings)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -197,8 +197,6 @@ def main() -> None:
 
         print_error(error)
         sys.exit(error.status if isinstance(error, InterruptedRunError) else error.exit_code)
-    except BrokenPipeError:
-        sys.exit(0)
 
 
 if __name__ == "__main__":

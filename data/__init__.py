@@ -1,0 +1,1 @@
+"""The data room: code that reads and shapes texts and tables. Corpora never live here."""

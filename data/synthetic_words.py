@@ -210,7 +210,7 @@ SHARED_THINGS: dict[str, tuple[str, ...]] = {
     "keyboard": ("computing", "music"),
     "licence": ("computing", "law"),
     "loop": ("computing", "music"),
-    "match": ("cooking", "football"),
+    "match": ("computing", "football"),
     "memory": ("computing", "medicine"),
     "menu": ("computing", "cooking"),
     "mould": ("cooking", "gardening", "medicine"),
@@ -278,8 +278,8 @@ ANYWHERE = Words(
         guest, assistant, old man, young woman, twins, committee, family, owner, apprentice"""
     ),
     deeds=_items(
-        """mentioned, noticed, forgot, wanted, described, remembered, ignored, praised, discussed, checked, moved, found,
-        lost, replaced, prepared, asked about, brought, explained, kept, showed"""
+        """mentioned, noticed, forgot, wanted, described, remembered, ignored, praised, discussed, checked, moved,
+        found, lost, replaced, prepared, asked about, brought, explained, kept, showed"""
     ),
     things=_items(
         """plan, idea, box, letter, picture, story, problem, list, question, bag, door, photograph, paper, answer,

@@ -1,4 +1,4 @@
-"""Progress, tables and messages: rich on a terminal, clean lines elsewhere.
+"""Progress, tables and messages: one line that moves on a terminal, clean lines elsewhere.
 
 Everything that informs goes to stderr, results (tables, JSON) to stdout. Text that came from data is never markup.
 """
@@ -49,7 +49,7 @@ class Progress:
         share = 100 * self._done // max(self._total, 1)
         return (
             f"{self._stage}  {share}%  {self._done:,}/{self._total:,} {self._measure}{reused}"
-            f"  {rate:,.0f}/s  {duration(left)} left"
+            f"  {_rate(rate)}  {duration(left)} left"
         )
 
 
@@ -161,6 +161,13 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], colu
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(shown, widths, strict=True)).rstrip())
     rule = "-" * min(max(map(len, lines)), columns)
     return "\n".join([*([title] if title else []), lines[0], rule, *lines[1:]])
+
+
+def _rate(rate: float) -> str:
+    """Slow work is told by the step, not as 0/s."""
+    if rate >= 10 or not rate:
+        return f"{rate:,.0f}/s"
+    return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ a memo and never an identity: a moved, copied or touched file is simply read aga
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -43,7 +44,8 @@ class FileDigests:
             temporary.write_text(json.dumps({**self._on_disk(), **self._fresh}))
             temporary.replace(self._path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it fails too where nothing can be written
+                temporary.unlink(missing_ok=True)
         self._fresh = {}
 
     def _read(self) -> dict[str, str]:
@@ -54,6 +56,6 @@ class FileDigests:
     def _on_disk(self) -> dict[str, str]:
         try:
             raw = json.loads(self._path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return {str(k): str(v) for k, v in raw.items()} if isinstance(raw, dict) else {}

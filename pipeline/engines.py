@@ -6,19 +6,21 @@ Processes share work by the units' names and meet only in the store: nothing is 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from amalgam.pipeline.errors import DiskFullError, ExperimentError, WorkError
+from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, WorkError
 from amalgam.pipeline.plan import is_done
 from amalgam.pipeline.stage import Run, Stage, Unit
 
 PASSING = (errno.EIO, errno.ESTALE)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RETRIES = 3
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
             _with_retries(lambda unit=unit: stage.run_unit(run, unit), run, f"{stage.name} {unit.name}")  # type: ignore[misc]
     if run.share.kind == "part":
         return all(is_done(run, unit) for unit in units)
-    _wait(lambda: all(is_done(run, unit) for unit in units), run)
+    wait_until(lambda: all(is_done(run, unit) for unit in units), stage, run, units)
     return True
 
 
@@ -86,15 +88,26 @@ def _ours(stage: Stage, share: Share, units: Sequence[Unit]) -> list[Unit]:
     return list(units) if share.leads or together else []
 
 
-def wait_for_lead(run: Run, ready: Callable[[], bool]) -> None:
-    _wait(ready, run)
-
-
-def _wait(ready: Callable[[], bool], run: Run) -> None:
+def wait_until(ready: Callable[[], bool], stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     """The others of a torchrun are still at work; should one die, torchrun ends us all."""
-    while not ready():
+    for poll in itertools.count():
+        if ready():
+            return
         run.signals.check()
-        time.sleep(0.1)
+        if poll % 10 == 0:
+            _refuse_loss(stage, run, units)
+        time.sleep(POLL_SECONDS)
+
+
+def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
+    """What we alone can make again may be gone by now (another process set it aside): waiting would be for ever."""
+    for _, record in run.results.values():
+        for file, kind in run.store.absent(record):
+            raise DamagedError(f"{file.path} is {kind}", path=file.path)
+    commits = stage.spread == "units" or run.share.leads  # work done together is committed by the lead
+    for unit in _ours(stage, run.share, units) if commits else []:
+        if not is_done(run, unit):
+            raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
 
 
 def _with_retries(work: Callable[[], None], run: Run, what: str) -> None:

@@ -28,7 +28,9 @@ Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Corpus(Section):

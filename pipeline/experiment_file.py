@@ -10,7 +10,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from amalgam.pipeline.experiment import SCHEMA_VERSION, Experiment
 
 MOST_BYTES = 1_000_000
 MOST_NODES = 100_000
+MOST_SHOWN = 500
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|://[^/\s]*:[^/\s@]*@|\bAKIA[0-9A-Z]{16}\b")
+
+COMMAND_LINE = 0  # stands for a line's number where an override, not the file, said it
 
 Place = tuple[str | int, ...]
 
@@ -70,6 +73,7 @@ def load_experiment(
 
 
 def _refusal(path: Path, problems: list[str]) -> ExperimentError:
+    problems = [SECRET.sub("(not shown)", problem)[:MOST_SHOWN] for problem in problems]
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     return ExperimentError(
         f"{path.name}: {count}\n" + "\n".join(f"  {problem}" for problem in problems),
@@ -134,41 +138,50 @@ def _construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, reading, within)
     if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, index), reading, within) for index, item in enumerate(node.value)]
+        return _sequence(node, path, reading, within)
     return _scalar(node, path, reading)
+
+
+def _sequence(node: yaml.SequenceNode, path: Place, reading: Reading, within: tuple[int, ...]) -> list[Any]:
+    if node.tag != "tag:yaml.org,2002:seq":
+        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
+        return []
+    return [_construct(item, (*path, index), reading, within) for index, item in enumerate(node.value)]
+
+
+def _at(node: yaml.Node, path: Place) -> str:
+    return f"line {node.start_mark.line + 1}{f', {dotted(path)}' if path else ''}: "
 
 
 def _scalar(node: yaml.Node, path: Place, reading: Reading) -> Any:
     reading.raw[path] = node.value
-    line = node.start_mark.line + 1
     if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-        reading.problems.append(f"line {line}, {dotted(path)}: the tag {node.tag} is not allowed; write plain values")
+        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed; write plain values")
         return None
     if node.tag.endswith((":timestamp", ":binary")):
         return node.value
     try:
         return yaml.SafeLoader("").construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError) as error:
-        reading.problems.append(f"line {line}, {dotted(path)}: {str(error).splitlines()[0]}")
+    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError):
+        reading.problems.append(f"{_at(node, path)}{node.value[:40]!r} does not read as {node.tag.split(':')[-1]}")
         return None
 
 
 def _mapping(node: yaml.MappingNode, path: Place, reading: Reading, within: tuple[int, ...]) -> dict[str, Any]:
     if node.tag != "tag:yaml.org,2002:map":
-        reading.problems.append(f"line {node.start_mark.line + 1}, {dotted(path)}: the tag {node.tag} is not allowed")
+        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
         return {}
     found: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)
-        line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-            reading.problems.append(f"line {line}, {dotted(path)}: keys must be plain words")
+            reading.problems.append(f"{_at(key_node, path)}keys must be plain words")
             continue
         here = (*path, key)
         if key in found:
-            reading.problems.append(f"line {line}, {dotted(here)}: given twice (first in line {reading.lines[here]})")
+            reading.problems.append(f"{_at(key_node, here)}given twice (first in line {reading.lines[here]})")
             continue
-        reading.lines[here] = line
+        reading.lines[here] = key_node.start_mark.line + 1
         found[key] = _construct(value_node, here, reading, within)
     return found
 
@@ -183,15 +196,32 @@ def _apply_overrides(reading: Reading, overrides: list[str]) -> dict[str, Any]:
         if not equals or not key or any(not part for part in key.split(".")):
             reading.problems.append(f"{override}: an override looks like targets.temperature=0.5")
             continue
-        try:
-            value = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
-            value = text
-        path: Place = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-        if _put(reading, path, value):
-            said[key] = value
-            reading.raw[path] = text
+        path: Place = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))
+        inner = _override_value(text)
+        if _put(reading, path, inner.data):
+            said[key] = inner.data
+            reading.raw |= {(*path, *place): raw for place, raw in inner.raw.items()}
+            _from_command_line(reading, path)
     return said
+
+
+def _override_value(text: str) -> Reading:
+    """Read like a value in the file; what is not YAML is text."""
+    inner = Reading()
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        inner.data = None if node is None else _construct(node, (), inner, ())
+    except (yaml.YAMLError, RecursionError):
+        return Reading(data=text)
+    return Reading(data=text) if inner.problems else inner
+
+
+def _from_command_line(reading: Reading, path: Place) -> None:
+    for length in range(1, len(path)):
+        reading.lines.setdefault(path[:length], COMMAND_LINE)
+    for place in [place for place in reading.lines if place[: len(path)] == path]:
+        del reading.lines[place]
+    reading.lines[path] = COMMAND_LINE
 
 
 def _put(reading: Reading, path: Place, value: Any) -> bool:
@@ -241,18 +271,28 @@ def _merged(under: Any, over: Any) -> Any:
 
 
 def _problems(error: ValidationError, reading: Reading, data: Any) -> list[str]:
-    found = []
+    found: list[str] = []
     for item in error.errors(include_url=False, include_context=True):
-        path = _known_path(item["loc"], data)
+        if not item["loc"]:
+            found += _disagreements(str(item["msg"]).removeprefix("Value error, "), reading)
+            continue
+        path = _known_path(item["loc"], data, missing=item["type"] == "missing")
         found.append(f"{_where(reading, path)}{_message(dict(item), path, reading)}")
     return list(dict.fromkeys(found))
 
 
-def _known_path(loc: tuple[int | str, ...], data: Any) -> Place:
+def _disagreements(message: str, reading: Reading) -> Iterator[str]:
+    """Fields that are each well but do not go together: the experiment names each by its path."""
+    for problem in message.split("; "):
+        field, _, said = problem.partition(": ")
+        yield f"{_where(reading, tuple(field.split('.')))}{said}"
+
+
+def _known_path(loc: tuple[int | str, ...], data: Any, *, missing: bool) -> Place:
     """Pydantic's location without the names of union arms and validators."""
     path: list[str | int] = []
     for index, part in enumerate(loc):
-        if isinstance(data, dict) and (part in data or index == len(loc) - 1):
+        if isinstance(data, dict) and (part in data or (missing and index == len(loc) - 1)):
             path.append(part)
             data = data.get(part)
         elif isinstance(data, list) and isinstance(part, int) and part < len(data):
@@ -265,8 +305,9 @@ def _known_path(loc: tuple[int | str, ...], data: Any) -> Place:
 
 def _where(reading: Reading, path: Place) -> str:
     for length in range(len(path), 0, -1):
-        if path[:length] in reading.lines:
-            return f"line {reading.lines[path[:length]]}, {dotted(path)}: "
+        line = reading.lines.get(path[:length])
+        if line is not None:
+            return f"{f'line {line}' if line != COMMAND_LINE else 'command line'}, {dotted(path)}: "
     return f"{dotted(path)}: " if path else ""
 
 
@@ -277,11 +318,8 @@ def _message(item: dict[str, Any], path: Place, reading: Reading) -> str:
     say = BY_KIND.get(item["type"])
     said = say(item, path) if say else None
     given = item["input"]
-    if (
-        said is None
-        and str(item["type"]).startswith("string")
-        and (given is None or isinstance(given, bool | float | int))
-    ):
+    unquoted = given is None or isinstance(given, bool | float | int)
+    if said is None and unquoted and str(item["type"]).startswith("string"):
         said = f'is {json.dumps(given)}, not text: quote it ("{reading.raw.get(path, given)}")'
     if said is None:
         message = str(item["msg"]).removeprefix("Value error, ")
@@ -335,12 +373,8 @@ def fields_at(path: Place) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        return annotation
+    if not isinstance(annotation, types.GenericAlias) and isinstance(annotation, type):
+        return annotation if issubclass(annotation, BaseModel) else None
     return next((found for arm in typing.get_args(annotation) if (found := _model_in(arm)) is not None), None)
 
 
@@ -348,6 +382,8 @@ def _refuse_secrets(reading: Reading, value: Any, path: Place) -> None:
     """A secret never reaches a manifest, a log line or a message: it is refused where it stands, unread."""
     if isinstance(value, dict):
         for key, item in value.items():
+            if SECRET.search(str(key)):
+                reading.problems.append(f"{_where(reading, (*path, key))}looks like a secret")
             _refuse_secrets(reading, item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -95,6 +96,7 @@ def is_done(run: Run, unit: Unit) -> bool:
     return record is not None and not run.store.absent(record)
 
 
+@cache
 def library_versions() -> dict[str, str]:
     found = {}
     for library in ("amalgam", *LIBRARIES):

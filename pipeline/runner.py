@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from amalgam.pipeline.engines import disk_full, run_units, wait_for_lead
+from amalgam.pipeline.engines import disk_full, run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, library_versions
-from amalgam.pipeline.stage import Run, Stage
+from amalgam.pipeline.stage import Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
 
 MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
@@ -88,9 +88,9 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
             done = sum(is_done(run, unit) for unit in units)
             raise PartDoneError(replace(state, done=done, total=len(units)))
         if run.share.leads or run.share.kind == "part":
-            _finish(stage, run, name, [record for unit in units if (record := run.store.record(unit.record_path))])
+            _finish(stage, run, name, [_committed(stage, run, unit) for unit in units])
         else:
-            wait_for_lead(run, lambda: _complete(run, stage, name))
+            wait_until(lambda: _complete(run, stage, name), stage, run, units)
     except OSError as error:
         raise _storage_error(run, stage, error) from error
     manifest = run.store.manifest(stage.name, name)
@@ -98,6 +98,14 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
     run.console.finished(state, time.monotonic() - began, folder)
+
+
+def _committed(stage: Stage, run: Run, unit: Unit) -> Record:
+    """A unit's record; one that is gone again must not be left out of the manifest in silence."""
+    record = run.store.record(unit.record_path)
+    if record is None:
+        raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
+    return record
 
 
 def _complete(run: Run, stage: Stage, name: str) -> bool:

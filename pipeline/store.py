@@ -8,6 +8,7 @@ No lock is needed: the first record wins, and the same unit computed twice is ha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -46,6 +47,8 @@ class Record:
     @classmethod
     def from_json(cls, text: str) -> Record:
         raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.pop("sha256") != _digest_of(raw):
+            raise ValueError("a record that is not what was written")
         files = tuple(StoredFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
@@ -76,7 +79,7 @@ class Store:
         """The record at `path`; None when absent or unreadable, which both mean: not committed."""
         try:
             return Record.from_json(path.read_text("utf-8"))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def path(self, file: StoredFile) -> Path:
@@ -119,7 +122,7 @@ class Store:
             if size != file.bytes:
                 return f"size {size}, expected {file.bytes}"
             return None if file_digest(path) == file.sha256 else "its content is not what was written"
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):  # another error is the mount's: a whole file is not set aside
             return "missing"
 
     def quarantine(self, path: Path) -> None:
@@ -167,11 +170,11 @@ class Store:
 
     def commit(self, path: Path, record: Record) -> Record:
         """Publish a record if none is there; the first complete one wins and is returned."""
-        standing = self.record(path)
-        if standing is not None and not self.absent(standing):
-            return standing
-        if path.exists():  # garbage, or its files are gone: it no longer says the truth
-            self.quarantine(path)
+        if path.exists():  # looked at first: a record that appears from here on is another writer's, and wins below
+            standing = self.record(path)
+            if standing is not None and not self.absent(standing):
+                return standing
+            self.quarantine(path)  # garbage, or its files are gone: it no longer says the truth
         return record if _publish(path, canonical_record(record)) else (self.record(path) or record)
 
     def replace(self, path: Path, value: Mapping[str, Any]) -> None:
@@ -190,9 +193,9 @@ class Store:
     def head(self) -> dict[str, dict[str, Any]]:
         try:
             raw = json.loads((self.root / "HEAD.json").read_text("utf-8"))
-            return raw if isinstance(raw, dict) else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
+        return {stage: entry for stage, entry in raw.items() if _is_entry(entry)} if isinstance(raw, dict) else {}
 
     def move_head(self, stage: str, name: str, overrides: Mapping[str, Any]) -> None:
         head = self.head()
@@ -214,8 +217,23 @@ class Store:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
 
 
+def _is_entry(entry: Any) -> bool:
+    """Whether an entry of HEAD says what it must: a hand or a disk may have changed it."""
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("fingerprint"), str)
+        and isinstance(entry.get("overrides"), dict)
+    )
+
+
 def canonical_record(record: Record) -> str:
-    return json.dumps(json.loads(canonical(asdict(record))), indent=1, ensure_ascii=False) + "\n"
+    """JSON that holds its own digest: a record too must be what was written."""
+    raw = json.loads(canonical(asdict(record)))
+    return json.dumps({**raw, "sha256": _digest_of(raw)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _digest_of(raw: Any) -> str:
+    return hashlib.sha256(canonical(raw).encode()).hexdigest()
 
 
 def _publish(path: Path, text: str) -> bool:

@@ -1,1 +1,1 @@
-"""Stages: what amalgam does, one folder a stage; `stages.pipeline` names them in order."""
+"""Stages: what amalgam does, one folder a stage; order.py has them in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,9 +46,19 @@ def working(run: Run) -> Iterator[None]:
     with run.signals.listening():
         try:
             yield
+            _leave_group()
         finally:
             if isinstance(run.digest_of, FileDigests):
                 run.digest_of.save()
+
+
+def _leave_group() -> None:
+    """A torchrun process that ends without taking leave makes torch warn of a leak."""
+    if "torch" in sys.modules:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command

@@ -80,13 +80,14 @@ def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -
 def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) -> str | None:
     """The commit that the revision means now, where that is not the pinned one.
 
-    None also where there is nothing to ask about (a folder, a package, a full commit) or the Hub does not answer.
+    None also where there is nothing to ask about (a folder, a package, a full commit) or no answer: never an error.
     """
-    place = _place(_Request(given, revision), base)
-    pinned = pins.get("hub", _revision_name(place, revision)) if isinstance(place, str) else None
-    if not isinstance(place, str) or pinned is None:
+    try:
+        place = _place(_Request(given, revision), base)
+        pinned = pins.get("hub", _revision_name(place, revision)) if isinstance(place, str) else None
+        now = model_hub.ask(place, revision, where=given) if isinstance(place, str) and pinned else None
+    except ModelError:
         return None
-    now = model_hub.ask(place, revision, where=given)
     return now.commit if now and now.commit != pinned else None
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
+from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.experiment import Experiment, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.model_files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.read_corpus.parts import part_of
+
+LABELS_TOLD = 5
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,32 @@ def prepare_teachers(run: Run) -> None:
     named = {teacher.name: files for teacher, files in zip(run.experiment.teachers, found, strict=True)}
     for twins in same_models(named):
         run.console.note(f"teachers {' and '.join(twins)} are the very same model")
+
+
+def check_gold(run: Run) -> None:
+    """A gold label outside the union can be neither learned nor predicted: refused before any teacher runs."""
+    supervised = run.experiment.targets.mode == "supervised"
+    for name in ("test", "validation", *(["train"] if supervised else [])):
+        _check_gold_of(run, name, set(label_space(run).names))
+
+
+def _check_gold_of(run: Run, name: str, known: set[str]) -> None:
+    part = part_of(run, name)
+    counts = part.facts["labels"] if part else {}
+    strange = {label: int(count) for label, count in sorted(counts.items()) if label not in known}
+    if not strange:
+        return
+    some = ", ".join(shown(label) for label in list(strange)[:LABELS_TOLD])
+    more = f" and {len(strange) - LABELS_TOLD} more" if len(strange) > LABELS_TOLD else ""
+    texts = f"{sum(strange.values()):,} {name} texts"
+    if run.experiment.corpus.on_bad_row == "error" or len(strange) == len(counts):
+        raise DataError(
+            f"{texts} have gold labels that are not in the union: {some}{more}",
+            where=f"corpus.{name}, column {shown(str(run.experiment.corpus.label))}; "
+            f"the union is {', '.join(shown(label) for label in sorted(known))}",
+            fix="rename a teacher's labels (teachers: rename), or leave such texts out: corpus.on_bad_row: skip",
+        )
+    run.console.note(f"{texts} are left out: no teacher knows {some}{more}")
 
 
 def _named(run: Run) -> Iterable[KnownTeacher]:

@@ -62,46 +62,45 @@ def _logits(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
 def _summed(
     run: Run, files: Sequence[StoredFile], frames: Sequence[pl.DataFrame], take: int, targets: Targets
 ) -> pl.DataFrame:
-    """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24)."""
-    ranges = _ranges(run, files)
-    summed: list[pl.DataFrame] = []
-    for (first, last), frame in sorted(zip(ranges, frames, strict=True), key=lambda item: item[0]):
+    """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
+    overlap, as after a mended loss, each pass counts once.
+    """
+    total = pl.DataFrame()
+    for (first, last), frame in sorted(zip(_ranges(run, files), frames, strict=True), key=lambda item: item[0]):
         if "passes" not in frame.columns or first >= take or frame.is_empty():
             continue
         classes = width(frame["mean_probability"])
-        sums = sums_over_passes(each_pass(frame["passes"], classes, min(last, take) - first), targets.uncertainty)
-        found = pl.DataFrame({"key": frame["key"], **sums}).with_columns(first=pl.lit(first))
-        summed = _joined(summed, found)
-    return pl.concat(summed) if summed else pl.DataFrame()
+        for count, rows in _by_count(frame, total):
+            if first <= count < min(last, take):
+                further = each_pass(rows["passes"], classes, min(last, take) - first)[count - first :]
+                sums = sums_over_passes(further, targets.uncertainty)
+                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
+    return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
 
-def _joined(summed: list[pl.DataFrame], found: pl.DataFrame) -> list[pl.DataFrame]:
-    """Add the sums of one file to those before it: a text either continues where it stood, or begins."""
-    result, rest = [], found
-    for before in summed:
-        both = before.join(rest, on="key", how="semi")
-        if both.is_empty():
-            result.append(before)
-            continue
-        result.append(before.join(both, on="key", how="anti"))
-        after = both.select("key").join(rest, on="key", how="left", maintain_order="left")
-        continues = after["first"].cast(pl.Float64) == both[COUNT]
-        added = {name: both[name] + after[name] for name in both.columns if name not in ("key", "first")}
-        grown = pl.DataFrame({"key": both["key"], **added}).with_columns(first=after["first"])
-        result += [both.filter(~continues), grown.filter(continues)]
-        rest = rest.join(both, on="key", how="anti")
-    return [frame for frame in [*result, rest.filter(pl.col("first") == 0)] if not frame.is_empty()]
+def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    """The texts of a file by how many passes are summed already."""
+    if total.is_empty():
+        return [(0, frame)]
+    joined = frame.select("key").join(total.select("key", COUNT), on="key", how="left", maintain_order="left")
+    counts = joined[COUNT].fill_null(0)
+    return [(int(count), frame.filter(counts == count)) for count in counts.unique(maintain_order=True)]
+
+
+def _grown(total: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Add the sums of texts that are all in `total`, or none of them is."""
+    both = total if total.is_empty() else total.join(found, on="key", how="semi")
+    if both.is_empty():
+        return pl.concat([frame for frame in (total, found) if not frame.is_empty()])
+    after = both.select("key").join(found, on="key", how="left", maintain_order="left")
+    added = {name: both[name] + after[name] for name in both.columns if name != "key"}
+    return pl.concat([total.join(found, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
 
 
 def _ranges(run: Run, files: Sequence[StoredFile]) -> list[tuple[int, int]]:
-    """The pass range of each file, from the record that stands beside it."""
-    found = []
-    for file in files:
-        path = run.store.path(file)
-        record = run.store.record(path.with_name(path.stem.rsplit("-", 1)[0] + ".json"))
-        facts = record.facts if record else {"first": 0, "last": 0}
-        found.append((int(facts["first"]), int(facts["last"])))
-    return found
+    """The pass range of each file, as the manifest has it: a unit's own record may be lost."""
+    ranges = run.result("cache-teachers").facts["ranges"]
+    return [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
 
 
 def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from amalgam.pipeline.stage import Identity, Run, Unit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
-from amalgam.stages.teachers import label_space, teachers_of
+from amalgam.stages.teachers import check_gold, label_space, teachers_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +29,9 @@ class BuildTargets:
     def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every student has targets
         return True
 
-    def prepare(self, run: Run) -> None: ...
+    def prepare(self, run: Run) -> None:
+        if not teachers_of(run):  # else it was checked before they were asked
+            check_gold(run)
 
     def identity(self, run: Run) -> Identity:
         """What is read of stage 1, not its fingerprint: a new test part or more cached passes change nothing."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # attention loses its time; an accelerator wants large launches.
 SCORES_AT_ONCE = {"cpu": 1 << 19}
 SCORES_AT_ONCE_ELSEWHERE = 1 << 27
+WITHOUT_DROPOUT = "set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _dropout_call(
     return input, p if (training if train is None else train) else 0.0, inplace
 
 
-def _attention_call(  # noqa: PLR0913, PLR0917  torch's own signature
+def _attention_call(  # noqa: PLR0913  torch's own signature
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -189,7 +190,7 @@ class DropoutMode(TorchFunctionMode):
 def unkeyed(what: str) -> ModelError:
     return ModelError(
         f"this model draws random numbers that amalgam cannot key: {what}",
-        fix="set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out",
+        fix=WITHOUT_DROPOUT,
     )
 
 
@@ -264,7 +265,7 @@ def strayed(what: str) -> ModelError:
     return ModelError(
         "this model's dropout calls change from text to text, so they cannot be keyed",
         where=what,
-        fix="set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out",
+        fix=WITHOUT_DROPOUT,
     )
 
 
@@ -293,4 +294,9 @@ def _axis(call: Call, sizes: tuple[int, int], rows: tuple[int, int], tokens: tup
         return Axis("tokens", 1)
     if sizes[0] % rows[0] == 0 and sizes[0] // rows[0] * rows[1] == sizes[1]:
         return Axis("rows", sizes[0] // rows[0])
-    raise strayed(f"{call.name}: an axis of {sizes[0]} and {sizes[1]} for {rows} rows of {tokens} tokens")
+    raise ModelError(
+        "this model's dropout follows neither texts nor tokens, so it cannot be keyed",
+        where=f"{call.name}: an axis of {sizes[0]} for {rows[0]} x {tokens[0]} tokens, {sizes[1]} "
+        f"for {rows[1]} x {tokens[1]}",
+        fix=WITHOUT_DROPOUT,
+    )

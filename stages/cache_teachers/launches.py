@@ -128,7 +128,7 @@ class _Work:
             self.stop()
             found = self._tried(part)
             if found is None:
-                self._halve(part, size)
+                self._halve(part)
                 waiting += reversed(part.halves())
                 continue
             _check_finite(found, part, self.teacher, self.keys)
@@ -146,7 +146,7 @@ class _Work:
                 raise
             return None
 
-    def _halve(self, part: Launch, size: int) -> None:
+    def _halve(self, part: Launch) -> None:
         gc.collect()
         if self.teacher.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -17,12 +17,12 @@ from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
 from amalgam.stages.read_corpus.parts import Part, part_of, read_bucket, train_part
-from amalgam.stages.teachers import KnownTeacher, prepare_teachers, teachers_of
+from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
 
 class CacheTeachers:
     name: ClassVar[str] = "cache-teachers"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "text-passes"
 
@@ -31,6 +31,7 @@ class CacheTeachers:
 
     def prepare(self, run: Run) -> None:
         prepare_teachers(run)
+        check_gold(run)
         if run.experiment.cache.dtype == "auto" and run.store.get("dtype", "auto") is None:
             from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
 
@@ -69,10 +70,12 @@ class CacheTeachers:
         families = families_of(run)
         cut: dict[str, int] = dict.fromkeys(families, 0)
         by_family = {family: teacher for teacher, family in families.items()}
+        ranges = {}
         for record in records:
+            ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
             if record.facts["logits"]:
                 cut[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
-        return {"families": families, "cut": cut, "dtype": dtype_of(run)}
+        return {"families": families, "cut": cut, "dtype": dtype_of(run), "ranges": ranges}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if fresh:

@@ -164,7 +164,7 @@ class Teacher:
 
     def run(self, rows: Rows) -> torch.Tensor:
         """Logits [rows, labels], float32, on the CPU."""
-        inputs = self._inputs(rows)
+        inputs = self.inputs(rows)
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
             if off:
@@ -192,7 +192,7 @@ class Teacher:
             words = np.where(shared[:, None], of_no_text, words)
         return torch.from_numpy(words.view(np.int64)).to(self.device)
 
-    def _inputs(self, rows: Rows) -> dict[str, torch.Tensor]:
+    def inputs(self, rows: Rows) -> dict[str, torch.Tensor]:
         """Exact-length rows need no attention mask; others are padded on the right."""
         lengths = np.array([len(one) for one in rows.tokens])
         shape = len(lengths), max(int(lengths.max()), rows.width)
@@ -264,7 +264,7 @@ class Teacher:
         calls = []
         for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
             tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
-            calls.append(self._recorded(self._inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
+            calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
         return sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
 
     def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Any]:
@@ -306,7 +306,7 @@ class Teacher:
         rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
         try:
             with torch.inference_mode():
-                self._dropped(rows, self._inputs(rows), sites)
+                self._dropped(rows, self.inputs(rows), sites)
         except (IndexError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

@@ -36,6 +36,7 @@ def evaluate_all(run: Run) -> dict[str, Any]:
     bins = run.experiment.report.calibration_bins
     return {
         "n": len(gold),
+        "left_out": test.texts - len(gold),
         "labels": list(space.names),
         "groups": {teacher: [space.names[place] for place in places] for teacher, places in groups.items()},
         "systems": {

@@ -15,8 +15,9 @@ from amalgam.stages.model_files import ModelFiles, needs_network, resolve
 from amalgam.stages.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
 
-NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate"}
-"""A name is only a place, a method only a preset, an encoder is known by its content, and parts of a batch add up."""
+NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
+"""A name is only a place, a method only a preset, an encoder is known by its content, parts of a batch add up, and
+what `select: auto` means here stands among the inputs."""
 
 
 class TrainStudent:

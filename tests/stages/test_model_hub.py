@@ -99,7 +99,8 @@ def test_main_is_pinned_at_first_sight_and_later_runs_ask_nobody(hub: FakeHub, a
         {"function": "newer_revision", "given": "org/news", "revision": second},
     )
     assert (newer, fixed) == (second, None)
-    assert ask(RESOLVE) == [found]
+    del hub.repositories["org/news"]
+    assert ask(RESOLVE, {"function": "newer_revision", "given": "org/news"}) == [found, None]
 
 
 def test_only_what_a_classifier_needs_is_downloaded(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:

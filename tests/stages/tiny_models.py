@@ -48,7 +48,7 @@ def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {word: i for i, word in enumerate((*SPECIAL, *words))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106  a token of text
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names: dict[str, Any] = {"unk_token": "[UNK]", "eos_token": "[SEP]"}

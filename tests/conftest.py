@@ -1,0 +1,29 @@
+"""One tiny experiment is run once per session; tests work on copies of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amalgam.tests.workshop import Shop, new_shop
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """Never to be changed: `shop` is a copy."""
+    shop = new_shop(tmp_path_factory.mktemp("built") / "shop")
+    shop("run")
+    return shop
+
+
+@pytest.fixture
+def shop(built: Shop, tmp_path: Path) -> Shop:
+    """An experiment that is up to date."""
+    return built.copy(tmp_path / "shop")
+
+
+@pytest.fixture
+def fresh(built: Shop, tmp_path: Path) -> Shop:
+    """The same experiment, nothing run."""
+    return built.without_artifacts(tmp_path / "shop")

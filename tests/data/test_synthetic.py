@@ -1,0 +1,126 @@
+"""The embedded corpus is a pure function, its parts never share a text, and it is ambiguous but learnable."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from hashlib import blake2b
+from itertools import combinations
+from typing import Literal
+
+import pytest
+
+from amalgam.data import synthetic_words as words
+from amalgam.data.synthetic import generate, topics
+from amalgam.pipeline.errors import ExperimentError
+
+SHARED = {**words.SHARED_PEOPLE, **words.SHARED_DEEDS, **words.SHARED_THINGS, **words.SHARED_PLACES}
+GROUPS = (topics()[:2], topics()[2:5], topics()[5:])
+PARTS: tuple[Literal["train", "validation", "test"], ...] = ("train", "validation", "test")
+
+
+def test_the_same_arguments_give_the_same_texts_and_a_smaller_number_is_a_prefix() -> None:
+    assert generate(50, 3) == generate(200, 3)[:50]
+    assert generate(50, 3) != generate(50, 4)
+    assert generate(50, 3, part="test") != generate(50, 3, part="train")
+
+
+def test_the_texts_are_the_same_on_every_machine_and_python() -> None:
+    rows = generate(500, 0)
+    assert rows[7] == ("In the end, the old man underwrote the difficult debt.", "banking")
+    assert blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest() == "b181221e59f72eafe0eb495f13a75159"
+
+
+def test_there_are_eight_topics_sorted_by_name_and_texts_come_evenly() -> None:
+    assert topics() == sorted(topics())
+    assert len(topics()) == 8
+    counts = Counter(label for _, label in generate(804, 1))
+    assert set(counts) == set(topics())
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_texts_are_distinct_and_no_part_shares_a_text_with_another_whatever_the_seeds() -> None:
+    texts: dict[str, set[str]] = defaultdict(set)
+    for part in PARTS:
+        for seed in (0, 7):
+            drawn = [text for text, _ in generate(1000, seed, part)]
+            assert len(set(drawn)) == 1000
+            texts[part].update(drawn)
+    for one, other in combinations(PARTS, 2):
+        assert not texts[one] & texts[other]
+
+
+def test_texts_are_sentences_of_eight_to_thirty_five_words() -> None:
+    sentence = re.compile(r"[A-Z][a-z]+([ ,-]+[A-Za-z]+)*\.")
+    for text, _ in generate(1000, 2):
+        assert 8 <= len(text.split()) <= 35, text
+        assert all(sentence.fullmatch(part) for part in re.split(r"(?<=\.) ", text)), text
+
+
+def test_nobody_is_joined_with_themselves() -> None:
+    for text, _ in generate(2000, 2):
+        assert not re.search(r"\b([a-z]+) and the \1\b", text), text
+
+
+def test_an_unknown_part_is_refused_with_the_parts_there_are() -> None:
+    with pytest.raises(ExperimentError, match=r"no part 'dev'.*\nfix: one of train, validation, test"):
+        generate(1, 0, part="dev")  # type: ignore[arg-type]
+
+
+def test_a_topics_own_words_are_nobody_elses() -> None:
+    owners = Counter(
+        word
+        for fields in (*words.TOPICS.values(), words.ANYWHERE)
+        for word in {*fields.people, *fields.deeds, *fields.things, *fields.places}
+    )
+    owners.update(list(SHARED))
+    assert [word for word, count in owners.items() if count > 1] == []
+
+
+def test_every_shared_word_sets_label_groups_against_each_other() -> None:
+    for word, sharing in SHARED.items():
+        assert set(sharing) <= set(topics()), word
+        assert sum(any(topic in sharing for topic in group) for group in GROUPS) >= 2, word
+
+
+def test_every_pair_of_groups_and_every_topic_has_rivals() -> None:
+    rivals = Counter(frozenset(pair) for sharing in SHARED.values() for pair in combinations(sharing, 2))
+    for one, other in combinations(GROUPS, 2):
+        assert sum(rivals[frozenset((left, right))] for left in one for right in other) >= 20
+    for topic in topics():
+        assert sum(count for pair, count in rivals.items() if topic in pair) >= 20
+
+
+def test_texts_are_ambiguous_but_learnable() -> None:
+    """Word counts alone name most topics of unseen texts, and no counting names them all."""
+    accuracy = _naive_bayes(generate(4000, 0), generate(1000, 0, "test"))
+    assert 0.85 < accuracy < 0.97
+
+
+def test_importing_the_corpus_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'polars', 'numpy', 'pyarrow'}"
+    code = f"import sys, amalgam.data.synthetic; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _naive_bayes(train: list[tuple[str, str]], test: list[tuple[str, str]]) -> float:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for text, label in train:
+        counts[label].update(_tokens(text))
+    vocabulary = {word for counter in counts.values() for word in counter}
+    totals = {label: counter.total() + len(vocabulary) for label, counter in counts.items()}
+
+    def score(text: str, label: str) -> float:
+        return sum(math.log((counts[label][word] + 1) / totals[label]) for word in _tokens(text))
+
+    right = sum(max(topics(), key=lambda label: score(text, label)) == gold for text, gold in test)
+    return right / len(test)
+
+
+def _tokens(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))

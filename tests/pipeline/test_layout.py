@@ -1,0 +1,149 @@
+"""The rooms keep to themselves, nothing heavy is loaded to look, and README's tree is the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amalgam.tests.pipeline.toy_stages import toy_base
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("pipeline", "stages", "data")
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 60
+HEAVY = ("torch", "transformers", "polars", "pyarrow", "numpy", "accelerate", "huggingface_hub")
+
+
+def _modules(*places: str) -> list[Path]:
+    found = [
+        path for place in places for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    ]
+    assert found
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _in_child(code: str, *arguments: str, folder: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- rooms
+
+
+def test_the_rooms_have_one_name_each() -> None:
+    assert [name for name in ("pipeline", "stages", "data", "cli") if name in sys.modules] == []
+    assert "amalgam.pipeline.store" in sys.modules or _in_child("import amalgam.pipeline.store") == ""
+
+
+@pytest.mark.parametrize("path", _modules("cli.py", *ROOMS, "tests"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_our_own_code_is_imported_as_amalgam(path: Path) -> None:
+    own = {"pipeline", "stages", "data", "cli", "tests"}
+    assert [name for name in _imports(path) if name.split(".")[0] in own] == []
+
+
+@pytest.mark.parametrize("path", _modules("pipeline", "data"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_pipeline_and_data_know_no_stage(path: Path) -> None:
+    forbidden = ("amalgam.stages", "amalgam.cli", "amalgam.tests")
+    assert [name for name in _imports(path) if name.startswith(forbidden)] == []
+
+
+def test_data_knows_no_runner() -> None:
+    """Data may use the vocabulary (errors, the corpus section, fingerprints), not what runs things."""
+    machinery = {f"amalgam.pipeline.{name}" for name in ("runner", "engines", "plan", "store", "stage", "signals")}
+    assert [name for path in _modules("data") for name in _imports(path) if name in machinery] == []
+
+
+def test_no_stage_and_no_tool_of_a_stage_is_imported_by_the_tests_of_another_room() -> None:
+    assert [path for path in _modules("pipeline") if any(name.startswith(HEAVY) for name in _imports(path))] == []
+
+
+# ---- nothing heavy
+
+
+LOOK = """
+import sys
+from amalgam import cli
+sys.argv = ["amalgam", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("loaded:", *sorted(name for name in {heavy} if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["plan"], ["status"], ["explain", "train-student"], ["schema"]]
+)
+def test_looking_loads_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
+    base = toy_base(tmp_path)
+    (base / "source.txt").rename(base / "source.csv")
+    (base / "amalgam.yaml").write_text("corpus: {train: source.csv, label: y}\ntargets: {mode: supervised}\n")
+    printed = _in_child(LOOK.format(heavy=HEAVY), *arguments, folder=base)
+    assert printed.splitlines()[-1] == "loaded:"
+    assert not (base / "artifacts").exists() or arguments == ["plan"]
+
+
+# ---- size
+
+
+@pytest.mark.parametrize("path", _modules("cli.py", *ROOMS, "tests"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small_and_say_their_purpose(path: Path) -> None:
+    text = path.read_text("utf-8")
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= MOST_LINES
+    long = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
+    ]
+    assert long == []
+    if text.strip():
+        purpose = ast.get_docstring(tree, clean=True)
+        assert purpose
+        assert path.name == "errors.py" or len(purpose.splitlines()) <= 5
+
+
+# ---- README's tree
+
+
+def _tree() -> dict[str, str]:
+    """Path -> what it is, from the lines between README's markers."""
+    found = re.search(r"<!-- tree -->\n(.*?)<!-- /tree -->", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert found, "README.md has no <!-- tree --> ... <!-- /tree -->"
+    lines = [line for line in found[1].splitlines() if line.strip() and not line.startswith("```")]
+    pairs = [re.fullmatch(r"\s*(\S+)\s{2,}(\S.*)", line) for line in lines]
+    assert all(pairs), [line for line, pair in zip(lines, pairs, strict=True) if not pair]
+    named = [pair[1] for pair in pairs if pair]
+    assert len(set(named)) == len(named)
+    return {pair[1]: pair[2] for pair in pairs if pair}
+
+
+def test_everything_in_readmes_tree_exists() -> None:
+    wrong = [path for path in _tree() if not ((ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).exists())]
+    assert wrong == []
+
+
+def test_every_module_has_its_line_in_readmes_tree() -> None:
+    modules = {str(path.relative_to(ROOT)) for path in _modules("cli.py", *ROOMS) if path.name != "__init__.py"}
+    assert modules - set(_tree()) == set()

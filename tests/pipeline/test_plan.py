@@ -1,0 +1,234 @@
+"""What is current and what is not: every reason of the closed list, and the words it is given in."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import pytest
+
+from amalgam.pipeline.plan import Reason, StageState, plan
+from amalgam.pipeline.runner import bring_up_to_date
+from amalgam.pipeline.stage import Run
+from amalgam.pipeline.store import MANIFEST, canonical_record
+from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, calls, toy_base, toy_run, toy_stages
+
+Seen = tuple[str, str, str | None, str, int | None, int | None]
+
+
+def _build(base: Path, **sections: Any) -> Run:
+    run = toy_run(base, **sections)
+    bring_up_to_date(toy_stages(), run)
+    return run
+
+
+def _plan(base: Path, stages: Any = None, **sections: Any) -> list[Seen]:
+    before = sorted(base.rglob("*"))
+    states = plan(stages or toy_stages(), toy_run(base, **sections))
+    assert sorted(base.rglob("*")) == before  # looking changes nothing
+    return [(s.stage, s.state, s.reason, s.detail, s.done, s.total) for s in states]
+
+
+CURRENT: list[Seen] = [
+    ("letters", "current", None, "", 3, 3),
+    ("joined", "current", None, "", 1, 1),
+    ("pair", "current", None, "", 1, 1),
+]
+
+
+def test_nothing_is_there_on_the_first_run(tmp_path: Path) -> None:
+    assert _plan(toy_base(tmp_path)) == [
+        ("letters", "missing", "first-run", "", 0, 3),
+        ("joined", "missing", "first-run", "after letters", None, None),
+        ("pair", "missing", "first-run", "after joined", None, None),
+    ]
+
+
+def test_what_was_built_is_current(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    assert _plan(tmp_path) == CURRENT
+
+
+def test_a_changed_setting_is_named_with_both_values_and_reruns_what_reads_it(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    assert _plan(tmp_path, targets={"temperature": 0.5}) == [
+        CURRENT[0],
+        ("joined", "missing", "config", "targets.temperature: 0.2 -> 0.5", 0, 1),
+        ("pair", "missing", "upstream", "after joined", None, None),
+    ]
+
+
+def test_a_setting_changed_back_is_current_again(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    _build(tmp_path, targets={"temperature": 0.5})
+    assert _plan(tmp_path) == CURRENT
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"student": {"learning_rate": 0.1}},
+        {"student": {"name": "other"}},
+        {"execution": {"device": "cpu", "batch_tokens": 1, "training_checkpoint_seconds": 1}},
+    ],
+)
+def test_what_no_stage_reads_and_how_it_is_run_rerun_nothing(tmp_path: Path, sections: dict[str, Any]) -> None:
+    _build(toy_base(tmp_path))
+    assert _plan(tmp_path, **sections) == CURRENT
+
+
+def test_a_changed_source_is_an_input(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    toy_base(tmp_path, "apple\n")
+    (stage, state, reason, detail, done, total), joined, _ = _plan(tmp_path)
+    assert (stage, state, reason, done, total) == ("letters", "missing", "input", 0, 1)
+    assert detail.startswith("source: ")
+    assert " -> " in detail
+    assert joined[2:4] == ("upstream", "after letters")
+
+
+def test_a_changed_result_upstream_is_named(tmp_path: Path) -> None:
+    before = _build(toy_base(tmp_path)).fingerprint("joined")
+    changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
+    run = toy_run(tmp_path, **changed)
+    bring_up_to_date(toy_stages(), run, target="joined")
+    states = plan(toy_stages(), run)
+    assert (states[2].reason, states[2].detail) == ("upstream", f"joined: {before} -> {run.fingerprint('joined')}")
+
+
+def test_a_renamed_source_reruns_nothing(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    (tmp_path / "source.txt").rename(tmp_path / "renamed.txt")
+    assert _plan(tmp_path, corpus={"train": "renamed.txt"}) == CURRENT
+
+
+class NewerJoined(Joined):
+    VERSION: ClassVar[int] = 2
+
+
+def test_newer_code_is_named_with_both_versions(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    states = _plan(tmp_path, (Letters(), NewerJoined(), Pair()))
+    assert states[:2] == [CURRENT[0], ("joined", "missing", "code", "joined: code 1 -> 2", 0, 1)]
+
+
+def test_a_deleted_file_is_missing_and_only_its_unit(tmp_path: Path) -> None:
+    file = _build(toy_base(tmp_path)).result("letters").files[1]
+    (tmp_path / "artifacts" / file.path).unlink()
+    assert _plan(tmp_path)[0] == ("letters", "partial", "missing", f"{file.path} is missing", 2, 3)
+
+
+def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
+    file = _build(toy_base(tmp_path)).result("letters").files[1]
+    os.truncate(tmp_path / "artifacts" / file.path, 1)
+    assert _plan(tmp_path)[0] == ("letters", "partial", "damaged", f"{file.path} is damaged", 2, 3)
+
+
+def test_a_deleted_manifest_is_missing_and_a_garbled_one_damaged(tmp_path: Path) -> None:
+    run = _build(toy_base(tmp_path))
+    manifest = run.store.folder("letters", run.fingerprint("letters")) / MANIFEST
+    manifest.write_bytes(b"\0" * 9)
+    assert _plan(tmp_path)[0] == ("letters", "partial", "damaged", f"{MANIFEST} cannot be read", 3, 3)
+    manifest.unlink()
+    assert _plan(tmp_path)[0] == ("letters", "partial", "missing", f"{MANIFEST} is missing", 3, 3)
+
+
+def test_a_previous_result_that_was_deleted_is_said_to_be_gone(tmp_path: Path) -> None:
+    import shutil
+
+    _build(toy_base(tmp_path))
+    shutil.rmtree(tmp_path / "artifacts" / "joined")
+    assert _plan(tmp_path, targets={"temperature": 0.5})[1][2:4] == (
+        "missing",
+        "the previous result is no longer there",
+    )
+
+
+def test_a_partly_done_stage_counts_its_units(tmp_path: Path) -> None:
+    def fail_at_c(_run: Run, unit: Any) -> None:
+        if unit.name == "c":
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bring_up_to_date(toy_stages(fail_at_c), toy_run(toy_base(tmp_path)))
+    assert _plan(tmp_path)[0] == ("letters", "partial", "first-run", "", 2, 3)
+    _build(tmp_path)
+    assert calls(tmp_path) == ["a", "b", "c", "c", "joined", "pair"]
+
+
+def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
+    run = _build(toy_base(tmp_path))
+    states = bring_up_to_date(toy_stages(), toy_run(tmp_path), target="joined", force=True)
+    assert [(s.reason, s.detail) for s in states] == [(None, ""), ("forced", "--force")]
+    assert calls(tmp_path) == ["a", "b", "c", "joined", "pair", "joined"]
+    assert _plan(tmp_path) == CURRENT
+    assert run.fingerprint("joined") == toy_run(tmp_path).store.head()["joined"]["fingerprint"]
+
+
+def test_the_reasons_are_these_eight() -> None:
+    """Each is produced by a test above: whoever adds one adds its test."""
+    assert get_args(Reason) == (*("first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"),)
+
+
+def test_other_library_versions_are_said_and_rerun_only_when_strict(tmp_path: Path) -> None:
+    run = _build(toy_base(tmp_path))
+    path = run.store.folder("pair", run.fingerprint("pair")) / MANIFEST
+    manifest = run.result("pair")
+    now = manifest.made["libraries"]["polars"]
+    path.write_text(canonical_record(replace(manifest, made={"libraries": {"polars": "0.1"}})))
+    states = plan(toy_stages(), toy_run(tmp_path))
+    assert [state.warnings for state in states] == [(), (), (f"made with polars 0.1, now {now}",)]
+    assert _plan(tmp_path) == CURRENT
+    strict = _plan(tmp_path, execution={"versions": "strict"})
+    assert strict[0][1:3] == ("missing", "code")
+
+
+def test_a_state_as_json_is_plain_data() -> None:
+    state = StageState("letters", "partial", "config", "a: 1 -> 2", 1, 3, "abc", ("older",))
+    assert json.loads(json.dumps(state.to_json())) == {
+        "stage": "letters",
+        "state": "partial",
+        "reason": "config",
+        "detail": "a: 1 -> 2",
+        "units": {"done": 1, "total": 3},
+        "fingerprint": "abc",
+        "warnings": ["older"],
+    }
+
+
+def test_a_garbled_head_costs_nothing_but_the_reason(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    (tmp_path / "artifacts" / "HEAD.json").write_text('{"letters": 5, "joined": {"fingerprint": []}}')
+    assert _plan(tmp_path) == CURRENT
+    assert _plan(tmp_path, targets={"temperature": 0.5})[1][2] == "first-run"
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 86_400, 0])
+def test_clocks_do_not_matter(tmp_path: Path, seconds: int) -> None:
+    import time
+
+    _build(toy_base(tmp_path))
+    when = time.time() + seconds if seconds else 0
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (when, when))
+    assert _plan(tmp_path) == CURRENT
+
+
+def test_a_moved_workspace_is_current_where_it_is_now(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert _plan(tmp_path / "there") == CURRENT
+    _build(tmp_path / "there")
+    assert calls(tmp_path / "there") == ["a", "b", "c", "joined", "pair"]
+
+
+def test_nothing_stored_names_the_machine_it_was_made_on(tmp_path: Path) -> None:
+    import socket
+
+    run = _build(toy_base(tmp_path))
+    for path in run.store.root.rglob("*.json"):
+        assert str(tmp_path) not in path.read_text()
+        assert socket.gethostname() not in path.read_text()

@@ -1,0 +1,149 @@
+"""Real processes: two runs at once, torchrun's ranks, and signals through the real command over toy stages."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.runner import bring_up_to_date
+from amalgam.pipeline.stage import Run
+from amalgam.pipeline.store import MANIFEST, TEMPORARY
+from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
+
+CHILD = "from amalgam.tests.pipeline.toy_stages import main; main({seconds}, {arguments})"
+PATIENCE_SECONDS = 60.0
+
+
+@contextmanager
+def _command(base: Path, *arguments: str, seconds: float = 0.0, **env: str) -> Iterator[subprocess.Popen[str]]:
+    said = ", ".join(repr(argument) for argument in arguments)
+    command = [sys.executable, "-c", CHILD.format(seconds=seconds, arguments=said)]
+    around = {**os.environ, **env}
+    with subprocess.Popen(
+        command, cwd=base, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _end(child: subprocess.Popen[str]) -> tuple[int, str]:
+    _, err = child.communicate(timeout=PATIENCE_SECONDS)
+    return child.returncode, err
+
+
+def _until_it_works_on(base: Path, unit: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while unit not in calls(base):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _alone(base: Path) -> Run:
+    run = toy_run(toy_base(base))
+    bring_up_to_date(toy_stages(), run)
+    return run
+
+
+def test_two_runs_at_once_both_finish_with_one_result(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "twice")
+    with _command(base, "run", seconds=0.1) as one, _command(base, "run", seconds=0.15) as two:
+        assert [_end(one)[0], _end(two)[0]] == [0, 0]
+    assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
+    assert len(list((base / "artifacts").rglob(MANIFEST))) == 3
+    assert len(list((base / "artifacts" / "letters").glob("*/*.txt"))) == 3  # each unit stands once
+    assert not (base / "artifacts" / "quarantine").exists()
+    assert not list((base / "artifacts").rglob(f"{TEMPORARY}*"))
+
+
+def test_the_processes_of_a_torchrun_share_the_units_and_meet_in_the_store(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "shared")
+    with (
+        _command(base, "run", WORLD_SIZE="2", RANK="0") as lead,
+        _command(base, "run", WORLD_SIZE="2", RANK="1") as other,
+    ):
+        assert [_end(lead)[0], _end(other)[0]] == [0, 0]
+    assert sorted(calls(base)) == ["a", "b", "c", "joined", "pair"]
+    assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
+
+
+def test_a_damaged_unit_of_the_other_process_is_mended_without_waiting_for_ever(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "shared")
+    run = _alone(base)
+    path = run.store.path(run.result("letters").files[1])  # b: the second process's share
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+    changed = "targets.temperature=0.5"
+    with (
+        _command(base, "run", changed, WORLD_SIZE="2", RANK="0") as lead,
+        _command(base, "run", changed, WORLD_SIZE="2", RANK="1") as other,
+    ):
+        assert [_end(lead)[0], _end(other)[0]] == [0, 0]
+    whole = toy_run(toy_base(tmp_path / "whole"), targets={"temperature": 0.5})
+    bring_up_to_date(toy_stages(), whole)
+    assert outcome(toy_run(base)) == outcome(whole)
+    assert calls(base).count("b") == 2
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_the_unit_at_hand_and_keeps_it(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    base = toy_base(tmp_path / "base")
+    with _command(base, "run", seconds=0.5) as child:
+        _until_it_works_on(base, "b")
+        child.send_signal(number)
+        code, err = _end(child)
+    assert code == status
+    assert err.splitlines()[-2:] == [
+        f"error: stopped by {number.name}; everything that was committed stays",
+        "fix: run the same command again to go on",
+    ]
+    assert "Traceback" not in err
+    assert calls(base) == ["a", "b"]
+    again = toy_run(base)
+    bring_up_to_date(toy_stages(), again)
+    assert calls(base) == ["a", "b", "c", "joined", "pair"]
+    assert outcome(again) == outcome(_alone(tmp_path / "alone"))
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "base")
+    with _command(base, "run", seconds=PATIENCE_SECONDS) as child:
+        _until_it_works_on(base, "a")
+        began = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.5)
+        child.send_signal(signal.SIGINT)
+        assert _end(child)[0] == 130
+    assert time.monotonic() - began < PATIENCE_SECONDS / 2
+
+
+def test_one_process_where_two_were_asked_for_is_an_error_of_use(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    with _command(base, "run", "execution.processes=2") as child:
+        code, err = _end(child)
+    assert code == 2
+    assert re.search(r"^error: asked for 2 processes, got 1$", err, re.MULTILINE)
+    assert calls(base) == []
+
+
+def test_parts_are_run_by_the_command(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "parts")
+    with _command(base, "run", "--part", "1/2") as child:
+        code, err = _end(child)
+    assert code == 0
+    assert "letters: this part is done; 1 of 3 units are there." in err
+    with _command(base, "run", "--part", "0/2") as child:
+        assert _end(child)[0] == 0
+    assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))

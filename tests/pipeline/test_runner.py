@@ -1,0 +1,313 @@
+"""Bringing stages up to date: what is reused, what is mended in the same run, and how it stops."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.pipeline.engines import Share, share_of
+from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
+from amalgam.pipeline.runner import MENDINGS, PartDoneError, bring_up_to_date
+from amalgam.pipeline.stage import Run, Unit
+from amalgam.pipeline.store import TEMPORARY
+from amalgam.tests.pipeline.crashing import fork, wait
+from amalgam.tests.pipeline.toy_stages import Before, calls, outcome, toy_base, toy_run, toy_stages
+
+UNITS = ["a", "b", "c", "joined", "pair"]
+
+
+def _build(base: Path, before: Before | None = None, **more: Any) -> Run:
+    run = toy_run(base, **more)
+    bring_up_to_date(toy_stages(before), run)
+    return run
+
+
+def _no_temporaries(base: Path) -> bool:
+    return not list((base / "artifacts").rglob(f"{TEMPORARY}*"))
+
+
+# ---- reuse
+
+
+def test_running_again_does_nothing_and_says_so(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    err = io.StringIO()
+    states = bring_up_to_date(toy_stages(), toy_run(tmp_path, err=err))
+    assert [state.state for state in states] == ["current"] * 3
+    assert err.getvalue() == "letters: reused\njoined: reused\npair: reused\n"
+    assert calls(tmp_path) == UNITS
+
+
+def test_what_runs_is_said_with_its_reason_and_where_the_result_lies(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    err = io.StringIO()
+    run = toy_run(tmp_path, err=err, targets={"temperature": 0.5})
+    bring_up_to_date(toy_stages(), run, target="joined")
+    first, second, third = err.getvalue().splitlines()
+    assert first == "letters: reused"
+    assert second == "joined: running (config: targets.temperature: 0.2 -> 0.5)"
+    assert third.startswith("joined: done in ")
+    assert third.endswith(f"artifacts/joined/{run.fingerprint('joined')}")
+
+
+def test_only_what_reads_a_setting_runs_again(tmp_path: Path) -> None:
+    _build(toy_base(tmp_path))
+    _build(tmp_path, targets={"temperature": 0.5})
+    assert calls(tmp_path) == [*UNITS, "joined", "pair"]
+
+
+def test_two_experiments_share_what_they_have_in_common(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    one, two = _build(base), _build(base, targets={"temperature": 0.5})
+    assert one.result("letters") == two.result("letters")
+    assert one.result("joined") != two.result("joined")
+    assert calls(base).count("a") == 1
+
+
+def test_a_target_runs_what_it_needs_and_nothing_after(tmp_path: Path) -> None:
+    bring_up_to_date(toy_stages(), toy_run(toy_base(tmp_path)), target="joined")
+    assert calls(tmp_path) == ["a", "b", "c", "joined"]
+
+
+def test_a_target_that_is_no_stage_is_refused_with_the_stages(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError) as raised:
+        bring_up_to_date(toy_stages(), toy_run(toy_base(tmp_path)), target="trio")
+    assert str(raised.value) == "this experiment has no stage trio\nfix: its stages: letters, joined, pair"
+
+
+def test_only_refuses_to_run_what_comes_before(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    with pytest.raises(ExperimentError) as raised:
+        bring_up_to_date(toy_stages(), toy_run(base), target="joined", only=True)
+    assert raised.value.what == "letters is not up to date (first-run)"
+    assert raised.value.fix == "run `amalgam letters` first, or leave --only out"
+    assert calls(base) == []
+    bring_up_to_date(toy_stages(), toy_run(base), target="letters", only=True)
+    bring_up_to_date(toy_stages(), toy_run(base), target="joined", only=True)
+    with pytest.raises(ExperimentError, match=r"joined is not up to date \(config: targets.temperature: 0.2 -> 0.5\)"):
+        bring_up_to_date(toy_stages(), toy_run(base, targets={"temperature": 0.5}), target="pair", only=True)
+    assert calls(base) == ["a", "b", "c", "joined"]
+
+
+def test_force_makes_everything_again_and_sets_the_old_records_aside(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    before = outcome(_build(base))
+    run = toy_run(base)
+    states = bring_up_to_date(toy_stages(), run, force=True)
+    assert [state.reason for state in states] == ["forced"] * 3
+    assert calls(base) == UNITS * 2
+    assert outcome(run) == before
+    assert len(list((base / "artifacts" / "quarantine").iterdir())) == len(UNITS) + 3
+
+
+# ---- mending
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [_flip, Path.unlink, lambda path: os.truncate(path, 3)])
+def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    base = toy_base(tmp_path / "damaged")
+    changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
+    expected = outcome(_build(toy_base(tmp_path / "whole"), **changed))
+    run = _build(base)
+    harm(run.store.path(run.result("letters").files[1]))
+    (base / "calls.log").unlink()
+    assert outcome(_build(base, **changed)) == expected
+    assert [unit for unit in calls(base) if unit in "abc"] == ["b"]
+
+
+def test_a_flipped_bit_is_said_and_the_file_is_kept_in_quarantine(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    run = _build(base)
+    file = run.result("letters").files[1]
+    _flip(run.store.path(file))
+    harmed = run.store.path(file).read_bytes()
+    err = io.StringIO()
+    bring_up_to_date(toy_stages(), toy_run(base, err=err, targets={"temperature": 0.5}))
+    note = (
+        f"note: {file.path} is damaged (its content is not what was written); quarantined, recomputing what is missing"
+    )
+    assert note in err.getvalue().splitlines()
+    assert f"letters: running (missing: {file.path} is missing, 2 of 3 units there)" in err.getvalue().splitlines()
+    (kept,) = (base / "artifacts" / "quarantine").iterdir()
+    assert kept.read_bytes() == harmed
+
+
+def test_a_disk_that_damages_everything_is_not_mended_for_ever(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+
+    def harm(run: Run, unit: Unit) -> None:
+        if unit.name == "joined":
+            _flip(run.store.path(run.result("letters").files[0]))
+
+    with pytest.raises(DamagedError):
+        _build(base, harm)
+    assert calls(base).count("joined") == MENDINGS + 1
+
+
+def test_a_unit_that_vanishes_while_the_others_are_made_is_made_again(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "base")
+    gone: list[Path] = []
+
+    def lose_a(run: Run, unit: Unit) -> None:
+        if unit.name == "c" and not gone:
+            gone.extend(run.store.root.glob("letters/*/a-*.txt"))
+            gone[0].unlink()
+
+    assert outcome(_build(base, lose_a)) == outcome(_build(toy_base(tmp_path / "whole")))
+    assert calls(base) == ["a", "b", "c", "a", "joined", "pair"]
+
+
+# ---- the disk
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_passing_fault_is_tried_again(tmp_path: Path, number: int) -> None:
+    base = toy_base(tmp_path)
+    err = io.StringIO()
+
+    def fail_once(_run: Run, unit: Unit) -> None:
+        if unit.name == "b" and calls(base).count("b") == 1:
+            raise OSError(number, os.strerror(number))
+
+    bring_up_to_date(toy_stages(fail_once), toy_run(base, err=err))
+    assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
+    assert f"note: letters b: {os.strerror(number)}; trying again (1 of 3)" in err.getvalue()
+
+
+def test_a_fault_that_stays_is_tried_three_times_and_what_was_committed_stays(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+
+    def fail(_run: Run, unit: Unit) -> None:
+        if unit.name == "b":
+            raise OSError(errno.EIO, "Input/output error", "/mnt/texts")
+
+    with pytest.raises(WorkError) as raised:
+        _build(base, fail)
+    assert raised.value.what == "letters b: Input/output error, 3 times"
+    assert raised.value.where == "/mnt/texts"
+    assert calls(base) == ["a", "b", "b", "b"]
+    _build(base)
+    assert calls(base)[4:] == ["b", "c", "joined", "pair"]
+
+
+def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+
+    def fill(_run: Run, unit: Unit) -> None:
+        if unit.name == "b":
+            with Path("/dev/full").open("w") as full:
+                full.write("x")
+
+    with pytest.raises(DiskFullError) as raised:
+        _build(base, fill)
+    assert raised.value.what.startswith("letters b: the disk is full (")
+    assert raised.value.where == str(base / "artifacts")
+    assert calls(base) == ["a", "b"]
+    _build(base)
+    assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
+
+
+def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The limit on file size stands in for a full disk: writes really fail, half way."""
+    base = toy_base(tmp_path, "apple\nbanana\n" + "c" * 30_000)
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(DiskFullError, match="letters c: the disk is full"):
+            _build(base)
+
+    assert wait(fork(work)) == 0
+    assert _no_temporaries(base)
+    assert calls(base) == ["a", "b", "c"]
+    assert not list((base / "artifacts").glob("letters/*/c*"))
+    _build(base)
+    assert calls(base)[3:] == ["c", "joined", "pair"]
+
+
+def test_a_workspace_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    (base / "artifacts").write_text("a file where the workspace should be")
+    with pytest.raises(ExperimentError) as raised:
+        _build(base)
+    assert raised.value.what.startswith("the workspace cannot be written to: ")
+    assert raised.value.where == str(base / "artifacts")
+    assert raised.value.fix == "change its permissions, or give another: execution.workspace=DIR"
+    assert calls(base) == []
+
+
+def test_another_fault_of_the_disk_is_one_error_with_its_place(tmp_path: Path) -> None:
+    def fail(_run: Run, unit: Unit) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/mnt/texts")
+
+    with pytest.raises(AmalgamError) as raised:
+        _build(toy_base(tmp_path), fail)
+    assert str(raised.value).splitlines()[:2] == ["letters: Permission denied", "where: /mnt/texts"]
+
+
+# ---- shares
+
+
+def _part(base: Path, index: int, count: int) -> list[str]:
+    """What this part did; the stage at which it had to leave."""
+    before = len(calls(base))
+    try:
+        bring_up_to_date(toy_stages(), toy_run(base, share=Share(index, count, "part")))
+    except PartDoneError as done:
+        return [*calls(base)[before:], f"{done.state.stage} {done.state.done}/{done.state.total}"]
+    return calls(base)[before:]
+
+
+def test_parts_do_their_share_and_whoever_comes_last_goes_on(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "parts")
+    assert _part(base, 0, 2) == ["a", "c", "letters 2/3"]
+    assert _part(base, 1, 2) == ["b", "joined 0/1"]
+    assert _part(base, 0, 2) == ["joined", "pair"]
+    assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
+
+
+def test_every_unit_is_some_parts_and_no_unit_is_twos() -> None:
+    units = [Unit(str(index), Path()) for index in range(11)]
+    for count in (1, 2, 3, 16):
+        shares = [Share(index, count, "part").mine(units) for index in range(count)]
+        assert sorted((unit.name for share in shares for unit in share), key=int) == [unit.name for unit in units]
+
+
+@pytest.mark.parametrize("part", ["4/4", "x/2", "1", "1/", "/2", "-1/2", "1/0", ""])
+def test_a_part_that_is_none_is_refused_with_an_example(part: str) -> None:
+    with pytest.raises(ExperimentError) as raised:
+        share_of(part, None)
+    assert raised.value.what == f"--part {part} is not a share"
+    assert raised.value.fix == "--part 0/4 is the first of four parts, 3/4 the last"
+
+
+def test_shares_come_from_the_command_or_from_torchrun_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert share_of(None, None) == Share()
+    assert share_of("1/3", None) == Share(1, 3, "part")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert share_of(None, 2) == Share(1, 2, "torchrun")
+    assert not share_of(None, 2).leads
+    with pytest.raises(ExperimentError, match="--part and torchrun were both given"):
+        share_of("0/2", None)
+
+
+def test_another_number_of_processes_than_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ExperimentError) as raised:
+        share_of(None, 2)
+    assert raised.value.what == "asked for 2 processes, got 1"
+    assert "torchrun --nproc_per_node 2" in str(raised.value.fix)

@@ -1,0 +1,355 @@
+"""Units and records: published whole or not at all, read back checked, the first writer wins."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record, Store, StoredFile, canonical_record
+from amalgam.tests.pipeline.crashing import fork, wait
+
+TEXT = bytes(range(256)) * 3
+
+
+def _put(store: Store, name: str, data: bytes, *, folder: str = "stage/abc") -> Record:
+    with store.draft(store.root / folder, name, ".bin") as draft:
+        (draft.folder / "data.bin").write_bytes(data)
+        draft.facts = {"bytes": len(data)}
+    found = store.record(store.root / folder / f"{name}.json")
+    assert found is not None
+    return found
+
+
+def _files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+# ---- publishing
+
+
+def test_a_unit_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = _put(store, "one", TEXT)
+    assert store.checked(record.files[0]).read_bytes() == TEXT
+    assert record.facts == {"bytes": len(TEXT)}
+    assert _files(tmp_path) == [record.files[0].path, "stage/abc/one.json"]
+
+
+def test_a_unit_of_several_files_is_a_folder_and_keeps_their_names(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.draft(tmp_path / "stage/abc", "model") as draft:
+        (draft.folder / "deep").mkdir()
+        (draft.folder / "deep" / "b.txt").write_text("b")
+        (draft.folder / "a.txt").write_text("a")
+    record = store.record(tmp_path / "stage/abc/model.json")
+    assert record is not None
+    folder = store.checked_folder(record.files)
+    assert (folder / "a.txt").read_text() == "a"
+    assert (folder / "deep" / "b.txt").read_text() == "b"
+    assert [Path(file.path).name for file in record.files] == ["a.txt", "b.txt"]
+
+
+def test_an_exception_while_writing_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def write_and_fail() -> None:
+        with store.draft(tmp_path / "stage/abc", "one", ".bin") as draft:
+            (draft.folder / "data.bin").write_bytes(TEXT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail()
+    assert _files(tmp_path) == []
+    assert list((tmp_path / "stage/abc").iterdir()) == []
+
+
+def test_files_and_folders_are_on_the_disk_before_the_record_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def noting_sync(descriptor: int) -> None:
+        said.append("sync " + Path(f"/dev/fd/{descriptor}").readlink().suffix)
+        sync(descriptor)
+
+    def noting_link(source: Path, target: Path) -> None:
+        said.append(f"link {target.name}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(os, "link", noting_link)
+    _put(Store(tmp_path), "one", TEXT)
+    file, folder, record, published, folder_again = said
+    assert (file, published) == ("sync .bin", "link one.json")
+    assert [folder, folder_again] == ["sync ", "sync "]
+    assert record.startswith("sync")
+
+
+def test_without_hard_links_a_record_is_published_by_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    store = Store(tmp_path)
+    first = _put(store, "one", TEXT)
+    assert _put(store, "one", TEXT[:5]) == first
+    assert store.keep("dtype", "auto", "fp32") == store.keep("dtype", "auto", "bf16") == "fp32"
+    assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+
+
+# ---- damage
+
+
+def _half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:400] + bytes([data[400] ^ 1]) + data[401:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:0], "size 0, expected 768"),
+        (lambda data: data[:3], "size 3, expected 768"),
+        (lambda data: data[:100], "size 100, expected 768"),
+        (_half, "size 384, expected 768"),
+        (lambda data: data[:-1], "size 767, expected 768"),
+        (_flipped, "its content is not what was written"),
+        (lambda data: data[::-1], "its content is not what was written"),
+    ],
+)
+def test_a_damaged_file_is_named_and_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes], said: str) -> None:
+    file = _put(Store(tmp_path), "one", TEXT).files[0]
+    harm = damage(TEXT)
+    (tmp_path / file.path).write_bytes(harm)
+    store = Store(tmp_path)
+    with pytest.raises(DamagedError) as raised:
+        store.checked(file)
+    assert raised.value.what == f"{file.path} is damaged ({said})"
+    assert raised.value.path == file.path
+    assert not (tmp_path / file.path).exists()
+    assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [harm]
+
+
+def test_another_units_file_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    one, two = _put(store, "one", TEXT).files[0], _put(store, "two", TEXT[::-1]).files[0]
+    store.path(one).write_bytes(store.path(two).read_bytes())
+    with pytest.raises(DamagedError, match="content is not what was written"):
+        store.checked(one)
+
+
+def test_a_deleted_file_is_missing_and_only_its_unit_is_not_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    one, two = _put(store, "one", TEXT), _put(store, "two", TEXT)
+    store.path(one.files[0]).unlink()
+    assert store.absent(one) == [(one.files[0], "missing")]
+    assert store.absent(two) == []
+    with pytest.raises(DamagedError, match=r"is damaged \(missing\)"):
+        store.checked(one.files[0])
+    assert _put(store, "one", TEXT) == one
+    assert store.absent(one) == []
+
+
+def test_a_file_that_cannot_be_read_today_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    file = _put(store, "one", TEXT).files[0]
+    other = Store(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", _failing_mount)
+        with pytest.raises(OSError, match="Input/output error"):
+            other.checked(file)
+    assert store.checked(file).read_bytes() == TEXT
+    assert not (tmp_path / "quarantine").exists()
+
+
+def _failing_mount(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(b"", b"\0" * 300, b"{}", b"[]", b"null", b'{"name": "one"', b"\xff\xfe", b'"files"', b'{"files": [1]}'),
+        *(b'{"name":"one","files":[{}],"facts":{},"made":{},"identity":{}}', b"[" * 100_000),
+    ],
+)
+def test_a_record_that_is_garbage_means_not_committed_and_is_replaced(tmp_path: Path, garbage: bytes) -> None:
+    store = Store(tmp_path)
+    record = _put(store, "one", TEXT)
+    path = tmp_path / "stage/abc/one.json"
+    path.write_bytes(garbage)
+    assert store.record(path) is None
+    assert _put(store, "one", TEXT) == record
+    assert [found.read_bytes() for found in (tmp_path / "quarantine").iterdir()] == [garbage]
+
+
+def test_a_record_whose_file_is_gone_gives_way_to_a_new_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.path(_put(store, "one", TEXT).files[0]).unlink()
+    assert _put(store, "one", TEXT[:7]).facts == {"bytes": 7}
+
+
+# ---- several writers
+
+
+def test_the_first_record_wins_and_a_second_with_other_bytes_changes_nothing(tmp_path: Path) -> None:
+    first = _put(Store(tmp_path), "one", TEXT)
+    second = _put(Store(tmp_path), "one", TEXT[::-1])
+    assert second == first
+    assert Store(tmp_path).checked(first.files[0]).read_bytes() == TEXT
+
+
+def _write_all(root: Path, writer: int, *, equal: bool) -> None:
+    """Twenty units; what stood right after each was written, to a file of this writer's own."""
+    store = Store(root)
+    seen = []
+    for unit in range(20):
+        data = (b"" if equal else bytes([writer])) + bytes([unit]) * 50
+        seen.append([file.path for file in _put(store, f"u{unit}", data).files])
+    (root.parent / f"seen-{writer}.json").write_text(json.dumps(seen))
+
+
+def _assert_one_winner(root: Path, writers: int, *, equal: bool) -> None:
+    store = Store(root)
+    for unit in range(20):
+        record = store.record(root / "stage/abc" / f"u{unit}.json")
+        assert record is not None
+        data = store.checked(record.files[0]).read_bytes()
+        assert data[-50:] == bytes([unit]) * 50
+        assert record.facts == {"bytes": len(data)}
+        for writer in range(writers):
+            seen = json.loads((root.parent / f"seen-{writer}.json").read_text())
+            assert seen[unit] == [record.files[0].path]  # nobody ever saw another winner
+    assert not (root / "quarantine").exists()
+    assert not list(root.rglob(f"{TEMPORARY}*"))
+    assert not equal or len(_files(root)) == 40
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_processes_that_write_the_same_units_agree_on_one_winner(tmp_path: Path, equal: bool) -> None:
+    root = tmp_path / "artifacts"
+    children = [fork(lambda n=n: _write_all(root, n, equal=equal)) for n in range(3)]  # type: ignore[misc]
+    assert [wait(child) for child in children] == [0, 0, 0]
+    _assert_one_winner(root, 3, equal=equal)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_threads_that_write_the_same_units_agree_on_one_winner(tmp_path: Path, equal: bool) -> None:
+    root = tmp_path / "artifacts"
+    threads = [threading.Thread(target=_write_all, args=(root, n), kwargs={"equal": equal}) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):  # a reader meanwhile sees whole units only
+        for path in root.glob("stage/abc/u*.json"):
+            record = Store(root).record(path)
+            assert record is not None
+            assert Store(root).fault(record.files[0]) is None
+    for thread in threads:
+        thread.join()
+    _assert_one_winner(root, 3, equal=equal)
+
+
+class _Overtaken(Store):
+    """Right after this store's first look at a place, by whatever means, another writer publishes a record there."""
+
+    def overtake(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        look = Path.exists
+
+        def exists(asked: Path) -> bool:
+            found = look(asked)
+            self._once(asked, path)
+            return found
+
+        self.place: Path | None = path
+        monkeypatch.setattr(Path, "exists", exists)
+
+    def record(self, path: Path) -> Record | None:
+        found = super().record(path)
+        self._once(path, path)
+        return found
+
+    def _once(self, asked: Path, path: Path) -> None:
+        if asked == path == self.place:
+            self.place = None
+            Store(self.root).commit(path, Record("first", ()))
+
+
+def test_a_writer_overtaken_after_its_first_look_leaves_the_winner_standing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stage/abc/one.json"
+    store = _Overtaken(tmp_path)
+    store.overtake(path, monkeypatch)
+    assert store.commit(path, Record("second", ())).name == "first"
+    assert not (tmp_path / "quarantine").exists()
+
+
+# ---- what the workspace remembers
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *("", "{", "[]", "null", "\0\0\0", "[" * 100_000, '{"letters": 5}', '{"letters": {}}'),
+        *('{"letters": {"fingerprint": 1, "overrides": {}}}', '{"letters": {"fingerprint": "a", "overrides": []}}'),
+    ],
+)
+def test_a_head_that_is_garbage_remembers_nothing_and_is_written_anew(tmp_path: Path, garbage: str) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "HEAD.json").write_text(garbage)
+    assert store.head() == {}
+    store.move_head("letters", "abc", {"cache.seed": 1})
+    assert store.head() == {"letters": {"fingerprint": "abc", "overrides": {"cache.seed": 1}}}
+
+
+def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.move_head("letters", "abc", {})
+    store.move_head("joined", "def", {})
+    store.move_head("letters", "xyz", {})
+    assert {stage: entry["fingerprint"] for stage, entry in store.head().items()} == {"letters": "xyz", "joined": "def"}
+
+
+def test_a_pin_keeps_its_first_value(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.get("commit", "org/model main") is None
+    assert store.keep("commit", "org/model main", "aaa") == "aaa"
+    assert store.keep("commit", "org/model main", "bbb") == "aaa"
+    assert Store(tmp_path).get("commit", "org/model main") == "aaa"
+    assert store.get("commit", "org/model v2") is None
+
+
+def test_a_pin_that_is_garbage_is_taken_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.keep("dtype", "auto", "fp32")
+    next((tmp_path / "pins").iterdir()).write_bytes(b"\0" * 40)
+    assert store.keep("dtype", "auto", "bf16") == "bf16"
+
+
+def test_a_manifest_is_the_record_of_a_whole_stage(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.manifest("stage", "abc") is None
+    file = StoredFile("stage/abc/x", 1, "0" * 64)
+    store.commit(tmp_path / "stage/abc" / MANIFEST, Record("stage", (file,), {"units": 1}, {}, {"config": {}}))
+    assert store.manifest("stage", "abc") == Record("stage", (file,), {"units": 1}, {}, {"config": {}})
+
+
+def test_a_record_in_which_one_digit_changed_is_not_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "unit.json"
+    path.write_text(canonical_record(Record("unit", (), {"rows": 12})))
+    assert Store(tmp_path).record(path) is not None
+    path.write_text(path.read_text().replace("12", "13"))
+    assert Store(tmp_path).record(path) is None

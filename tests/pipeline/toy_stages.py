@@ -1,0 +1,168 @@
+"""Three toy stages over a text file, real in all but what they compute: one unit per first letter, their sum, a folder.
+
+Every unit that is worked on is appended to calls.log beside the workspace, by whatever process does it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.engines import Share
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.fingerprint import file_digest
+from amalgam.pipeline.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.store import Record, Store
+
+LINES = "apple\navocado\nbanana\ncherry\n"
+YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
+Before = Callable[[Run, Unit], None]
+
+
+class Toy:
+    """What the toy stages share: before each unit, a test may have its say."""
+
+    VERSION: ClassVar[int] = 1
+    measure: ClassVar[str] = "things"
+
+    def __init__(self, before: Before | None = None) -> None:
+        self._before = before
+
+    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - one shape for all
+        return True
+
+    def prepare(self, run: Run) -> None:
+        pass
+
+    def begin(self, run: Run, unit: Unit) -> None:
+        with (run.base / "calls.log").open("a") as log:
+            log.write(f"{unit.name}\n")
+        if self._before:
+            self._before(run, unit)
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        pass
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002 - one shape for all
+        return {"lines": sum(record.facts["lines"] for record in records)}
+
+
+class Letters(Toy):
+    """One file per first letter of the source's lines."""
+
+    name: ClassVar[str] = "letters"
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+
+    def identity(self, run: Run) -> Identity:
+        source = run.base / run.experiment.corpus.train[0]
+        return Identity({"cache": {"seed": run.experiment.cache.seed}}, {"source": run.digest_of(source)})
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        lines = (run.base / run.experiment.corpus.train[0]).read_text().split()
+        groups = {line[0]: [other for other in lines if other[0] == line[0]] for line in lines}
+        return [Unit(letter, folder, len(group), group) for letter, group in sorted(groups.items())]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        self.begin(run, unit)
+        with run.store.draft(unit.folder, unit.name, ".txt") as draft:
+            shouted = [f"{line.upper()} {run.experiment.cache.seed}" for line in unit.work]
+            (draft.folder / "group.txt").write_text("\n".join(shouted))
+            draft.facts = {"lines": len(unit.work)}
+        run.console.advance(unit.size)
+
+
+class Joined(Toy):
+    """All letters in one file."""
+
+    name: ClassVar[str] = "joined"
+    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
+
+    def identity(self, run: Run) -> Identity:
+        temperature = run.experiment.targets.temperature
+        return Identity({"targets": {"temperature": temperature}}, {}, {"letters": run.fingerprint("letters")})
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - one shape for all
+        return [Unit("joined", folder)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        self.begin(run, unit)
+        texts = [run.store.checked(file).read_text() for file in run.result("letters").files]
+        with run.store.draft(unit.folder, unit.name, ".txt") as draft:
+            whole = "\n".join([*texts, str(run.experiment.targets.temperature)])
+            (draft.folder / "joined.txt").write_text(whole)
+            draft.facts = {"lines": whole.count("\n")}
+
+
+class Pair(Toy):
+    """A unit of several files, one of them in a folder of its own."""
+
+    name: ClassVar[str] = "pair"
+    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
+
+    def identity(self, run: Run) -> Identity:
+        return Identity({}, {}, {"joined": run.fingerprint("joined")})
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - one shape for all
+        return [Unit("pair", folder)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        self.begin(run, unit)
+        text = run.store.checked(run.result("joined").files[0]).read_text()
+        with run.store.draft(unit.folder, unit.name) as draft:
+            (draft.folder / "deep").mkdir()
+            (draft.folder / "deep" / "text.txt").write_text(text)
+            (draft.folder / "length.txt").write_text(str(len(text)))
+            draft.facts = {"lines": text.count("\n")}
+
+
+def toy_stages(before: Before | None = None) -> tuple[Stage, ...]:
+    return Letters(before), Joined(before), Pair(before)
+
+
+def toy_base(base: Path, lines: str = LINES) -> Path:
+    """A folder with an experiment file and a source."""
+    base.mkdir(parents=True, exist_ok=True)
+    (base / "source.txt").write_text(lines)
+    (base / "amalgam.yaml").write_text(YAML)
+    return base
+
+
+def toy_run(base: Path, *, share: Share | None = None, err: io.StringIO | None = None, **sections: Any) -> Run:
+    said = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
+    console = Console(err=err or io.StringIO(), out=io.StringIO())
+    experiment = Experiment.model_validate(said)
+    return Run(experiment, base, Store(base / "artifacts"), console, share or Share(), file_digest)
+
+
+def calls(base: Path) -> list[str]:
+    """The units worked on so far, in order."""
+    log = base / "calls.log"
+    return log.read_text().split() if log.exists() else []
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """Every stage's result as bytes and facts; what HEAD says; asserts that it is what was written."""
+    head = run.store.head()
+    found: dict[str, Any] = {}
+    for stage, entry in head.items():
+        manifest = run.store.manifest(stage, entry["fingerprint"])
+        assert manifest is not None
+        assert [fault for file in manifest.files if (fault := run.store.fault(file))] == []
+        contents = {file.path: run.store.path(file).read_bytes() for file in manifest.files}
+        found[stage] = (entry["fingerprint"], contents, manifest.facts, manifest.identity)
+    return found
+
+
+def main(seconds: float, *arguments: str) -> None:
+    """The real command over the toy stages, each unit taking so long: for tests in which the process matters."""
+    from amalgam import cli
+    from amalgam.stages import commands
+
+    vars(commands)["STAGES"] = toy_stages(lambda *_: time.sleep(seconds))
+    sys.argv = ["amalgam", *arguments]
+    cli.main()

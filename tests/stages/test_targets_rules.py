@@ -1,0 +1,137 @@
+"""The rules of MUKA and its baselines against cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import polars as pl
+import pytest
+from amalgam.data.labels import cut_in_groups, union_of
+from amalgam.pipeline.experiment import Targets
+from amalgam.stages.build_targets.evidence import Evidence
+from amalgam.stages.build_targets.rules import rule
+from amalgam.stages.build_targets.uncertainty import MEASURES, confidence, sums_over_passes
+
+LN2, LN3 = math.log(2), math.log(3)
+
+
+def arrays(*rows: list[float]) -> pl.Series:
+    return pl.Series(list(rows), dtype=pl.Array(pl.Float64, len(rows[0])))
+
+
+def logs(*probabilities: float) -> list[float]:
+    return [math.log(p) for p in probabilities]
+
+
+def evidence(name: str, probability: list[float], confidence_: float) -> Evidence:
+    return Evidence(name, arrays(logs(*probability)), arrays(probability), pl.Series([confidence_]))
+
+
+def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
+    return pl.DataFrame(sums_over_passes([arrays(logs(*one)) for one in passes], measure))
+
+
+SPACE = union_of({"a": ["x", "y"], "b": ["z", "w", "v"]})
+
+
+def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence() -> None:
+    found = rule([evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2))
+    first = 1 / (1 + math.exp(-0.4 / 0.2))
+    expected = [0.9 * first, 0.1 * first, 0.5 * (1 - first), 0.3 * (1 - first), 0.2 * (1 - first)]
+    assert found.target.to_list()[0] == pytest.approx(expected)
+    assert found.weight.to_list() == pytest.approx([0.4 + 1e-6])
+    assert found.teacher.to_list() == ["a"]
+    assert found.confidence.to_list()[0] == pytest.approx([0.8, 0.4])
+
+
+def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_elsewhere() -> None:
+    found = rule([evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard"))
+    assert found.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
+    assert found.teacher.to_list() == ["b"]
+
+
+def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
+    found = rule([evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard"))
+    assert found.teacher.to_list() == ["a"]
+    assert found.weight.to_list() == pytest.approx([1e-6])
+
+
+def test_a_single_teacher_weighs_one() -> None:
+    space = union_of({"a": ["x", "y"]})
+    found = rule([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
+    assert found.weight.to_list() == [1.0]
+    assert found.target.to_list()[0] == pytest.approx([0.9, 0.1])
+
+
+def test_where_labels_meet_what_is_padded_is_added() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
+    found = rule([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
+    assert found.target.to_list()[0] == pytest.approx([0.5 * 0.9 + 0.5 * 0.4, 0.5 * 0.1 + 0.5 * 0.6])
+
+
+def test_without_reweighting_every_text_weighs_one() -> None:
+    both = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    assert rule(both, SPACE, Targets(reweight="none")).weight.to_list() == [1.0]
+
+
+def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
+    a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
+    b = Evidence("b", arrays([2.0, 0.0, -1.0]), arrays([0.8, 0.15, 0.05]), pl.Series([0.2]))
+    found = rule([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
+    raised = [math.exp(z / 2) for z in (1, 0, 2, 0, -1)]
+    assert found.target.to_list()[0] == pytest.approx([r / sum(raised) for r in raised])
+    assert found.weight.to_list() == [1.0]
+    assert found.teacher.to_list() == [None]
+
+
+def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["y", "z"]})
+    a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
+    b = Evidence("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
+    raised = [math.exp(z) for z in (1, 0, 2, 0)]
+    found = rule([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
+    assert found == pytest.approx([raised[0] / sum(raised), (raised[1] + raised[2]) / sum(raised), raised[3] / sum(raised)])
+
+
+def entropy(*p: float) -> float:
+    return -sum(q * math.log(q) for q in p if q > 0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        ("entropy", 1 - entropy(0.6, 0.4) / LN2),
+        ("expected-entropy", 1 - (entropy(0.9, 0.1) + entropy(0.3, 0.7)) / 2 / LN2),
+        ("mutual-information", 1 - (entropy(0.6, 0.4) - (entropy(0.9, 0.1) + entropy(0.3, 0.7)) / 2) / LN2),
+        ("variation-ratio", 1 - (1 - 0.5) / 0.5),
+        ("max-probability", 1 - (1 - 0.6) / 0.5),
+    ],
+)
+def test_a_confidence_is_one_less_the_uncertainty_over_its_largest_value(measure: str, expected: float) -> None:
+    assert confidence(sums(measure, [0.9, 0.1], [0.3, 0.7]), measure).to_list() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("measure", list(MEASURES))
+def test_every_confidence_is_zero_for_a_uniform_and_one_for_a_certain_teacher(measure: str) -> None:
+    uniform = confidence(sums(measure, [1 / 3] * 3), measure).to_list()[0]
+    certain = pl.DataFrame(sums_over_passes([arrays([300.0, 0.0, 0.0])], measure))
+    assert confidence(certain, measure).to_list() == pytest.approx([1.0])
+    expected = {"mutual-information": 1.0, "variation-ratio": 1.0}.get(measure, 0.0)  # one pass never disagrees with itself
+    assert uniform == pytest.approx(expected)
+
+
+def test_energy_does_not_depend_on_the_level_of_the_logits() -> None:
+    low = pl.DataFrame(sums_over_passes([arrays([1.0, 0.0, -2.0])], "energy"))
+    high = pl.DataFrame(sums_over_passes([arrays([51.0, 50.0, 48.0])], "energy"))
+    assert confidence(low, "energy").to_list() == pytest.approx(confidence(high, "energy").to_list())
+
+
+def test_the_union_keeps_first_seen_order_and_knows_who_owns_a_label() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["z", "y"]})
+    assert space.names == ("x", "y", "z")
+    assert space.columns == {"a": (0, 1), "b": (2, 1)}
+    assert space.owners == [["a"], ["a", "b"], ["b"]]
+
+
+def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
+    assert cut_in_groups(["d", "a", "c", "b", "e"], 2) == [["a", "b"], ["c", "d", "e"]]

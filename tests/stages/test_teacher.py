@@ -1,0 +1,180 @@
+"""A teacher at inference: its tokens, its vocabulary, its pad token, its rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+
+from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher, apply_rate
+from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
+
+
+def teacher_of(kind: str = "bert", *, limit: int = 10, **settings: Any) -> Teacher:
+    model, tokenizer = tiny(kind, spread=6.0, **settings)
+    return Teacher(model, tokenizer, digest="77" * 32, seed=0, limit=limit, name="tiny")
+
+
+def words(count: int, first: int = 0) -> str:
+    return " ".join(WORDS[first : first + count])
+
+
+def test_a_long_text_is_cut_to_the_limit_whatever_the_tokenizer_believes() -> None:
+    teacher = teacher_of()
+    assert teacher.tokenizer.model_max_length > 10**20
+    short, exact, long = teacher.tokenise([(words(3),), (words(8),), (words(9),)])
+    assert [(len(one), one.cut) for one in (short, exact, long)] == [(5, False), (10, False), (10, True)]
+    assert long.ids.tolist() == exact.ids.tolist()
+    assert long.ids.dtype == np.int32
+
+
+def test_of_a_pair_the_longer_text_is_cut_first() -> None:
+    teacher = teacher_of(limit=12)
+    [tokens] = teacher.tokenise([(words(20), words(3, first=50))])
+    assert tokens.cut
+    assert tokens.type_ids is not None
+    assert (tokens.type_ids == 0).sum() == 1 + 6 + 1
+    assert (tokens.type_ids == 1).sum() == 3 + 1
+
+
+def test_padding_and_truncation_saved_with_the_tokenizer_are_not_obeyed() -> None:
+    teacher = teacher_of()
+    teacher.tokenizer.backend_tokenizer.enable_padding(length=30)
+    teacher.tokenizer.backend_tokenizer.enable_truncation(4)
+    assert [len(one) for one in teacher.tokenise([(words(3),), (words(8),)])] == [5, 10]
+
+
+def test_type_ids_go_only_to_models_that_take_them() -> None:
+    model, _ = tiny("distilbert")
+    teacher = Teacher(model, word_tokenizer(types=True), digest="", seed=0, limit=10)
+    [tokens] = teacher.tokenise([(words(3),)])
+    assert tokens.type_ids is None
+    assert teacher.run(Rows([tokens], [bytes(16)], np.array([DROPOUT_OFF]))).shape == (1, 3)
+
+
+def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_named_with_the_token() -> None:
+    model, _ = tiny("bert", vocab_size=len(SPECIAL) + 90)
+    teacher = Teacher(model, word_tokenizer((*WORDS, "added")), digest="", seed=0, limit=10, name="tiny")
+    assert len(teacher.tokenise([(words(3),)])) == 1
+    with pytest.raises(
+        ModelError, match=r"teacher tiny: its tokenizer gives 'added' the id 95, but the model knows 95 tok"
+    ):
+        teacher.tokenise([(words(3),), ("word1 added",)])
+
+
+def test_a_text_without_any_token_is_refused() -> None:
+    with pytest.raises(DataError, match="finds no token"):
+        teacher_of("gpt2").tokenise([("word1",), ("",)])
+
+
+def test_no_texts_are_no_tokens() -> None:
+    assert teacher_of().tokenise([]) == []
+
+
+def test_a_teacher_without_a_pad_token_uses_eos_and_says_so() -> None:
+    teacher = teacher_of("gpt2")
+    assert teacher.notes == ("teacher tiny has no pad token: '[SEP]' (id 3) is used instead",)
+    tokens = teacher.tokenise([(words(2),), (words(7),), (words(4),)])
+    together = teacher.run(Rows(tokens, [bytes(16)] * 3, np.full(3, DROPOUT_OFF)))
+    for row, one in enumerate(tokens):
+        alone = teacher.run(Rows([one], [bytes(16)], np.array([DROPOUT_OFF])))
+        assert (alone[0] - together[row]).abs().max() < 1e-5
+    assert teacher_of("bert").notes == ()
+
+
+def test_a_decoder_is_keyed_in_any_batch_too() -> None:
+    teacher = teacher_of("gpt2")
+    teacher.check_dropout_is_alive()
+    tokens = teacher.tokenise([(words(2),), (words(7),), (words(4),)])
+    keys = [bytes([i]) * 16 for i in range(3)]
+    together = teacher.run(Rows(tokens, keys, np.array([0, 1, 2]), width=14))
+    for row, one in enumerate(tokens):
+        alone = teacher.run(Rows([one], keys[row : row + 1], np.array([row])))
+        assert (alone[0] - together[row]).abs().max() < 1e-5
+
+
+def test_a_limit_beyond_the_models_positions_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"teacher tiny cannot read 100 tokens[\s\S]*max_tokens"):
+        teacher_of(limit=100).check_dropout_is_alive()
+
+
+def test_a_tokenizer_in_python_says_what_it_cut() -> None:
+    class Slow:
+        """The interface of a tokenizer without Rust inside: no encodings to look into."""
+
+        def __init__(self, fast: Any) -> None:
+            self.fast = fast
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.fast, name)
+
+        def __call__(self, *texts: Any, **options: Any) -> Any:
+            encoded = self.fast(*texts, **options)
+            encoded._encodings = None  # noqa: SLF001  what it looks like without Rust
+            return encoded
+
+    teacher = teacher_of()
+    teacher.tokenizer = Slow(teacher.tokenizer)
+    assert [one.cut for one in teacher.tokenise([(words(8),), (words(9),)])] == [False, True]
+
+
+def test_one_token_vocabulary_without_special_tokens_works() -> None:
+    bare = Tokenizer(models.WordLevel({"word1": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106  a token of text
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    model, _ = tiny("bert")
+    teacher = Teacher(model, PreTrainedTokenizerFast(tokenizer_object=bare), digest="", seed=0, limit=12)
+    teacher.check_dropout_is_alive()
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_reaches_every_dropout_of_a_config() -> None:
+    config = tiny_config("modernbert")
+    assert set(apply_rate(config, 0.25)) == {
+        "attention_dropout",
+        "classifier_dropout",
+        "embedding_dropout",
+        "mlp_dropout",
+    }
+    model, tokenizer = tiny("modernbert", rate=0.25)
+    sites = Teacher(model, tokenizer, digest="", seed=0, limit=12).sites
+    assert {site.rate for site in sites} == {0.25}
+    assert len(sites) == 8
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, "gpt2"])
+def test_a_rate_of_the_user_is_the_rate_of_every_site(kind: str) -> None:
+    model, tokenizer = tiny(kind, rate=0.3)
+    sites = Teacher(model, tokenizer, digest="", seed=0, limit=12).sites
+    assert {site.rate for site in sites} == {0.3}
+
+
+def test_rates_without_a_value_and_of_inner_configs_are_set_and_flags_are_not() -> None:
+    config = tiny_config("bert")
+    config.text_config = tiny_config("bert")
+    config.use_dropout = True
+    assert config.classifier_dropout is None
+    apply_rate(config, 0.4)
+    assert config.classifier_dropout == config.text_config.hidden_dropout_prob == 0.4
+    assert config.use_dropout is True
+
+
+# --- the tiny models themselves --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2", "roberta"])
+def test_a_saved_tiny_model_loads_as_it_was(kind: str, tmp_path: Any) -> None:
+    folder = save_tiny(tmp_path / "model", kind, labels=("left", "right"))
+    model, tokenizer = tiny(kind, labels=("left", "right"))
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert loaded.config.id2label == {0: "left", 1: "right"}
+    ids = AutoTokenizer.from_pretrained(folder)("word1 WORD2 other", "word3")["input_ids"]
+    assert ids == tokenizer("word1 WORD2 other", "word3")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(torch.tensor([ids])).logits, model(torch.tensor([ids])).logits)

@@ -1,0 +1,430 @@
+"""Bad input through the command: the exit code and three lines, what, where and fix; nothing left half-done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from amalgam.tests.workshop import KNOWS, Shop, apart, finish, reweigh
+
+TRAIN = "texts/train.csv"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file written over the training texts (or overrides said), and what must be answered."""
+
+    code: int
+    says: tuple[str, ...]
+    content: bytes | None = None
+    name: str = "texts/train.csv"
+    overrides: tuple[str, ...] = ()
+
+
+CASES = {
+    "not UTF-8": Case(3, ("not UTF-8", "train.csv", "iconv"), b"text,label\ncaf\xe9 au lait,law\n"),
+    "a broken line of JSON": Case(
+        3, ("train.jsonl", "2"), b'{"text": "one", "label": "law"}\n{"text": "tw\n', "texts/train.jsonl"
+    ),
+    "a lone surrogate": Case(3, ("train.jsonl", "1"), b'{"text": "one \\ud83d"}\n', "texts/train.jsonl"),
+    "ids that mix kinds": Case(
+        3,
+        ("mix", "id_type: string"),
+        b'{"text": "one", "id": 1}\n{"text": "two", "id": "x"}\n',
+        "texts/train.jsonl",
+        ("corpus.id=id",),
+    ),
+    "an id given twice": Case(
+        3, ("given more than once", "corpus.id: auto"), b"text,id\none,7\ntwo,7\n", overrides=("corpus.id=id",)
+    ),
+    "a row without text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n,law\ntwo,law\n"),
+    "a blank text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n   ,law\ntwo,law\n"),
+    "a ragged row": Case(3, ("train.csv",), b"text,label\none,law\ntwo,law,three\n"),
+    "an unclosed quote": Case(3, ("train.csv",), b'text,label\n"one,law\ntwo,law\n'),
+    "an empty file": Case(3, ("no rows", "train.csv"), b""),
+    "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),
+    "a column renamed": Case(3, ("text", "corpus.text: texte"), b"texte,label\none,law\n"),
+    "a label that is not allowed": Case(
+        3,
+        ("train.csv", "banking"),
+        b"text,label\none,law\ntwo,lawx\n",
+        overrides=("corpus.labels=[banking, law]", "targets.mode=supervised"),
+    ),
+    "texts that are not there": Case(3, ("nowhere.csv",), overrides=("corpus.train=nowhere.csv",)),
+    "a text too long, and that an error": Case(
+        3, ("longer than 4 tokens", "cache.on_long"), overrides=("cache.on_long=error", "cache.max_tokens=4")
+    ),
+    "an unknown field": Case(2, ("student.epoch", "did you mean 'epochs'?"), overrides=("student.epoch=2",)),
+    "a wrong type": Case(2, ("student.epochs",), overrides=("student.epochs=many",)),
+    "an unknown section": Case(2, ("students", "did you mean 'student'?"), overrides=("students.smal.lr=1",)),
+    "a value that is no choice": Case(2, ("targets.mode", "soft"), overrides=("targets.mode=sfot",)),
+    "a name that leads outside": Case(2, ("student.name", "letters"), overrides=("student.name=../../x",)),
+    "an absolute name": Case(2, ("student.name", "letters"), overrides=("student.name=/tmp/x",)),
+    "a secret": Case(2, ("looks like a secret",), overrides=("student.encoder=hf_abcdefghijklmnopqrstuv",)),
+    "more processes than there are": Case(
+        2, ("asked for 2 processes, got 1", "torchrun"), overrides=("execution.processes=2",)
+    ),
+    "more passes than are cached": Case(2, ("targets.passes",), overrides=("targets.passes=9",)),
+    "a rename of no label": Case(2, ("'bankink'", "banking"), overrides=("teachers.0.rename={bankink: money}",)),
+    "too few labels for the outputs": Case(
+        2, ("2 names for 4 outputs", "fix: "), overrides=("teachers.0.labels=[a, b]",)
+    ),
+    "a model that is not there": Case(2, ("secand", "second"), overrides=("teachers.1.model=./models/secand",)),
+    "a base model without a head": Case(
+        2,
+        ("no classification head", "classifier", "fine-tuned"),
+        overrides=("teachers.1.model=./models/encoder", "teachers.1.labels=[k, l]", "corpus.on_bad_row=skip"),
+    ),
+    "code from a repository, unpinned": Case(
+        2, ("trust_remote_code", "full commit"), overrides=("teachers.0.trust_remote_code=true",)
+    ),
+}
+
+
+def assert_three_lines(err: str) -> None:
+    """What (several problems: one indented line each), where, fix; nothing after them."""
+    lines = [line for line in err[err.index("error: ") :].splitlines() if not line.startswith("  ")]
+    assert [line.split(":")[0] for line in lines] in (["error", "where", "fix"], ["error", "fix"])
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_used_is_refused_in_three_lines(fresh: Shop, name: str) -> None:
+    case = CASES[name]
+    if case.content is not None:
+        (fresh.folder / TRAIN).unlink()
+        (fresh.folder / case.name).write_bytes(case.content)
+        fresh.edit(TRAIN, case.name)
+    said = fresh.tries("cache-teachers", *case.overrides)
+    assert (said.code, said.out) == (case.code, ""), said.err
+    assert_three_lines(said.err)
+    for piece in case.says:
+        assert piece in said.err
+    assert not fresh.units()
+    assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["shop"]
+
+
+def test_all_problems_of_the_file_are_told_at_once_with_their_lines(fresh: Shop) -> None:
+    fresh.edit("  mode: soft", "  mode: sfot\n  temprature: 1")
+    fresh.edit("  epochs: 1", "  epochs: 0")
+    said = fresh.tries("plan", "student.laers=2")
+    assert said.code == 2
+    assert "4 problems" in said.err
+    for piece in (
+        "line 15, targets.mode",
+        "line 16, targets.temprature",
+        "'temperature'",
+        "student.epochs",
+        "'layers'",
+    ):
+        assert piece in said.err
+
+
+def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_way_out(fresh: Shop) -> None:
+    fresh.edit("    model: ./models/first", "    model: ./models/first\n    labels: [yes, no, a, b]")
+    said = fresh.tries("plan")
+    assert said.code == 2
+    assert 'is true, not text: quote it ("yes")' in said.err
+
+
+@pytest.mark.parametrize("text", ["a: !!python/object:os.system {}\n", "corpus: {}\ncorpus: {}\n", "- a list\n", ""])
+def test_hostile_or_senseless_yaml_is_refused(fresh: Shop, text: str) -> None:
+    fresh.config.write_text(text)
+    said = fresh.tries("plan")
+    assert said.code == 2
+    assert_three_lines(said.err)
+
+
+# ---- rows that may be skipped
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
+    fresh.write([*fresh.texts()[:60], ("", "law"), ("   ", "law")])
+    said = fresh("cache-teachers", "corpus.on_bad_row=skip")
+    assert "train: 60 texts, 2 rows skipped (skipped.parquet)" in said.err
+
+
+def test_texts_that_are_in_test_and_in_train_are_told(fresh: Shop) -> None:
+    fresh.write([*fresh.texts(), *fresh.texts("test")[:3]])
+    assert "3 test texts are also in train" in fresh("read-corpus").err
+
+
+def test_the_same_text_twice_is_one_text(fresh: Shop) -> None:
+    fresh.write([*fresh.texts(), *fresh.texts()[:9]])
+    assert "train: 120 texts, 9 duplicate rows" in fresh("read-corpus").err
+
+
+def test_cut_texts_are_counted_for_each_teacher(fresh: Shop) -> None:
+    said = fresh("cache-teachers", "cache.max_tokens=8")
+    assert "teacher first: " in said.err
+    assert "were longer than its limit and were cut" in said.err
+
+
+# ---- gold labels that no teacher knows
+
+
+def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh: Shop) -> None:
+    fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
+    said = fresh.tries("run")
+    assert said.code == 3
+    assert "1 test texts have gold labels that are not in the union: sailing" in said.err
+    assert "where: corpus.test, column label" in said.err
+    assert "corpus.on_bad_row: skip" in said.err
+    assert not fresh.units()
+
+
+def test_such_texts_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
+    fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
+    said = fresh("run", "corpus.on_bad_row=skip")
+    assert "1 test texts are left out: no teacher knows sailing" in said.err
+    [path] = (fresh.artifacts / "report").glob("*/*/evaluation.json")
+    found = json.loads(path.read_text())
+    assert (found["n"], found["left_out"]) == (40, 1)
+
+
+def test_a_validation_part_that_no_teacher_knows_is_refused_even_if_skipping(fresh: Shop) -> None:
+    fresh.write([("the boat left the harbour", "sailing")], "validation")
+    said = fresh.tries("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
+    assert said.code == 3
+    assert "1 validation texts have gold labels that are not in the union" in said.err
+
+
+def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Shop) -> None:
+    text = fresh.config.read_text()
+    fresh.config.write_text(text[: text.index("teachers:")] + text[text.index("cache:") :])
+    assert fresh("run", "targets.mode=supervised").code == 0
+    fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
+    said = fresh.tries("run", "targets.mode=supervised")
+    assert said.code == 3
+    assert "not in the union: sailing" in said.err
+
+
+# ---- models
+
+
+def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: Shop, built: Shop) -> None:
+    """Mapped by name: outputs and id2label are permuted alike, the union is told by the first teacher's order."""
+    from safetensors.torch import load_file, save_file
+
+    folder, order = fresh.folder / "models/second", [2, 0, 3, 1]
+    weights = load_file(folder / "model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        weights[name] = weights[name][order].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    names = [KNOWS["second"][place] for place in order]
+    config["id2label"], config["label2id"] = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    (folder / "config.json").write_text(json.dumps(config))
+    fresh("build-targets", "targets.passes=0")
+    built_shop = built.copy(fresh.folder.parent / "as-built")
+    built_shop("build-targets", "targets.passes=0")
+    places = [*range(4), *(4 + order.index(place) for place in range(4))]
+    ours = {key: ([target[place] for place in places], weight) for key, (target, weight) in fresh.targets().items()}
+    assert apart(ours, built_shop.targets()) < 1e-5
+
+
+def test_a_teacher_that_does_not_name_its_labels_is_refused(fresh: Shop) -> None:
+    path = fresh.folder / "models/first/config.json"
+    config = json.loads(path.read_text())
+    config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
+    config["label2id"] = {f"LABEL_{index}": index for index in range(4)}
+    path.write_text(json.dumps(config))
+    said = fresh.tries("run")
+    assert said.code == 2
+    assert "does not say what its labels mean: LABEL_0" in said.err
+    assert "fix: give labels: the 4 names, by position" in said.err
+    assert "teacher first" in said.err
+    fresh("cache-teachers", "teachers.0.labels=[banking, computing, cooking, football]")
+
+
+def test_a_teacher_without_dropout_is_refused_with_the_ways_out(fresh: Shop) -> None:
+    path = fresh.folder / "models/first/config.json"
+    config = json.loads(path.read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    path.write_text(json.dumps(config))
+    said = fresh.tries("run")
+    assert said.code == 2
+    assert_three_lines(said.err)
+    assert "first" in said.err
+    assert "dropout: 0.1" in said.err
+    fresh("build-targets", "teachers.0.dropout=0.1")
+
+
+def test_a_teacher_whose_logits_are_no_numbers_fails_with_its_name_and_the_texts(fresh: Shop) -> None:
+    reweigh(fresh.folder / "models/second", {"classifier.bias": float("nan")})
+    said = fresh.tries("run")
+    assert said.code == 1
+    assert_three_lines(said.err)
+    assert "second" in said.err
+    assert "fix: leave the texts or this teacher out" in said.err  # fp32 it is already
+    assert not (fresh.artifacts / "build-targets").exists()
+
+
+def test_two_teachers_that_are_the_same_model_are_told(fresh: Shop) -> None:
+    said = fresh("cache-teachers", "teachers.1.model=./models/first", "corpus.on_bad_row=skip")
+    assert "teachers first and second are the very same model" in said.err
+
+
+def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = fresh.folder / "models/first"
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    said = fresh.tries("cache-teachers")
+    assert said.code == 2
+    assert "pickle" in said.err
+    assert "allow_pickle: true" in said.err
+    fresh("cache-teachers", "teachers.0.allow_pickle=true")
+
+
+def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop) -> None:
+    folder = fresh.folder / "models/first"
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
+    config["model_type"] = "evil"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(fresh.folder / 'ran')!r}, 'w')\n")
+    said = fresh.tries("cache-teachers")
+    assert said.code == 2
+    assert_three_lines(said.err)
+    assert not (fresh.folder / "ran").exists()
+
+
+# ---- results
+
+
+def test_targets_with_infinite_evidence_never_reach_a_student(shop: Shop) -> None:
+    """A cache of another make, its record rewritten to fit: the rule itself refuses what is no number."""
+    import hashlib
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for record_path in (shop.artifacts / "cache-teachers").glob("*/units/*.json"):
+        record = json.loads(record_path.read_text())
+        path = shop.artifacts / record["files"][0]["path"]
+        table = pq.read_table(path)
+        width = len(table.column("logits")[0])
+        nan = pa.FixedSizeListArray.from_arrays(pa.array([float("nan")] * width * len(table), pa.float32()), width)
+        place = table.schema.get_field_index("logits")
+        pq.write_table(table.set_column(place, table.schema.field(place), nan), path)
+        data = path.read_bytes()
+        old = record["files"][0].copy()
+        record["files"][0] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        record_path.write_text(json.dumps(record))
+        for manifest in (shop.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
+            text = manifest.read_text().replace(old["sha256"], record["files"][0]["sha256"])
+            manifest.write_text(
+                text.replace(
+                    f'"bytes": {old["bytes"]},\n   "path": "{old["path"]}"',
+                    f'"bytes": {len(data)},\n   "path": "{old["path"]}"',
+                )
+            )
+    said = shop.tries("build-targets", "targets.temperature=0.7")
+    assert said.code == 1
+    assert "120 texts have a weight or target that is not a number >= 0" in said.err
+    assert "rule soft, uncertainty entropy" in said.err
+
+
+def test_a_folder_that_is_not_ours_is_never_written_over(fresh: Shop) -> None:
+    mine = fresh.folder / "students/student"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    said = fresh.tries("run")
+    assert said.code == 2
+    assert "students/student exists and was not made by amalgam" in said.err
+    assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
+    fresh("run", "student.name=other")
+
+
+def test_a_link_that_leads_outside_is_refused(fresh: Shop, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (fresh.folder / "students").symlink_to(tmp_path / "outside")
+    said = fresh.tries("run")
+    assert said.code == 2
+    assert "leads out of the experiment's folder" in said.err
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_a_workspace_that_cannot_be_written_to_is_said_before_any_model_loads(fresh: Shop) -> None:
+    fresh.artifacts.write_text("a file stands there")
+    said = fresh.tries("run")
+    assert said.code == 2
+    assert "the workspace cannot be written to" in said.err
+    assert "execution.workspace=DIR" in said.err
+
+
+# ---- secrets, hostile strings, poor terminals
+
+
+CANARY = "hf_CanaryCanaryCanaryCanary"
+
+
+def test_a_token_reaches_no_file_and_no_line(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    said = [fresh("run"), fresh("status"), fresh("doctor"), fresh.tries("plan", f"student.encoder={CANARY}")]
+    said += [fresh.tries("plan", f"corpus.train=https://me:{CANARY}@example.org/x.csv")]
+    assert said[-1].code == 2
+    assert not any(CANARY in one.out + one.err for one in said)
+    for path in fresh.folder.rglob("*"):
+        assert not path.is_file() or CANARY.encode() not in path.read_bytes()
+
+
+HOSTILE = "\x1b[31m[red]<script>{{7*7}}\x07"
+
+
+def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Shop) -> None:
+    rename = json.dumps({"banking": HOSTILE})
+    fresh.write([(HOSTILE + " the chef", "law"), *fresh.texts()])
+    said = fresh("run", f"teachers.0.rename={rename}", "corpus.on_bad_row=skip")
+    strange = fresh.tries("cache-teachers", "cache.on_long=error", "cache.max_tokens=4")
+    for one in (said, strange):
+        assert "\x1b" not in one.out + one.err
+        assert "\x07" not in one.out + one.err
+    assert strange.code == 3
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"NO_COLOR": "1", "COLUMNS": "60"}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}],
+    ids=["60 columns, no colour", "ASCII"],
+)
+def test_a_pipe_gets_clean_lines(shop: Shop, environment: dict[str, str]) -> None:
+    shop.edit("model: ./models/first", "model: ./models/first\n    rename: {banking: Glücksspiel → 賭け}")
+    said = finish(shop.process("build-targets", "corpus.on_bad_row=skip", **environment))
+    assert said.code == 0, said.err
+    looked = finish(shop.process("plan", "corpus.on_bad_row=skip", "targets.mode=hard", **environment))
+    assert looked.code == 0, looked.err
+    everything = said.out + said.err + looked.out + looked.err
+    assert "\x1b" not in everything
+    assert "\r" not in everything
+    if "COLUMNS" in environment:
+        assert max(map(len, looked.out.splitlines())) <= 60
+    else:
+        assert everything.isascii()
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(shop: Shop) -> None:
+    with shop.process("plan", "--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.wait(60)
+        assert process.stderr.read() == ""
+
+
+def test_debug_shows_the_traceback(fresh: Shop) -> None:
+    from amalgam.pipeline.errors import ExperimentError
+
+    with pytest.raises(ExperimentError):
+        fresh.tries("plan", "targets.mode=sfot", "--debug")
+
+
+def test_an_option_that_is_not_there_is_a_usage_error(fresh: Shop) -> None:
+    assert fresh.tries("plan", "--jason").code == 2
+    assert fresh.tries("plna").code == 2

@@ -1,0 +1,95 @@
+"""Several processes, or parts of a whole, make what one process makes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from amalgam.tests.workshop import Shop, finish, torchrun
+
+
+@pytest.fixture(scope="module")
+def by_two(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, str]:
+    """`run` by two processes, and what they said."""
+    shop = built.without_artifacts(tmp_path_factory.mktemp("two") / "shop")
+    said = finish(torchrun(shop, "run", "execution.processes=2"))
+    assert said.code == 0, said.err
+    return shop, said.err
+
+
+@pytest.mark.parametrize("stage", ["cache-teachers", "build-targets"])
+def test_two_processes_write_the_very_files_of_one(by_two: tuple[Shop, str], built: Shop, stage: str) -> None:
+    assert by_two[0].digests(stage) == built.digests(stage)
+
+
+def test_two_processes_train_one_student_and_everything_is_current(by_two: tuple[Shop, str], built: Shop) -> None:
+    shop, _ = by_two
+    assert (shop.folder / "students/student/model.safetensors").exists()
+    assert shop.stale() == set()
+    assert [stage["fingerprint"] for stage in shop.plan().values()] == [
+        stage["fingerprint"] for stage in built.plan().values()
+    ]
+
+
+def test_one_process_speaks_for_two_and_takes_its_leave(by_two: tuple[Shop, str]) -> None:
+    _, err = by_two
+    assert err.count("train-student: done") == 1
+    assert "destroy_process_group" not in err
+    assert "Traceback" not in err
+
+
+def test_a_process_without_work_does_not_hang(by_two: tuple[Shop, str]) -> None:
+    """Build-targets has one unit and two processes; a run of what is current has none at all."""
+    shop, _ = by_two
+    said = finish(torchrun(shop, "run", "targets.temperature=0.5"))
+    assert said.code == 0, said.err
+    assert "cache-teachers: reused" in said.err
+    again = finish(torchrun(shop, "run", "targets.temperature=0.5"))
+    assert again.code == 0, again.err
+    assert again.err.count(": reused") == 5
+
+
+def test_an_error_ends_both_processes_with_its_message(fresh: Shop) -> None:
+    fresh.write([("the boat left the harbour", "sailing")], "test")
+    said = finish(torchrun(fresh, "run"))
+    assert said.code != 0
+    assert "not in the union: sailing" in said.err
+
+
+def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
+    said = fresh("run", "--part", "1/2")
+    assert "this part is done; 1 of 2 units are there" in said.err
+    assert fresh("run", "--part", "0/2").err.count("this part is done") == 1
+    half = fresh.digests("cache-teachers")
+    assert 0 < len(half) < 4
+    fresh("run", "--part", "1/2")
+    assert fresh.digests("cache-teachers") == built.digests("cache-teachers")
+    fresh("run")
+    assert fresh.digests("build-targets") == built.digests("build-targets")
+    assert fresh.stale() == set()
+
+
+def test_a_part_costs_no_more_than_its_share(fresh: Shop) -> None:
+    fresh("read-corpus")
+    with fresh.counting() as asked:
+        fresh("cache-teachers", "--part", "0/2")
+    assert asked[0].units == 2
+    with fresh.counting() as asked:
+        fresh("cache-teachers", "--part", "0/2")
+    assert asked[0].units == 0
+
+
+@pytest.mark.parametrize("part", ["2/2", "1", "a/b", "-1/2", "1/0"])
+def test_a_part_that_is_none_is_refused(fresh: Shop, part: str) -> None:
+    said = fresh.tries("run", f"--part={part}")
+    assert said.code == 2
+    assert "is not a share" in said.err
+
+
+def test_a_student_trained_by_two_knows_the_union(by_two: tuple[Shop, str], built: Shop) -> None:
+    configs = [
+        json.loads((shop.folder / "students/student/config.json").read_text())["id2label"]
+        for shop in (by_two[0], built)
+    ]
+    assert configs[0] == configs[1]

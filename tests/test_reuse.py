@@ -1,0 +1,393 @@
+"""What reruns when something changes, and what is asked of teachers for it: counted, never guessed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.tests.workshop import (
+    KNOWS,
+    PASSES,
+    SAME,
+    TEST,
+    TRAIN,
+    Shop,
+    apart,
+    reweigh,
+    write_model,
+    write_texts,
+)
+
+READ, CACHE, TARGETS, STUDENT, REPORT = "read-corpus", "cache-teachers", "build-targets", "train-student", "report"
+NOTHING: set[str] = set()
+STUDENT_ON = {STUDENT, REPORT}
+TARGETS_ON = {TARGETS, *STUDENT_ON}
+CACHE_ON = {CACHE, *TARGETS_ON}
+ALL = {READ, *CACHE_ON}
+REFUSED = "the command refuses this value, with exit 2"
+
+# field -> (overrides that change it and nothing else, the stages that then run, upstream-caused ones included).
+# Stages whose identity waits for one that is not current count: their state is not `current`.
+TABLE: dict[str, tuple[list[str], set[str] | str]] = {
+    "schema_version": (["schema_version=2"], REFUSED),
+    "generate": (["generate={topics: 3}"], REFUSED),
+    # corpus: read again; what comes after waits to see whether it matters
+    "corpus.train": (["corpus.train=texts/more.csv"], ALL),
+    "corpus.validation": (["corpus.validation=texts/validation.csv"], ALL),
+    "corpus.test": (["corpus.test=texts/validation.csv"], ALL),
+    "corpus.text": (["corpus.text=[text, label]"], ALL),
+    "corpus.id": (["corpus.id=text"], ALL),
+    "corpus.id_type": (["corpus.id_type=string"], ALL),
+    "corpus.label": (["corpus.label=text"], ALL),
+    "corpus.labels": (["corpus.labels=[banking, law]"], ALL),
+    "corpus.limit": (["corpus.limit=50"], ALL),
+    "corpus.on_bad_row": (["corpus.on_bad_row=skip"], ALL),
+    "teachers.name": (["teachers.0.name=other"], CACHE_ON),
+    "teachers.model": (["teachers.0.model=./models/third"], CACHE_ON),
+    "teachers.revision": (["teachers.0.revision=main"], NOTHING),  # a folder is known by its content
+    "teachers.labels": (["teachers.0.labels=[k, l, m, n]"], TARGETS_ON),
+    "teachers.rename": (["teachers.0.rename={banking: money}"], TARGETS_ON),
+    "teachers.max_tokens": (["teachers.0.max_tokens=16"], CACHE_ON),
+    "teachers.dropout": (["teachers.0.dropout=0.3"], CACHE_ON),
+    "teachers.trust_remote_code": (["teachers.0.trust_remote_code=true"], REFUSED),
+    "teachers.allow_pickle": (["teachers.0.allow_pickle=true"], NOTHING),  # allows; what is loaded is its digest
+    "cache.passes": (["cache.passes=6"], CACHE_ON),
+    "cache.seed": (["cache.seed=1"], CACHE_ON),
+    "cache.dropout": (["cache.dropout=0.3"], CACHE_ON),
+    "cache.max_tokens": (["cache.max_tokens=16"], CACHE_ON),
+    "cache.on_long": (["cache.on_long=error"], CACHE_ON),
+    "cache.dtype": (["cache.dtype=bf16"], CACHE_ON),
+    "targets.mode": (["targets.mode=hard"], TARGETS_ON),
+    "targets.uncertainty": (["targets.uncertainty=energy"], TARGETS_ON),
+    "targets.temperature": (["targets.temperature=0.5"], TARGETS_ON),
+    "targets.distribution": (["targets.distribution=mc-mean"], TARGETS_ON),
+    "targets.reweight": (["targets.reweight=none"], TARGETS_ON),
+    "targets.passes": (["targets.passes=2"], TARGETS_ON),
+    "targets.kd_temperature": (["targets.kd_temperature=2"], TARGETS_ON),
+    "student.name": (["student.name=other"], NOTHING),  # only a place
+    "student.method": (["student.method=muka-soft"], NOTHING),  # only a preset
+    "student.encoder": (["student.encoder=./models/encoder2"], STUDENT_ON),
+    "student.revision": (["student.revision=main"], NOTHING),
+    "student.layers": (["student.layers=1"], STUDENT_ON),
+    "student.max_tokens": (["student.max_tokens=16"], STUDENT_ON),
+    "student.epochs": (["student.epochs=2"], STUDENT_ON),
+    "student.learning_rate": (["student.learning_rate=1e-4"], STUDENT_ON),
+    "student.batch_size": (["student.batch_size=16"], STUDENT_ON),
+    "student.accumulate": (["student.accumulate=2"], NOTHING),  # the same result in less memory
+    "student.warmup": (["student.warmup=0.2"], STUDENT_ON),
+    "student.weight_decay": (["student.weight_decay=0.1"], STUDENT_ON),
+    "student.clip": (["student.clip=2"], STUDENT_ON),
+    "student.evaluate_every": (["student.evaluate_every=2"], STUDENT_ON),
+    "student.held_out": (["student.held_out=0.2"], STUDENT_ON),
+    "student.select": (["student.select=held-out"], NOTHING),  # what `auto` means here
+    "student.seed": (["student.seed=1"], STUDENT_ON),
+    "report.calibration_bins": (["report.calibration_bins=10"], {REPORT}),
+    "execution.workspace": (["execution.workspace=elsewhere"], ALL),  # another place, where nothing is yet
+    "execution.device": (["execution.device=cpu"], NOTHING),
+    "execution.processes": (["execution.processes=1"], NOTHING),
+    "execution.batch_tokens": (["execution.batch_tokens=512"], NOTHING),
+    "execution.training_checkpoint_seconds": (["execution.training_checkpoint_seconds=5"], NOTHING),
+    "execution.versions": (["execution.versions=strict"], ALL),
+}
+TRAINED = {"train-teachers", *CACHE_ON}
+READ_TRAINED = {READ, *TRAINED}
+TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
+    "train_teachers.encoder": (["train_teachers.encoder=./models/encoder2"], TRAINED),
+    "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
+    "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
+    "train_teachers.texts": (["train_teachers.texts=texts/more.csv"], READ_TRAINED),
+    "train_teachers.max_tokens": (["train_teachers.max_tokens=16"], TRAINED),
+    "train_teachers.epochs": (["train_teachers.epochs=2"], TRAINED),
+    "train_teachers.learning_rate": (["train_teachers.learning_rate=1e-4"], TRAINED),
+    "train_teachers.batch_size": (["train_teachers.batch_size=16"], TRAINED),
+    "train_teachers.warmup": (["train_teachers.warmup=0.2"], TRAINED),
+    "train_teachers.weight_decay": (["train_teachers.weight_decay=0.1"], TRAINED),
+    "train_teachers.seed": (["train_teachers.seed=1"], TRAINED),
+}
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every leaf, dotted; a list of sections is walked like one."""
+    for name, field in model.model_fields.items():
+        inner = section_in(field.annotation)
+        if inner is None:
+            yield prefix + name
+        else:
+            yield from fields_of(inner, f"{prefix}{name}.")
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arm in get_args(annotation) if (found := section_in(arm)) is not None), None)
+
+
+@pytest.fixture(scope="module")
+def stocked(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """The built experiment, and what the table's values name. Only planned upon, so all rows share it."""
+    shop = built.copy(tmp_path_factory.mktemp("stocked") / "shop")
+    stock(shop)
+    return shop
+
+
+@pytest.fixture(scope="module")
+def trained(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    shop = built.without_artifacts(tmp_path_factory.mktemp("trained") / "shop")
+    stock(shop)
+    teachers = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\ncache:"
+    text = shop.config.read_text()
+    shop.config.write_text(text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :])
+    shop("run")
+    return shop
+
+
+def stock(shop: Shop) -> None:
+    write_texts(shop.folder / "texts/more.csv", shop.texts()[:90])
+    write_texts(shop.folder / "texts/validation.csv", shop.texts("test")[:20])
+    for copy, seed in (("third", "first"), ("encoder2", "encoder")):
+        shutil.copytree(shop.folder / "models" / seed, shop.folder / "models" / copy)
+        reweigh(shop.folder / "models" / copy, {biased(shop.folder / "models" / copy): 0.5})
+
+
+def biased(folder: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        return next(str(name) for name in sorted(weights.keys()) if name.endswith("bias"))
+
+
+def test_every_field_of_the_experiment_has_a_row() -> None:
+    assert set(fields_of(Experiment)) == set(TABLE) | set(TRAIN_TABLE)
+
+
+@pytest.mark.parametrize("field", TABLE)
+def test_a_field_reruns_what_its_row_says(stocked: Shop, field: str) -> None:
+    check_row(stocked, *TABLE[field])
+
+
+@pytest.mark.parametrize("field", TRAIN_TABLE)
+def test_a_field_of_train_teachers_reruns_what_its_row_says(trained: Shop, field: str) -> None:
+    check_row(trained, *TRAIN_TABLE[field])
+
+
+def check_row(shop: Shop, overrides: list[str], expected: set[str] | str) -> None:
+    assert shop.stale() == set()
+    if expected == REFUSED:
+        assert shop.tries("plan", *overrides).code == 2
+    else:
+        assert shop.stale(*overrides) == expected
+
+
+# ---- texts
+
+
+def test_one_edited_text_alone_is_asked(shop: Shop) -> None:
+    rows = shop.texts()
+    shop.write([("the goalkeeper weighed the mortgage", rows[0][1]), *rows[1:]])
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (2, 2 * PASSES)
+
+
+def test_appended_texts_alone_are_asked(shop: Shop) -> None:
+    new = [(f"the banker and the nurse discussed the garden {index}", "law") for index in range(7)]
+    shop.write([*shop.texts(), *new])
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (2 * 7, 2 * 7 * PASSES)
+    assert len(shop.targets()) == TRAIN + 7
+
+
+def test_appended_texts_give_the_targets_of_a_fresh_run(shop: Shop, tmp_path: Path) -> None:
+    shop.write([*shop.texts(), ("the banker and the nurse discussed the garden", "law")])
+    shop("build-targets")
+    other = shop.without_artifacts(tmp_path / "other")
+    other("build-targets")
+    assert apart(shop.targets(), other.targets()) < SAME
+
+
+@pytest.mark.parametrize("how", ["reordered", "duplicated", "renamed", "as parquet", "as jsonl"])
+def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(shop: Shop, how: str) -> None:
+    rows = shop.texts()
+    if how == "reordered":
+        shop.write(rows[::-1])
+    elif how == "duplicated":
+        shop.write([*rows, *rows[:30]])
+    elif how == "renamed":
+        (shop.folder / "texts/train.csv").rename(shop.folder / "texts/other.csv")
+        shop.edit("texts/train.csv", "texts/other.csv")
+        assert shop.stale() == set()
+    else:
+        shop.write(rows, suffix=how.removeprefix("as "))
+        shop.edit("texts/train.csv", f"texts/train.{how.removeprefix('as ')}")
+    with shop.counting() as asked:
+        said = shop("run")
+    assert asked[0].units == 0
+    assert {f"{stage}: reused" for stage in CACHE_ON} <= set(said.err.splitlines())
+
+
+def test_a_second_corpus_reuses_the_texts_it_shares(shop: Shop) -> None:
+    rows = shop.texts()
+    write_texts(shop.folder / "texts/second.csv", [*rows[:100], ("the vet fed the tractor", "law")])
+    with shop.counting() as asked:
+        shop("run", "corpus.train=texts/second.csv")
+    assert (asked[0].logits, asked[0].passes) == (2, 2 * PASSES)
+    with shop.counting() as asked:
+        shop("run")
+    assert asked[0].units == 0
+
+
+def test_a_text_of_the_test_part_that_moves_to_train_is_asked_its_passes_alone(shop: Shop) -> None:
+    shop.write([*shop.texts(), *shop.texts("test")[:5]])
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * 5 * PASSES)
+
+
+# ---- passes
+
+
+def test_more_passes_cost_the_difference_and_fewer_cost_nothing(shop: Shop) -> None:
+    first = {path.name: path.read_bytes() for path in (shop.artifacts / "build-targets").glob("*/units/*.parquet")}
+    with shop.counting() as asked:
+        shop("run", "cache.passes=6")
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * TRAIN * (6 - PASSES))
+    six = shop.targets()
+    with shop.counting() as asked:
+        shop("run", "cache.passes=6")
+    assert asked[0].units == 0
+    with shop.counting() as asked:
+        shop("run")
+    assert asked[0].units == 0
+    shop("build-targets", "--force")
+    again = {path.name: path.read_bytes() for path in (shop.artifacts / "build-targets").glob("*/units/*.parquet")}
+    assert first.items() <= again.items()
+    assert apart(shop.targets(), six) > 10 * SAME
+
+
+def test_six_passes_by_steps_equal_six_at_once(shop: Shop, tmp_path: Path) -> None:
+    shop("build-targets", "cache.passes=6")
+    other = shop.without_artifacts(tmp_path / "other")
+    other("build-targets", "cache.passes=6")
+    assert apart(shop.targets(), other.targets()) < SAME
+
+
+def test_four_of_six_cached_passes_are_the_first_four(fresh: Shop, built: Shop) -> None:
+    fresh("build-targets", "cache.passes=6")
+    with fresh.counting() as asked:
+        fresh("build-targets", "cache.passes=4")
+    assert asked[0].units == 0
+    assert apart(fresh.targets(), built.targets()) < SAME
+
+
+# ---- teachers
+
+
+def test_weights_replaced_in_place_rerun_that_teacher_alone(shop: Shop) -> None:
+    reweigh(shop.folder / "models/first", {"classifier.bias": 0.25})
+    stage = shop.plan()[CACHE]
+    assert stage["reason"] == "input"
+    assert "first.content" in stage["detail"]
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
+
+
+def test_a_changed_tokenizer_reruns_that_teacher_alone(shop: Shop) -> None:
+    path = shop.folder / "models/second/tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["normalizer"] = None
+    path.write_text(json.dumps(tokenizer))
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
+
+
+def test_a_new_teacher_costs_one_teacher(shop: Shop) -> None:
+    words = ["the", "a", "onion", "court"]
+    write_model(shop.folder / "models/third", labels=["sailing", "law"], words=words, seed=5)
+    shop.edit("cache:\n", "  - name: third\n    model: ./models/third\ncache:\n")
+    with shop.counting() as asked:
+        shop("run")
+    assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
+    target, _ = next(iter(shop.targets().values()))
+    assert len(target) == len(KNOWS["first"]) + len(KNOWS["second"]) + 1
+
+
+def test_renaming_a_label_costs_no_pass(shop: Shop) -> None:
+    with shop.counting() as asked:
+        shop("build-targets", "teachers.0.rename={banking: money}", "corpus.on_bad_row=skip")
+    assert asked[0].units == 0
+    assert "money" in (manifest_of(shop, TARGETS)["facts"])["labels"]
+
+
+def test_a_moved_model_folder_and_a_renamed_teacher_cost_no_pass(shop: Shop) -> None:
+    (shop.folder / "models/first").rename(shop.folder / "models/moved")
+    shop.edit("./models/first", "./models/moved")
+    assert shop.stale() == set()
+    shop.edit("name: first", "name: premier")
+    with shop.counting() as asked:
+        shop("run")
+    assert asked[0].units == 0
+
+
+# ---- the file, the code, the libraries
+
+
+def test_comments_blanks_and_the_order_of_keys_rerun_nothing(shop: Shop) -> None:
+    text = shop.config.read_text()
+    start = text.index("targets:")
+    shop.config.write_text("# a comment\n\n" + text[start:] + "\n" + text[:start])
+    assert shop.stale() == set()
+
+
+def test_a_raised_version_reruns_that_stage_and_what_follows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amalgam.stages.build_targets.stage import BuildTargets
+
+    before = BuildTargets.VERSION
+    monkeypatch.setattr(BuildTargets, "VERSION", before + 1)
+    plan = shop.plan()
+    assert {name for name, stage in plan.items() if stage["state"] != "current"} == TARGETS_ON
+    assert plan[TARGETS]["reason"] == "code"
+    assert plan[TARGETS]["detail"] == f"build-targets: code {before} -> {before + 1}"
+
+
+def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in shop.artifacts.glob("cache-teachers/*/MANIFEST.json"):
+        manifest = json.loads(path.read_text())
+        manifest["made"]["libraries"]["transformers"] = "4.0.0"
+        path.write_text(json.dumps(manifest))
+    plan = shop.plan()
+    assert {name for name, stage in plan.items() if stage["state"] != "current"} == set()
+    [warning] = plan[CACHE]["warnings"]
+    assert warning.startswith("made with transformers 4.0.0, now ")
+    said = shop("plan")
+    assert "execution.versions=strict makes it again" in said.err
+    assert CACHE in shop.stale("execution.versions=strict")
+
+
+def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(shop: Shop) -> None:
+    """The first record wins; what is computed twice is harmless."""
+    from amalgam.pipeline.store import Store
+
+    path = next((shop.artifacts / "cache-teachers").glob("*/units/*.json"))
+    before = path.read_bytes()
+    with Store(shop.artifacts).draft(path.parent, path.stem, ".parquet") as draft:
+        (draft.folder / "unit.parquet").write_bytes(b"another result")
+    assert path.read_bytes() == before
+    assert shop.stale() == set()
+
+
+def manifest_of(shop: Shop, stage: str) -> dict[str, Any]:
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())
+    return found

@@ -1,0 +1,310 @@
+"""What the front-door tests build and look at: tiny experiments, the real command in this process, work counted.
+
+A shop is a folder with texts, two tiny random teachers, an encoder and amalgam.yaml. Work is counted from the records
+of stage 1 that are there after a command and were not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.synthetic import generate
+
+KNOWS = {
+    "first": ["banking", "computing", "cooking", "football"],
+    "second": ["gardening", "law", "medicine", "music"],
+}
+TRAIN, TEST, PASSES = 120, 40, 4
+TIMEOUT = 150
+
+EXPERIMENT = """\
+corpus:
+  train: texts/train.csv
+  test: texts/test.csv
+  label: label
+teachers:
+  - name: first
+    model: ./models/first
+  - name: second
+    model: ./models/second
+cache:
+  passes: 4
+  max_tokens: 32
+  dtype: fp32
+targets:
+  mode: soft
+student:
+  encoder: ./models/encoder
+  max_tokens: 32
+  epochs: 1
+  batch_size: 32
+  learning_rate: 1e-3
+"""
+
+Row = tuple[str, str]
+TargetsByKey = dict[bytes, tuple[list[float], float]]
+SAME = 3e-4
+"""Passes are kept as fp16: in other launches a float's last bit can turn its rounding. A pass too few is far more."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What teachers were asked: (teacher's family, text) pairs with dropout off, and such pairs times passes."""
+
+    logits: int
+    passes: int
+    units: int
+
+
+class Shop:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # ---- commands
+
+    def __call__(self, *arguments: str) -> Said:
+        """The command, in this process, in the shop's folder; it must succeed."""
+        said = self.tries(*arguments)
+        assert said.code == 0, f"amalgam {' '.join(arguments)}: {said.code}\n{said.err}{said.out}"
+        return said
+
+    def tries(self, *arguments: str) -> Said:
+        return amalgam(*arguments, folder=self.folder)
+
+    def plan(self, *overrides: str) -> dict[str, dict[str, Any]]:
+        stages = self("plan", "--json", *overrides).json["stages"]
+        return {stage["stage"]: stage for stage in stages}
+
+    def stale(self, *overrides: str) -> set[str]:
+        """The stages that `run` would run."""
+        return {name for name, stage in self.plan(*overrides).items() if stage["state"] != "current"}
+
+    def process(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "amalgam.cli", *arguments],
+            cwd=self.folder,
+            env=quiet_environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    # ---- the experiment
+
+    @property
+    def artifacts(self) -> Path:
+        return self.folder / "artifacts"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "amalgam.yaml"
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.config.read_text()
+        assert old in text, f"{old!r} is not in amalgam.yaml"
+        self.config.write_text(text.replace(old, new))
+
+    def texts(self, part: str = "train") -> list[Row]:
+        import polars as pl
+
+        return [(text, label) for text, label in pl.read_csv(self.folder / f"texts/{part}.csv").iter_rows()]
+
+    def write(self, rows: Sequence[Row], part: str = "train", suffix: str = "csv") -> None:
+        write_texts(self.folder / f"texts/{part}.{suffix}", rows)
+
+    def copy(self, folder: Path) -> Shop:
+        shutil.copytree(self.folder, folder)
+        return Shop(folder)
+
+    def without_artifacts(self, folder: Path) -> Shop:
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("artifacts", "students"))
+        return Shop(folder)
+
+    # ---- what it holds
+
+    def units(self, stage: str = "cache-teachers") -> list[Path]:
+        return sorted((self.artifacts / stage).glob("*/units/*.parquet"))
+
+    def digests(self, stage: str) -> set[tuple[str, str]]:
+        """(unit, digest) of every committed file of a stage's units."""
+        found = set()
+        for path in (self.artifacts / stage).glob("*/units/*.json"):
+            record = json.loads(path.read_text())
+            found |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
+        return found
+
+    def targets(self) -> TargetsByKey:
+        """The targets that HEAD stands for, by key."""
+        import pyarrow.parquet as pq
+
+        head = json.loads((self.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
+        manifest = json.loads((self.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
+        found: TargetsByKey = {}
+        for file in manifest["files"]:
+            for row in pq.read_table(self.artifacts / file["path"]).to_pylist():
+                found[row["key"]] = (row["target"], row["weight"])
+        return found
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[list[Asked]]:
+        """What the block asked of teachers; read it after the block."""
+        before, found = set(self._records()), list[Asked]()
+        yield found
+        facts = [facts for mark, facts in self._records().items() if mark not in before]
+        logits = sum(fact["rows"] * bool(fact["logits"]) for fact in facts)
+        passes = sum(fact["rows"] * (fact["last"] - fact["first"]) for fact in facts)
+        found.append(Asked(logits, passes, len(facts)))
+
+    def _records(self) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+        """A file that was made again is another one, though its name is the same: known by inode and time too."""
+        found = {}
+        for path in (self.artifacts / "cache-teachers").glob("*/units/*.json"):
+            with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
+                record = json.loads(path.read_text())
+                stat = (self.artifacts / record["files"][0]["path"]).stat()
+                found[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
+        return found
+
+
+def amalgam(*arguments: str, folder: Path) -> Said:
+    """`amalgam ARGUMENTS` in a folder, as the console script runs it, without a new process."""
+    from amalgam.cli import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv, sys.argv = sys.argv, ["amalgam", *arguments]
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        finally:
+            sys.argv = argv
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def finish(process: subprocess.Popen[str], seconds: float = TIMEOUT) -> Said:
+    """Waits; a process that hangs is ended, and fails the test."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {seconds} s: {process.args!r}\n{out}\n{err}") from None
+    return Said(process.returncode, out, err)
+
+
+def torchrun(shop: Shop, *arguments: str, processes: int = 2) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return subprocess.Popen(
+        [*launcher, "-m", "amalgam.cli", *arguments],
+        cwd=shop.folder,
+        env=quiet_environment(ACCELERATE_USE_CPU="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def quiet_environment(**more: str) -> dict[str, str]:
+    """One thread a process, and nothing of an outer launcher."""
+    outer = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "NO_COLOR"}
+    kept = {name: value for name, value in os.environ.items() if name not in outer}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+
+
+def apart(one: TargetsByKey, other: TargetsByKey) -> float:
+    """The largest difference of any target or weight; infinite if the texts differ."""
+    if one.keys() != other.keys():
+        return float("inf")
+    return max(
+        abs(a - b)
+        for key, (target, weight) in one.items()
+        for a, b in zip([*target, weight], [*other[key][0], other[key][1]], strict=True)
+    )
+
+
+def flip(path: Path, place: int = -100) -> None:
+    """One bit, the size unchanged: Parquet readers do not notice."""
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= 1
+    path.write_bytes(bytes(data))
+
+
+# ---- building
+
+
+def new_shop(folder: Path) -> Shop:
+    """Texts, teachers, encoder and experiment file; nothing has run."""
+    train, test = generate(TRAIN, 0), generate(TEST, 0, "test")
+    (folder / "texts").mkdir(parents=True)
+    write_texts(folder / "texts/train.csv", train)
+    write_texts(folder / "texts/test.csv", test)
+    words = sorted({word.strip(".,").lower() for text, _ in train for word in text.split()})
+    for seed, (name, labels) in enumerate(KNOWS.items(), 1):
+        write_model(folder / "models" / name, labels=labels, words=words, seed=seed)
+    write_model(folder / "models/encoder", words=words, seed=9)
+    (folder / "amalgam.yaml").write_text(EXPERIMENT)
+    return Shop(folder)
+
+
+def write_texts(path: Path, rows: Sequence[Row]) -> None:
+    import polars as pl
+
+    frame = pl.DataFrame({"text": [text for text, _ in rows], "label": [label for _, label in rows]})
+    if path.suffix == ".csv":
+        frame.write_csv(path)
+    elif path.suffix == ".jsonl":
+        frame.write_ndjson(path)
+    else:
+        frame.write_parquet(path)
+
+
+def write_model(
+    folder: Path, *, words: Sequence[str], seed: int, labels: Sequence[str] | None = None, **settings: Any
+) -> None:
+    """One random BERT layer of width 32; wide weights, so that texts differ. Without labels: an encoder alone."""
+    import torch
+    from transformers import BertForSequenceClassification, BertModel
+
+    from amalgam.stages.models import save_pretrained_folder
+    from amalgam.tests.stages.tiny_models import SPECIAL, tiny_config, word_tokenizer
+
+    shape = {"num_hidden_layers": 1, "initializer_range": 0.2, "vocab_size": len(SPECIAL) + len(words)}
+    config = tiny_config("bert", labels or ("a", "b"), **{**shape, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification(config) if labels else BertModel(config)
+    save_pretrained_folder(model, word_tokenizer(words), folder)
+
+
+def reweigh(folder: Path, change: Mapping[str, float]) -> None:
+    """Add numbers to the first element of tensors of a model, in place."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    for name, amount in change.items():
+        weights[name].view(-1)[0] += amount
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import KNOWS, Shop, apart, finish, reweigh
+from amalgam.pipeline.store import StoredFile
+from amalgam.tests.workshop import KNOWS, Shop, apart, reweigh, rewrite
 
 TRAIN = "texts/train.csv"
+HEADLESS = "a base model without a head"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ CASES = {
         2, ("2 names for 4 outputs", "fix: "), overrides=("teachers.0.labels=[a, b]",)
     ),
     "a model that is not there": Case(2, ("secand", "second"), overrides=("teachers.1.model=./models/secand",)),
-    "a base model without a head": Case(
+    HEADLESS: Case(
         2,
         ("no classification head", "classifier", "fine-tuned"),
         overrides=("teachers.1.model=./models/encoder", "teachers.1.labels=[k, l]", "corpus.on_bad_row=skip"),
@@ -103,7 +106,8 @@ def test_what_cannot_be_used_is_refused_in_three_lines(fresh: Shop, name: str) -
     assert_three_lines(said.err)
     for piece in case.says:
         assert piece in said.err
-    assert not fresh.units()
+    assert not (fresh.artifacts / "build-targets").exists()
+    assert name == HEADLESS or not fresh.units()  # that it has no head is known when its turn comes
     assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["shop"]
 
 
@@ -298,37 +302,34 @@ def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop)
 # ---- results
 
 
-def test_targets_with_infinite_evidence_never_reach_a_student(shop: Shop) -> None:
-    """A cache of another make, its record rewritten to fit: the rule itself refuses what is no number."""
-    import hashlib
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for record_path in (shop.artifacts / "cache-teachers").glob("*/units/*.json"):
-        record = json.loads(record_path.read_text())
-        path = shop.artifacts / record["files"][0]["path"]
-        table = pq.read_table(path)
-        width = len(table.column("logits")[0])
-        nan = pa.FixedSizeListArray.from_arrays(pa.array([float("nan")] * width * len(table), pa.float32()), width)
-        place = table.schema.get_field_index("logits")
-        pq.write_table(table.set_column(place, table.schema.field(place), nan), path)
-        data = path.read_bytes()
-        old = record["files"][0].copy()
-        record["files"][0] |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        record_path.write_text(json.dumps(record))
-        for manifest in (shop.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
-            text = manifest.read_text().replace(old["sha256"], record["files"][0]["sha256"])
-            manifest.write_text(
-                text.replace(
-                    f'"bytes": {old["bytes"]},\n   "path": "{old["path"]}"',
-                    f'"bytes": {len(data)},\n   "path": "{old["path"]}"',
-                )
-            )
+def test_a_cache_of_no_numbers_never_reaches_a_student(shop: Shop) -> None:
+    """A cache as another hand might have left it, its digests in order: the rule itself refuses what is no number."""
+    made = {}
+    for path in shop.units():
+        before = str(path.relative_to(shop.artifacts))
+        digest = spoiled(path)
+        made[before] = StoredFile(before, path.stat().st_size, digest)
+    for path in (shop.artifacts / "cache-teachers").glob("**/*.json"):
+        if path.name != "key.json":
+            rewrite(path, lambda record: replace(record, files=tuple(made[file.path] for file in record.files)))
     said = shop.tries("build-targets", "targets.temperature=0.7")
     assert said.code == 1
     assert "120 texts have a weight or target that is not a number >= 0" in said.err
     assert "rule soft, uncertainty entropy" in said.err
+
+
+def spoiled(path: Path) -> str:
+    """Logits that are no numbers; the new digest."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    width = len(table.column("logits")[0])
+    values = pa.array([float("nan")] * width * len(table), pa.float32())
+    place = table.schema.get_field_index("logits")
+    column = pa.FixedSizeListArray.from_arrays(values, width)
+    pq.write_table(table.set_column(place, table.schema.field(place), column), path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_folder_that_is_not_ours_is_never_written_over(fresh: Shop) -> None:
@@ -357,74 +358,3 @@ def test_a_workspace_that_cannot_be_written_to_is_said_before_any_model_loads(fr
     assert said.code == 2
     assert "the workspace cannot be written to" in said.err
     assert "execution.workspace=DIR" in said.err
-
-
-# ---- secrets, hostile strings, poor terminals
-
-
-CANARY = "hf_CanaryCanaryCanaryCanary"
-
-
-def test_a_token_reaches_no_file_and_no_line(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", CANARY)
-    said = [fresh("run"), fresh("status"), fresh("doctor"), fresh.tries("plan", f"student.encoder={CANARY}")]
-    said += [fresh.tries("plan", f"corpus.train=https://me:{CANARY}@example.org/x.csv")]
-    assert said[-1].code == 2
-    assert not any(CANARY in one.out + one.err for one in said)
-    for path in fresh.folder.rglob("*"):
-        assert not path.is_file() or CANARY.encode() not in path.read_bytes()
-
-
-HOSTILE = "\x1b[31m[red]<script>{{7*7}}\x07"
-
-
-def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Shop) -> None:
-    rename = json.dumps({"banking": HOSTILE})
-    fresh.write([(HOSTILE + " the chef", "law"), *fresh.texts()])
-    said = fresh("run", f"teachers.0.rename={rename}", "corpus.on_bad_row=skip")
-    strange = fresh.tries("cache-teachers", "cache.on_long=error", "cache.max_tokens=4")
-    for one in (said, strange):
-        assert "\x1b" not in one.out + one.err
-        assert "\x07" not in one.out + one.err
-    assert strange.code == 3
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [{"NO_COLOR": "1", "COLUMNS": "60"}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}],
-    ids=["60 columns, no colour", "ASCII"],
-)
-def test_a_pipe_gets_clean_lines(shop: Shop, environment: dict[str, str]) -> None:
-    shop.edit("model: ./models/first", "model: ./models/first\n    rename: {banking: Glücksspiel → 賭け}")
-    said = finish(shop.process("build-targets", "corpus.on_bad_row=skip", **environment))
-    assert said.code == 0, said.err
-    looked = finish(shop.process("plan", "corpus.on_bad_row=skip", "targets.mode=hard", **environment))
-    assert looked.code == 0, looked.err
-    everything = said.out + said.err + looked.out + looked.err
-    assert "\x1b" not in everything
-    assert "\r" not in everything
-    if "COLUMNS" in environment:
-        assert max(map(len, looked.out.splitlines())) <= 60
-    else:
-        assert everything.isascii()
-
-
-def test_a_reader_that_leaves_early_gets_no_traceback(shop: Shop) -> None:
-    with shop.process("plan", "--json") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        process.wait(60)
-        assert process.stderr.read() == ""
-
-
-def test_debug_shows_the_traceback(fresh: Shop) -> None:
-    from amalgam.pipeline.errors import ExperimentError
-
-    with pytest.raises(ExperimentError):
-        fresh.tries("plan", "targets.mode=sfot", "--debug")
-
-
-def test_an_option_that_is_not_there_is_a_usage_error(fresh: Shop) -> None:
-    assert fresh.tries("plan", "--jason").code == 2
-    assert fresh.tries("plna").code == 2

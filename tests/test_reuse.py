@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +22,7 @@ from amalgam.tests.workshop import (
     Shop,
     apart,
     reweigh,
+    rewrite,
     write_model,
     write_texts,
 )
@@ -363,9 +365,7 @@ def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in shop.artifacts.glob("cache-teachers/*/MANIFEST.json"):
-        manifest = json.loads(path.read_text())
-        manifest["made"]["libraries"]["transformers"] = "4.0.0"
-        path.write_text(json.dumps(manifest))
+        rewrite(path, lambda record: replace(record, made={"libraries": {"transformers": "4.0.0"}}))
     plan = shop.plan()
     assert {name for name, stage in plan.items() if stage["state"] != "current"} == set()
     [warning] = plan[CACHE]["warnings"]

@@ -158,8 +158,8 @@ def test_every_path_ends_where_a_fresh_run_does(small: Shop) -> None:
     run_state_machine_as_test(
         Workspace,
         settings=settings(
-            max_examples=14,
-            stateful_step_count=14,
+            max_examples=10,
+            stateful_step_count=12,
             deadline=None,
             derandomize=True,
             database=None,

@@ -13,12 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amalgam.data.synthetic import generate
+from amalgam.pipeline.store import Record, canonical_record
 
 KNOWS = {
     "first": ["banking", "computing", "cooking", "football"],
@@ -244,6 +245,11 @@ def apart(one: TargetsByKey, other: TargetsByKey) -> float:
         for key, (target, weight) in one.items()
         for a, b in zip([*target, weight], [*other[key][0], other[key][1]], strict=True)
     )
+
+
+def rewrite(path: Path, change: Callable[[Record], Record]) -> None:
+    """A record as another hand would have written it, digest and all."""
+    path.write_text(canonical_record(change(Record.from_json(path.read_text()))))
 
 
 def flip(path: Path, place: int = -100) -> None:

@@ -80,6 +80,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     if name is None:
         raise AssertionError(f"{stage.name} was reached before what it needs")  # stages stand in order
     folder = run.store.folder(stage.name, name)
+    _set_damage_aside(stage, run, name)
     units = list(stage.units(run, folder))
     run.console.starting(state)
     began = time.monotonic()
@@ -98,6 +99,15 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
     run.console.finished(state, time.monotonic() - began, folder)
+
+
+def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
+    """Files of another size than was written are kept for a person to look at; the work is done again."""
+    manifest = run.store.manifest(stage.name, name) if run.share.leads else None
+    for file, fault in run.store.absent(manifest) if manifest else []:
+        if fault != "missing":
+            run.store.quarantine(run.store.path(file))
+            run.console.note(f"{file.path} is {fault}; quarantined")
 
 
 def _committed(stage: Stage, run: Run, unit: Unit) -> Record:

@@ -88,7 +88,7 @@ class Store:
     # ---- reading
 
     def absent(self, record: Record) -> list[tuple[StoredFile, str]]:
-        """The record's files that are not there ("missing") or have another size ("damaged"). Cheap: no digests."""
+        """The record's files that are not there ("missing") or have another size ("damaged ..."). Cheap: no digests."""
         found = []
         for file in record.files:
             try:
@@ -97,7 +97,7 @@ class Store:
                 found.append((file, "missing"))
                 continue
             if size != file.bytes:
-                found.append((file, "damaged"))
+                found.append((file, f"damaged (size {size}, expected {file.bytes})"))
         return found
 
     def checked(self, file: StoredFile) -> Path:

@@ -136,5 +136,3 @@ def _show(console: Console, found: dict[str, Any]) -> None:
         rows += [row(name, system, last["groups"]) for key, system in one["systems"].items() if "student" in key]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in last["groups"])]
     console.table(f"\n{last['n']:,} test texts, {len(last['labels'])} labels; accuracy over all labels", header, rows)
-
-

@@ -12,7 +12,7 @@ from typing import Any
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
 from amalgam.stages.methods import method_of
-from amalgam.stages.model_files import newer_revision
+from amalgam.stages.models.files import newer_revision
 from amalgam.stages.order import STAGES
 
 OLD_SECONDS = 24 * 3600.0

@@ -295,7 +295,7 @@ def write_model(
     import torch
     from transformers import BertForSequenceClassification, BertModel
 
-    from amalgam.stages.models import save_pretrained_folder
+    from amalgam.stages.models.loading import save_pretrained_folder
     from amalgam.tests.stages.tiny_models import SPECIAL, tiny_config, word_tokenizer
 
     shape = {"num_hidden_layers": 1, "initializer_range": 0.2, "vocab_size": len(SPECIAL) + len(words)}

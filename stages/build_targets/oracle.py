@@ -13,7 +13,7 @@ import numpy as np
 from amalgam.data.shards import matrix
 from amalgam.pipeline.stage import Run
 from amalgam.stages.build_targets.stage import read_targets
-from amalgam.stages.classifier import Classifier, log_softmax
+from amalgam.stages.models.classifier import Classifier, log_softmax
 from amalgam.stages.read_corpus.parts import fields, tables, train_part
 
 Array = np.ndarray[Any, np.dtype[Any]]

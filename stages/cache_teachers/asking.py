@@ -58,7 +58,7 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
     """One teacher is in memory at a time; units come teacher by teacher."""
     from amalgam.stages.cache_teachers.hardware import pick_device
     from amalgam.stages.cache_teachers.teacher import Teacher
-    from amalgam.stages.models import load_classifier, load_tokenizer, token_limit
+    from amalgam.stages.models.loading import load_classifier, load_tokenizer, token_limit
 
     name, teacher = run.memory.get("loaded teacher", (None, None))
     if name != known.name:

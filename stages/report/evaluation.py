@@ -11,9 +11,9 @@ from amalgam.data.shards import matrix
 from amalgam.pipeline.stage import Run
 from amalgam.stages.cache_teachers.stage import families_of, family_in
 from amalgam.stages.cache_teachers.statistics import softmax
-from amalgam.stages.classifier import Classifier
 from amalgam.stages.methods import method_of
 from amalgam.stages.metrics import evaluate
+from amalgam.stages.models.classifier import Classifier
 from amalgam.stages.read_corpus.parts import Part, fields, part_of, tables
 from amalgam.stages.teachers import label_space
 

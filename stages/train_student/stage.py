@@ -11,8 +11,8 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.model_files import ModelFiles, needs_network, resolve
-from amalgam.stages.placing import check_place, place
+from amalgam.stages.models.files import ModelFiles, needs_network, resolve
+from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
 
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -48,7 +48,7 @@ class TrainStudent:
         return [Unit("student", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.models import save_pretrained_folder
+        from amalgam.stages.models.loading import save_pretrained_folder
         from amalgam.stages.train_student.training import train
 
         model, tokenizer, facts = train(run, _encoder(run), unit.folder / "checkpoint")

@@ -10,10 +10,10 @@ import numpy as np
 
 from amalgam.pipeline.experiment import Student
 from amalgam.pipeline.stage import Run
-from amalgam.stages.classifier import BATCH_TOKENS, log_softmax, takes_types
 from amalgam.stages.fine_tuning.batches import Examples
 from amalgam.stages.fine_tuning.loop import Stopped, Training, fit, predict
-from amalgam.stages.model_files import ModelFiles
+from amalgam.stages.models.classifier import BATCH_TOKENS, log_softmax, takes_types
+from amalgam.stages.models.files import ModelFiles
 from amalgam.stages.read_corpus.parts import part_of
 from amalgam.stages.train_student.lessons import labelled, lessons
 
@@ -22,7 +22,7 @@ Score = Callable[[Any], float]
 
 def train(run: Run, files: ModelFiles, checkpoint: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model, tokenizer, facts)."""
-    from amalgam.stages.models import load_student, load_tokenizer, token_limit
+    from amalgam.stages.models.loading import load_student, load_tokenizer, token_limit
 
     student, taught = run.experiment.student, run.result("build-targets").facts
     labels: list[str] = taught["labels"]

@@ -15,8 +15,8 @@ from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.model_files import ModelFiles, needs_network, resolve
-from amalgam.stages.placing import check_place, place
+from amalgam.stages.models.files import ModelFiles, needs_network, resolve
+from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import Part, part_of
 from amalgam.stages.teachers import trained_folder
 
@@ -51,7 +51,7 @@ class TrainTeachers:
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.models import save_pretrained_folder
+        from amalgam.stages.models.loading import save_pretrained_folder
         from amalgam.stages.train_teachers.training import train
 
         model, tokenizer, facts = train(run, _encoder(run), unit.work, _part(run), unit.folder / "checkpoint")

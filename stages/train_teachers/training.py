@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.stage import Run
-from amalgam.stages.classifier import takes_types
 from amalgam.stages.fine_tuning.loop import Training
-from amalgam.stages.model_files import ModelFiles
+from amalgam.stages.models.classifier import takes_types
+from amalgam.stages.models.files import ModelFiles
 from amalgam.stages.read_corpus.parts import Part
 from amalgam.stages.train_student.lessons import labelled
 from amalgam.stages.train_student.training import accuracy_on, learn
@@ -22,7 +22,7 @@ def train(
     run: Run, files: ModelFiles, labels: Sequence[str], part: Part, checkpoint: Path
 ) -> tuple[Any, Any, dict[str, Any]]:
     """(model, tokenizer, facts)."""
-    from amalgam.stages.models import load_student, load_tokenizer, token_limit
+    from amalgam.stages.models.loading import load_student, load_tokenizer, token_limit
 
     settings = settings_of(run)
     model = load_student(files, labels=list(labels), layers=None, seed=settings.seed)

@@ -124,7 +124,8 @@ def test_a_deleted_file_is_missing_and_only_its_unit(tmp_path: Path) -> None:
 def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
     file = _build(toy_base(tmp_path)).result("letters").files[1]
     os.truncate(tmp_path / "artifacts" / file.path, 1)
-    assert _plan(tmp_path)[0] == ("letters", "partial", "damaged", f"{file.path} is damaged", 2, 3)
+    said = f"{file.path} is damaged (size 1, expected {file.bytes})"
+    assert _plan(tmp_path)[0] == ("letters", "partial", "damaged", said, 2, 3)
 
 
 def test_a_deleted_manifest_is_missing_and_a_garbled_one_damaged(tmp_path: Path) -> None:

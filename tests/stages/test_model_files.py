@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.model_files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.models.files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
 from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() 
 
     import transformers
 
-    from amalgam.stages.model_folder import TOKENIZERS, matches
+    from amalgam.stages.models.folder import TOKENIZERS, matches
 
     sources = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
     named = {
@@ -303,7 +303,7 @@ def test_folders_need_no_network_and_nothing_heavy_is_imported(tmp_path: Path) -
     assert not needs_network("./news", revision=None, base=tmp_path, pins=pins)
     assert not needs_network(str(tmp_path / "news"), revision="v1", base=tmp_path, pins=pins)
     code = (
-        "import sys; from pathlib import Path; from amalgam.stages.model_files import resolve\n"
+        "import sys; from pathlib import Path; from amalgam.stages.models.files import resolve\n"
         "from amalgam.tests.stages.fake_hub import FilePins\n"
         "resolve('./news', revision=None, base=Path(), pins=FilePins(Path('p')), digest_of=lambda path: 'x')\n"
         "print({'torch', 'transformers', 'huggingface_hub', 'polars', 'httpx2'} & set(sys.modules))"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.model_files import ModelFiles, resolve
-from amalgam.stages.models import (
+from amalgam.stages.models.files import ModelFiles, resolve
+from amalgam.stages.models.loading import (
     POSITIONS_AFTER_PADDING,
     check_tokens,
     load_classifier,

@@ -6,6 +6,7 @@ import math
 
 import polars as pl
 import pytest
+
 from amalgam.data.labels import cut_in_groups, union_of
 from amalgam.pipeline.experiment import Targets
 from amalgam.stages.build_targets.evidence import Evidence
@@ -89,8 +90,9 @@ def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
     a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
     b = Evidence("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
     raised = [math.exp(z) for z in (1, 0, 2, 0)]
+    expected = [raised[0], raised[1] + raised[2], raised[3]]
     found = rule([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
-    assert found == pytest.approx([raised[0] / sum(raised), (raised[1] + raised[2]) / sum(raised), raised[3] / sum(raised)])
+    assert found == pytest.approx([part / sum(raised) for part in expected])
 
 
 def entropy(*p: float) -> float:
@@ -116,7 +118,8 @@ def test_every_confidence_is_zero_for_a_uniform_and_one_for_a_certain_teacher(me
     uniform = confidence(sums(measure, [1 / 3] * 3), measure).to_list()[0]
     certain = pl.DataFrame(sums_over_passes([arrays([300.0, 0.0, 0.0])], measure))
     assert confidence(certain, measure).to_list() == pytest.approx([1.0])
-    expected = {"mutual-information": 1.0, "variation-ratio": 1.0}.get(measure, 0.0)  # one pass never disagrees with itself
+    # One pass never disagrees with itself.
+    expected = {"mutual-information": 1.0, "variation-ratio": 1.0}.get(measure, 0.0)
     assert uniform == pytest.approx(expected)
 
 

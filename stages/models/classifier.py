@@ -11,7 +11,7 @@ import numpy as np
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.stage import Run
-from amalgam.stages.model_files import resolve
+from amalgam.stages.models.files import resolve
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BATCH_TOKENS = 8192
@@ -22,7 +22,7 @@ class Classifier:
 
     def __init__(self, run: Run, folder: Path, labels: Sequence[str], *, where: str) -> None:
         from amalgam.stages.cache_teachers.hardware import pick_device
-        from amalgam.stages.models import load_classifier, load_tokenizer, token_limit
+        from amalgam.stages.models.loading import load_classifier, load_tokenizer, token_limit
 
         files = resolve(
             str(folder.absolute()), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of, where=where

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages import model_folder, model_hub
+from amalgam.stages.models import folder as model_folder
+from amalgam.stages.models import hub as model_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

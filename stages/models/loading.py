@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from amalgam.stages.model_files import ModelFiles
+    from amalgam.stages.models.files import ModelFiles
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ABSURD_LENGTH = 1_000_000  # what tokenizers say when they do not know: 1e30, and rounded forms of it

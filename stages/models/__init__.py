@@ -1,0 +1,1 @@
+"""Models as files: found and identified without loading, loaded safely, asked, and placed where the user looks."""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from amalgam.stages.cache_teachers.teacher import Teacher, Tokens
+    from amalgam.data.tokens import Tokens
+    from amalgam.stages.cache_teachers.teacher import Teacher
 
     Array = np.ndarray[Any, Any]
 
@@ -83,6 +84,8 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
             device=pick_device(run.experiment.execution.device),
         )
         run.memory["loaded teacher"] = (known.name, teacher)
+        for note in teacher.notes:
+            run.console.note(note)
         run.memory.pop("alive", None)
     if passes and run.memory.get("alive") != known.name:
         teacher.check_dropout_is_alive()

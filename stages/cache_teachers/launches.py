@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from amalgam.stages.cache_teachers.teacher import Teacher, Tokens
+    from amalgam.data.tokens import Tokens
+    from amalgam.stages.cache_teachers.teacher import Teacher
 
 KEYS_SHOWN = 5
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from amalgam.data.tokens import Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
 from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
@@ -28,17 +29,6 @@ PROBE_TOKENS = (7, 11)
 LONGEST_PROBE = 1024
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    ids: NDArray[np.int32]
-    type_ids: NDArray[np.int32] | None
-    cut: bool
-    """The text was longer than the limit."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,7 @@ class Teacher:
 
     def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Token ids, special tokens included, cut to the limit (the longer text of a pair first)."""
-        tokens = self._encoded(texts, self.limit) if texts else []
+        tokens = encode(self.tokenizer, texts, self.limit, types=self._takes_types)
         for text, one in zip(texts, tokens, strict=True):
             if not len(one):
                 raise DataError(
@@ -132,25 +122,6 @@ class Teacher:
                 )
         self._check_vocabulary(tokens)
         return tokens
-
-    def _encoded(self, texts: Sequence[tuple[str, ...]], limit: int) -> list[Tokens]:
-        fields = [list(field) for field in zip(*texts, strict=True)]
-        pair = len(fields) > 1
-        options: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
-        if self._takes_types and "token_type_ids" in self.tokenizer.model_input_names:
-            options["return_token_type_ids"] = True
-        cutting = {"truncation": "longest_first" if pair else "only_first", "max_length": limit}
-        encoded = self.tokenizer(*fields, **options, **cutting)
-        if encoded.encodings is not None:
-            cut = [bool(one.overflowing) for one in encoded.encodings]
-        else:  # a tokenizer in Python does not say what it cut
-            whole = self.tokenizer(*fields, **options)["input_ids"]
-            cut = [len(one) > limit for one in whole]
-        types = encoded.get("token_type_ids") if self._takes_types else None
-        return [
-            Tokens(np.array(ids, np.int32), None if types is None else np.array(types[i], np.int32), cut[i])
-            for i, ids in enumerate(encoded["input_ids"])
-        ]
 
     def _check_vocabulary(self, tokens: Sequence[Tokens]) -> None:
         highest = max((int(one.ids.max()) for one in tokens), default=0)
@@ -252,7 +223,8 @@ class Teacher:
     def _probe_tokens(self, lengths: Sequence[int]) -> list[Tokens]:
         tokens = []
         for length in lengths:
-            [one] = self._encoded([(PROBE_TEXT * (length // 10 + 1),)], length)
+            probe = [(PROBE_TEXT * (length // 10 + 1),)]
+            [one] = encode(self.tokenizer, probe, length, types=self._takes_types)
             if len(one) != length:
                 raise ModelError(f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens")
             tokens.append(one)

@@ -22,18 +22,19 @@ Score = Callable[[Any], float]
 
 def train(run: Run, files: ModelFiles, checkpoint: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model, tokenizer, facts)."""
-    from amalgam.stages.models.loading import load_student, load_tokenizer, token_limit
+    from amalgam.stages.models.loading import check_tokens, load_student, load_tokenizer, token_limit
 
     student, taught = run.experiment.student, run.result("build-targets").facts
     labels: list[str] = taught["labels"]
     model = load_student(files, labels=labels, layers=student.layers, seed=student.seed)
     tokenizer = load_tokenizer(files)
+    check_tokens(model, tokenizer, name="student.encoder")
     limit = token_limit(model.config, tokenizer, student.max_tokens)
     types = takes_types(model.config)
     validation = part_of(run, "validation") if student.select != "held-out" else None
     material = lessons(run, tokenizer, limit, types=types, held_out=0.0 if validation else student.held_out)
     temperature = float(taught["student_temperature"])
-    pad_id = int(tokenizer.pad_token_id or 0)
+    pad_id = int(tokenizer.pad_token_id)
     if validation:
         selected_by = "accuracy on labelled validation"
         score = accuracy_on(labelled(run, validation, tokenizer, limit, labels, types=types).learn, pad_id)

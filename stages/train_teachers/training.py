@@ -22,11 +22,12 @@ def train(
     run: Run, files: ModelFiles, labels: Sequence[str], part: Part, checkpoint: Path
 ) -> tuple[Any, Any, dict[str, Any]]:
     """(model, tokenizer, facts)."""
-    from amalgam.stages.models.loading import load_student, load_tokenizer, token_limit
+    from amalgam.stages.models.loading import check_tokens, load_student, load_tokenizer, token_limit
 
     settings = settings_of(run)
     model = load_student(files, labels=list(labels), layers=None, seed=settings.seed)
     tokenizer = load_tokenizer(files)
+    check_tokens(model, tokenizer, name="train_teachers.encoder")
     limit = token_limit(model.config, tokenizer, settings.max_tokens)
     types = takes_types(model.config)
     material = labelled(run, part, tokenizer, limit, labels, types=types, held_out=HELD_OUT)
@@ -42,7 +43,7 @@ def train(
         seed=settings.seed,
         checkpoint_seconds=run.experiment.execution.training_checkpoint_seconds,
     )
-    pad_id = int(tokenizer.pad_token_id or 0)
+    pad_id = int(tokenizer.pad_token_id)
     score = accuracy_on(material.held_out or material.learn, pad_id)
     facts = learn(run, model, material.learn, training, score, pad_id, checkpoint)
     chosen_on = "held out" if material.held_out else "on its training texts"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import InterruptedRunError, WorkError
 from amalgam.stages.cache_teachers.launches import plan_launches, run_passes
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher, Tokens
+from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 
 LENGTHS = [3, 9, 3, 5, 9, 3, 20, 5, 3]

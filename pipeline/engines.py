@@ -84,6 +84,8 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
 def _ours(stage: Stage, share: Share, units: Sequence[Unit]) -> list[Unit]:
     if stage.spread == "units":
         return share.mine(units)
+    if stage.spread == "alone" and share.kind == "part":
+        return list(units)  # cheap, and nobody to wait for: each part does it, the first to commit wins
     together = stage.spread == "together" and share.kind == "torchrun"
     return list(units) if share.leads or together else []
 

@@ -60,6 +60,10 @@ class Draft:
         self.folder = folder
         self.facts: dict[str, Any] = {}
         self.made: dict[str, Any] = {}
+        self.files: tuple[StoredFile, ...] = ()
+        """What was published, once it is."""
+        self.rival: Record | None = None
+        """The record that stands instead of ours, when another writer was first and wrote other bytes."""
 
 
 class Store:
@@ -143,8 +147,9 @@ class Store:
         try:
             draft = Draft(temporary)
             yield draft
-            files = self._publish_files(draft.folder, folder, name, suffix)
-            self.commit(folder / f"{name}.json", Record(name, files, draft.facts, draft.made))
+            draft.files = self._publish_files(draft.folder, folder, name, suffix)
+            standing = self.commit(folder / f"{name}.json", Record(name, draft.files, draft.facts, draft.made))
+            draft.rival = standing if standing.files != draft.files else None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

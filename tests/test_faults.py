@@ -10,15 +10,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from amalgam.data.shards import matrix
+from amalgam.pipeline.stage import Unit
+from amalgam.stages.cache_teachers.divergence import note_divergence
+from amalgam.stages.commands import open_run
 from amalgam.tests.workshop import SAME, TIMEOUT, TRAIN, Shop, apart, finish, flip
 
 
 def train_unit(shop: Shop) -> Path:
     """A unit with passes; others have test texts alone."""
-    import pyarrow.parquet as pq
-
     return next(path for path in shop.units() if "passes" in pq.read_schema(path).names)
 
 
@@ -241,3 +245,23 @@ def test_killed_three_times_it_ends_where_an_uninterrupted_run_does(fresh: Shop,
     fresh("build-targets", *MANY)
     assert fresh.digests("cache-teachers") == uninterrupted.digests("cache-teachers")
     assert apart(fresh.targets(), uninterrupted.targets()) < SAME
+
+
+def test_a_unit_computed_twice_with_other_bytes_keeps_the_first_and_records_how_far_they_differ(shop: Shop) -> None:
+    _, run = open_run(shop.config, [])
+    path = record_of(train_unit(shop))
+    standing = run.store.record(path)
+    assert standing is not None
+    table = pq.read_table(run.store.path(standing.files[0]))
+    shifted = (matrix(table.column("logits")) + 0.25).reshape(-1)
+    logits = pa.FixedSizeListArray.from_arrays(pa.array(shifted), table.schema.field("logits").type.list_size)
+    with run.store.draft(path.parent, path.stem, ".parquet") as draft:
+        place = table.schema.get_field_index("logits")
+        pq.write_table(table.set_column(place, table.schema.field(place), logits), draft.folder / "unit.parquet")
+        draft.facts = standing.facts
+    assert draft.rival == standing
+    note_divergence(run, Unit(path.stem, path.parent), draft.files[0], draft.rival)
+    [note] = (shop.artifacts / "divergence").glob("*.json")
+    assert json.loads(note.read_text())["max_abs_difference"]["logits"] == pytest.approx(0.25)
+    assert run.store.record(path) == standing
+    assert not run.store.path(draft.files[0]).exists()

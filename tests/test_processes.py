@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import Shop, finish, torchrun
+from amalgam.tests.workshop import TIMEOUT, Shop, finish, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +64,46 @@ def test_an_error_ends_both_processes_with_its_message(fresh: Shop) -> None:
 
 def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
     said = fresh("run", "--part", "1/2")
-    assert "this part is done; 1 of 2 units are there" in said.err
-    assert fresh("run", "--part", "0/2").err.count("this part is done") == 1
+    assert "cache-teachers: this part is done; 2 of 4 units are there" in said.err
     half = fresh.digests("cache-teachers")
-    assert 0 < len(half) < 4
-    fresh("run", "--part", "1/2")
+    assert half < built.digests("cache-teachers")
+    fresh("run", "--part", "0/2")
     assert fresh.digests("cache-teachers") == built.digests("cache-teachers")
     fresh("run")
     assert fresh.digests("build-targets") == built.digests("build-targets")
     assert fresh.stale() == set()
 
 
+def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Shop, built: Shop) -> None:
+    process = torchrun(fresh, "cache-teachers", "cache.passes=256", "execution.batch_tokens=256")
+    deadline = time.monotonic() + TIMEOUT
+    while not fresh.units() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+    said = finish(process)
+    assert said.code != 0
+    assert "rank" in said.err
+    assert "exitcode  : -9" in said.err
+    kept = fresh.digests("cache-teachers")
+    assert kept
+    fresh("cache-teachers", "cache.passes=256")
+    assert kept <= fresh.digests("cache-teachers")
+    assert len(fresh.units()) == len(built.units())
+
+
+def rank_of(launcher: int, rank: int) -> int:
+    """The process id of a launcher's child by its rank."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if int(parent) == launcher and b"RANK=%d" % rank in environment:
+                    return int(folder.name)
+    raise AssertionError(f"no rank {rank}")
+
+
 def test_a_part_costs_no_more_than_its_share(fresh: Shop) -> None:
-    fresh("read-corpus")
     with fresh.counting() as asked:
         fresh("cache-teachers", "--part", "0/2")
     assert asked[0].units == 2

@@ -15,6 +15,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
+from amalgam.stages.cache_teachers.divergence import note_divergence
 from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
 from amalgam.stages.read_corpus.parts import Part, part_of, read_bucket, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
@@ -54,6 +55,7 @@ class CacheTeachers:
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.cache_teachers.asking import ask_teacher
 
+        _try_new_teachers(run)
         ask: Ask = unit.work
         teacher = next(teacher for teacher in teachers_of(run) if teacher.name == ask.teacher)
         began = time.monotonic()
@@ -64,6 +66,8 @@ class CacheTeachers:
             write_table(table, draft.folder / "unit.parquet")
             draft.facts = facts
             draft.made = {"libraries": library_versions(), "seconds": round(time.monotonic() - began, 3)}
+        if draft.rival is not None:
+            note_divergence(run, unit, draft.files[0], draft.rival)
         _describe(run, teacher, unit.folder.parent)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
@@ -82,6 +86,18 @@ class CacheTeachers:
             for teacher, count in manifest.facts["cut"].items():
                 if count:
                     run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were cut")
+
+
+def _try_new_teachers(run: Run) -> None:
+    """Before hours of work for the first teacher: does each that was never asked load, fit, and vary?"""
+    from amalgam.stages.cache_teachers.asking import loaded_teacher
+
+    if run.memory.get("tried"):
+        return
+    for teacher in teachers_of(run):
+        if not cached_units(run, family_of(run, teacher)):
+            loaded_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
+    run.memory["tried"] = True
 
 
 def dtype_of(run: Run) -> str:

@@ -18,7 +18,7 @@ PATHS = {"train", "validation", "test"}
 class ReadCorpus:
     name: ClassVar[str] = "read-corpus"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "parts"
 
     def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every experiment has texts

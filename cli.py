@@ -40,7 +40,10 @@ def demo(
     """Three small classifiers become one student: offline, in minutes. Run it again: nothing is recomputed."""
     from amalgam.stages.demo import run_demo
 
-    run_demo(folder, overrides or [], quiet=quiet)
+    said = overrides or []
+    if "=" in folder.name:  # no folder was given, only overrides
+        folder, said = Path("amalgam-demo"), [str(folder), *said]
+    run_demo(folder, said, quiet=quiet)
 
 
 @app.command()

@@ -9,15 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.synthetic import Part
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.commands import open_run, working
+from amalgam.stages.methods import METHODS
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 
-TEXTS = {"train": 4000, "validation": 400, "test": 1200}
-SEED = 0
+TEXTS: dict[str, tuple[Part, int, int]] = {
+    "train": ("train", 4000, 0),
+    "teachers": ("train", 4000, 100),
+    "test": ("test", 1000, 0),
+}
+"""file: (part of the embedded corpus, texts, seed). Teachers learn from texts that the student never sees."""
 METHODS_SHOWN = ("vanilla-kd", "muka-hard", "muka-soft", "supervised")
 
 EXPERIMENT = """\
@@ -26,24 +32,25 @@ EXPERIMENT = """\
 #   amalgam plan targets.temperature=0.5
 #   amalgam run  targets.temperature=0.5
 corpus:
-  train: texts/train.parquet      # its labels are read only to train the teachers, and to inform
+  train: texts/train.parquet       # its labels are read by the supervised student alone, and to inform
   test: texts/test.parquet
   label: label
 
-train_teachers:                   # three teachers, none of which knows the others' labels
+train_teachers:                    # three teachers, none of which knows the others' labels
+  texts: texts/teachers.parquet    # other texts than the student's
   encoder: encoder
   groups:
-    money-and-law: [banking, law]
-    body-and-table: [cooking, gardening, medicine]
-    play-and-machine: [computing, football, music]
-  max_tokens: 64
-  epochs: 8
-  batch_size: 32
-  learning_rate: 1e-3
+    desk: [banking, computing]
+    weekend: [cooking, football, gardening]
+    study: [law, medicine, music]
+  max_tokens: 48
+  epochs: 6
+  batch_size: 16
+  learning_rate: 3e-4
 
 cache:
   passes: 16
-  max_tokens: 64
+  max_tokens: 48
 
 targets:
   mode: soft
@@ -51,8 +58,8 @@ targets:
 
 student:
   encoder: encoder
-  max_tokens: 64
-  epochs: 8
+  max_tokens: 48
+  epochs: 3
   batch_size: 32
   learning_rate: 1e-3
 """
@@ -76,18 +83,23 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
 def write_demo(folder: Path) -> None:
     """Texts, a tiny encoder and the experiment file; what is there already stays."""
     _refuse_strange(folder)
-    texts = folder / "texts"
-    texts.mkdir(parents=True, exist_ok=True)
-    for part, count in TEXTS.items():
-        if part != "validation" and not (texts / f"{part}.parquet").exists():
-            _write_texts(texts / f"{part}.parquet", part, count)
+    (folder / "texts").mkdir(parents=True, exist_ok=True)
+    for name in TEXTS:
+        if not (folder / f"texts/{name}.parquet").exists():
+            _write_texts(folder / f"texts/{name}.parquet", name)
     if not (folder / "encoder" / "model.safetensors").exists():
-        from amalgam.data.synthetic import generate
-        from amalgam.stages.demo_models import tiny_encoder
+        from amalgam.stages.demo_encoder import tiny_encoder
 
-        tiny_encoder(folder / "encoder", [text for text, _ in generate(TEXTS["train"], SEED)], SEED)
+        tiny_encoder(folder / "encoder", [text for text, _ in _texts("train")], seed=0)
     if not (folder / "amalgam.yaml").exists():
         (folder / "amalgam.yaml").write_text(EXPERIMENT)
+
+
+def _texts(name: str) -> list[tuple[str, str]]:
+    from amalgam.data.synthetic import generate
+
+    part, count, seed = TEXTS[name]
+    return generate(count, seed, part)
 
 
 def _refuse_strange(folder: Path) -> None:
@@ -98,28 +110,25 @@ def _refuse_strange(folder: Path) -> None:
         raise ExperimentError(f"{folder} is not empty and holds no demo", fix="amalgam demo DIR puts it elsewhere")
 
 
-def _write_texts(path: Path, part: Any, count: int) -> None:
+def _write_texts(path: Path, name: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from amalgam.data.synthetic import generate
-
-    rows = generate(count, SEED, part)
+    rows = _texts(name)
     pq.write_table(pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]}), path)
 
 
 def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool) -> dict[str, Any]:
-    told = [f"student.method={method}", f"student.name={method}", "targets.mode=" + _mode(method), *overrides]
+    told = [
+        f"student.method={method}",
+        f"student.name={method}",
+        f"targets.mode={METHODS[method]['targets']['mode']}",
+        *overrides,
+    ]
     _, run = open_run(config, told, console=_Silent(quiet=quiet))
     with working(run):
         bring_up_to_date(STAGES, run)
         return evaluation(run)
-
-
-def _mode(method: str) -> str:
-    from amalgam.stages.methods import METHODS
-
-    return str(METHODS[method]["targets"]["mode"])
 
 
 class _Silent(Console):

@@ -240,3 +240,17 @@ def test_doctor_says_what_is_there_and_what_is_wrong(shop: Shop) -> None:
 def test_an_oracle_measures_the_targets(shop: Shop) -> None:
     said = shop("build-targets", "--oracle", "students/student")
     assert "KL" in said.err + said.out
+
+
+def test_an_oracle_tells_how_far_the_targets_are_from_its_own(shop: Shop) -> None:
+    said = shop("build-targets", "--oracle", "students/student")
+    assert "KL to the oracle, all: " in said.out
+    assert "weight < 0.5: " in said.out
+    nats = float(said.out.split("all: ")[1].split()[0])
+    assert 0 < nats < 5
+
+
+def test_an_oracle_with_other_labels_is_refused(shop: Shop) -> None:
+    said = shop.tries("build-targets", "--oracle", f"models/{next(iter(KNOWS))}")
+    assert said.code == 2
+    assert "knows other labels" in said.err

@@ -97,7 +97,7 @@ def read_part(
         intake.skipped_file = _SkippedFile(folder / SKIPPED_FILE, stack)
         intake.take_in(spill)
         intake.settle()
-        bucketed = _Bucketing(spill, folder, corpus.limit if part == "train" else None)
+        bucketed = _Bucketing(spill, folder, corpus.limit if part in {"train", "teachers"} else None)
         bucketed.write()
     names = [bucket.file for bucket in bucketed.buckets] + ([SKIPPED_FILE] if intake.skipped else [])
     return PartFacts(

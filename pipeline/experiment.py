@@ -88,7 +88,9 @@ class TrainTeachers(Section):
     groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)]
     """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
     texts: Texts | None = None
-    """Labelled texts to train them on; the training part of the corpus if not given."""
+    """Labelled texts to train them on. If not given, the training part of the corpus: more texts then retrain them."""
+    limit: Positive | None = None
+    """At most this many of `texts`, a sample by content as corpus.limit is."""
     max_tokens: Positive = 128
     epochs: Positive = 3
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
@@ -227,6 +229,8 @@ class Experiment(Section):
             for who, needed in needs_label.items()
             if needed and self.corpus.label is None
         ]
+        if self.train_teachers and self.train_teachers.limit and self.train_teachers.texts is None:
+            problems.append("train_teachers.limit: needs train_teachers.texts; corpus.limit cuts the training part")
         if self.student.select == "validation" and self.corpus.validation is None:
             problems.append("student.select: validation needs corpus.validation")
         if self.targets.passes is not None and self.targets.passes > self.cache.passes:

@@ -105,6 +105,7 @@ TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
     "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
     "train_teachers.texts": (["train_teachers.texts=texts/more.csv"], READ_TRAINED),
+    "train_teachers.limit": (["train_teachers.texts=texts/more.csv", "train_teachers.limit=60"], READ_TRAINED),
     "train_teachers.max_tokens": (["train_teachers.max_tokens=16"], TRAINED),
     "train_teachers.epochs": (["train_teachers.epochs=2"], TRAINED),
     "train_teachers.learning_rate": (["train_teachers.learning_rate=1e-4"], TRAINED),

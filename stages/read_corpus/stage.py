@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import Corpus, Experiment
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
@@ -32,17 +32,15 @@ class ReadCorpus:
                     _fetch(run, source)
 
     def identity(self, run: Run) -> Identity:
-        return Identity(
-            {"corpus": _config(run.experiment)}, {part: _part_identity(run, part) for part in _sources(run.experiment)}
-        )
+        said: dict[str, Any] = {"corpus": run.experiment.corpus.model_dump(exclude=PATHS)}
+        if "teachers" in _sources(run.experiment):
+            said["train_teachers"] = {"limit": _corpus_for(run.experiment, "teachers").limit}
+        return Identity(said, {part: _part_identity(run, part) for part in _sources(run.experiment)})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a part is shared by all experiments
-        config = _config(run.experiment)
         return [
-            Unit(
-                part, run.store.folder(self.name, "part-" + fingerprint([self.VERSION, part, config, digests])), 1, part
-            )
-            for part, digests in ((part, _part_identity(run, part)) for part in _sources(run.experiment))
+            Unit(part, run.store.folder(self.name, f"part-{_part_fingerprint(run, part)}"), 1, part)
+            for part in _sources(run.experiment)
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -53,7 +51,7 @@ class ReadCorpus:
             needs_label = unit.name == "train" and _train_needs_label(run.experiment)
             facts = read_part(
                 files,
-                run.experiment.corpus,
+                _corpus_for(run.experiment, unit.name),
                 part=unit.work,
                 folder=draft.folder,
                 require_label=needs_label,
@@ -93,9 +91,17 @@ def _counts(facts: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _config(experiment: Experiment) -> dict[str, Any]:
-    """What is read of the sources. Their paths are left out: a file is known by its content."""
-    return experiment.corpus.model_dump(exclude=PATHS)
+def _corpus_for(experiment: Experiment, part: str) -> Corpus:
+    """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
+    own = experiment.train_teachers.limit if experiment.train_teachers else None
+    limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
+    return experiment.corpus.model_copy(update={"limit": limit})
+
+
+def _part_fingerprint(run: Run, part: str) -> str:
+    """Paths are left out: a file is known by its content."""
+    config = _corpus_for(run.experiment, part).model_dump(exclude=PATHS)
+    return fingerprint([ReadCorpus.VERSION, part, config, _part_identity(run, part)])
 
 
 def _sources(experiment: Experiment) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.stage import Run
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.models.encoder import Beginner
 from amalgam.stages.read_corpus.parts import Part, fields, tables, train_part
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,7 +27,7 @@ class Lessons:
     cut: int
 
 
-def lessons(run: Run, tokenizer: Any, limit: int, *, types: bool, held_out: float) -> Lessons:
+def lessons(run: Run, new: Beginner, *, held_out: float) -> Lessons:
     """The training texts with the targets that build-targets made of them."""
     tokens: list[Tokens] = []
     keys, targets, weights = [], [], []
@@ -35,7 +36,7 @@ def lessons(run: Run, tokenizer: Any, limit: int, *, types: bool, held_out: floa
             raise WorkError(
                 "texts and targets do not have the same keys", fix="`amalgam verify`, then build-targets --force"
             )
-        tokens += encode(tokenizer, fields(rows), limit, types=types)
+        tokens += encode(new.tokenizer, fields(rows), new.limit, types=new.types)
         keys += rows.column("key").to_pylist()
         targets.append(matrix(taught.column("target")))
         weights.append(taught.column("weight").to_numpy())
@@ -43,16 +44,14 @@ def lessons(run: Run, tokenizer: Any, limit: int, *, types: bool, held_out: floa
     return _split(keys, tokens, np.concatenate(targets), np.concatenate(weights) * scale, held_out)
 
 
-def labelled(  # noqa: PLR0913 - a tokenizer, its limit, and what to take
-    run: Run, part: Part, tokenizer: Any, limit: int, labels: Sequence[str], *, types: bool, held_out: float = 0.0
-) -> Lessons:
+def labelled(run: Run, part: Part, new: Beginner, labels: Sequence[str], *, held_out: float = 0.0) -> Lessons:
     """A labelled part as one-hot targets; texts with other labels are left out."""
     tokens: list[Tokens] = []
     keys, gold = [], []
     place = {name: index for index, name in enumerate(labels)}
     for table in tables(run, part):
         rows = table.filter([label in place for label in table.column("label").to_pylist()])
-        tokens += encode(tokenizer, fields(rows), limit, types=types)
+        tokens += encode(new.tokenizer, fields(rows), new.limit, types=new.types)
         keys += rows.column("key").to_pylist()
         gold += [place[label] for label in rows.column("label").to_pylist()]
     targets = np.zeros((len(gold), len(labels)), dtype=np.float32)

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.models.files import ModelFiles, needs_network, resolve
+from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
 
+ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """A name is only a place, a method only a preset, an encoder is known by its content, parts of a batch add up, and
 what `select: auto` means here stands among the inputs."""
@@ -31,13 +32,11 @@ class TrainStudent:
 
     def prepare(self, run: Run) -> None:
         check_place(run.base, "students", run.experiment.student.name)
-        _encoder(run)
+        encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
-        if needs_network(student.encoder, revision=student.revision, base=run.base, pins=run.store):
-            raise NotKnownYetError(student.encoder)
-        inputs: dict[str, Any] = {"encoder": _encoder(run).digest, "select": _select(run)}
+        inputs: dict[str, Any] = {"encoder": encoder_digest(run, student, ENCODER), "select": _select(run)}
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
@@ -51,10 +50,10 @@ class TrainStudent:
         from amalgam.stages.models.loading import save_pretrained_folder
         from amalgam.stages.train_student.training import train
 
-        model, tokenizer, facts = train(run, _encoder(run), unit.folder / "checkpoint")
+        learned, facts = train(run, unit.folder / "checkpoint")
         if run.share.leads:
             with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(model, tokenizer, draft.folder)
+                save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
 
@@ -74,21 +73,6 @@ class TrainStudent:
 def student_folder(run: Run) -> Path:
     """The Hugging Face folder in the store, every file checked."""
     return run.store.checked_folder(run.result("train-student").files)
-
-
-def _encoder(run: Run) -> ModelFiles:
-    if "encoder" not in run.memory:
-        student = run.experiment.student
-        run.memory["encoder"] = resolve(
-            student.encoder,
-            revision=student.revision,
-            base=run.base,
-            pins=run.store,
-            digest_of=run.digest_of,
-            where="student.encoder",
-        )
-    found: ModelFiles = run.memory["encoder"]
-    return found
 
 
 def _select(run: Run) -> str:

@@ -12,51 +12,44 @@ from amalgam.pipeline.experiment import Student
 from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.batches import Examples
 from amalgam.stages.fine_tuning.loop import Stopped, Training, fit, predict
-from amalgam.stages.models.classifier import BATCH_TOKENS, log_softmax, takes_types
-from amalgam.stages.models.files import ModelFiles
+from amalgam.stages.models.classifier import BATCH_TOKENS, log_softmax
+from amalgam.stages.models.encoder import Beginner, beginner
 from amalgam.stages.read_corpus.parts import part_of
 from amalgam.stages.train_student.lessons import labelled, lessons
 
 Score = Callable[[Any], float]
 
 
-def train(run: Run, files: ModelFiles, checkpoint: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """(model, tokenizer, facts)."""
-    from amalgam.stages.models.loading import check_tokens, load_student, load_tokenizer, token_limit
-
+def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
+    """The student, no beginner any more, and the facts of its training."""
     student, taught = run.experiment.student, run.result("build-targets").facts
     labels: list[str] = taught["labels"]
-    model = load_student(files, labels=labels, layers=student.layers, seed=student.seed)
-    tokenizer = load_tokenizer(files)
-    check_tokens(model, tokenizer, name="student.encoder")
-    limit = token_limit(model.config, tokenizer, student.max_tokens)
-    types = takes_types(model.config)
+    new = beginner(run, student, labels, "student.encoder")
     validation = part_of(run, "validation") if student.select != "held-out" else None
-    material = lessons(run, tokenizer, limit, types=types, held_out=0.0 if validation else student.held_out)
+    material = lessons(run, new, held_out=0.0 if validation else student.held_out)
     temperature = float(taught["student_temperature"])
-    pad_id = int(tokenizer.pad_token_id)
     if validation:
         selected_by = "accuracy on labelled validation"
-        score = accuracy_on(labelled(run, validation, tokenizer, limit, labels, types=types).learn, pad_id)
+        score = accuracy_on(labelled(run, validation, new, labels).learn, new.pad_id)
     else:
         selected_by = "KL to held-out targets, no labels used" if material.held_out else "KL to the targets themselves"
-        score = closeness_to(material.held_out or material.learn, pad_id, temperature)
-    fitted = learn(run, model, material.learn, training_of(run, student, temperature), score, pad_id, checkpoint)
-    facts = {**fitted, "selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
-    return model, tokenizer, facts
+        score = closeness_to(material.held_out or material.learn, new.pad_id, temperature)
+    facts = learn(run, new, material.learn, training_of(run, student, temperature), score, checkpoint)
+    more = {"selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
+    return new, {**facts, **more}
 
 
 def learn(  # noqa: PLR0913 - the loop's own needs, each by name
-    run: Run, model: Any, examples: Examples, training: Training, score: Score, pad_id: int, checkpoint: Path
+    run: Run, new: Beginner, examples: Examples, training: Training, score: Score, checkpoint: Path
 ) -> dict[str, Any]:
     """`fit` with this run's progress, signals and device."""
     with run.console.steps(checkpoint.parent.name, training.epochs * -(-len(examples) // training.batch_size)) as show:
         try:
             fitted = fit(
-                model,
+                new.model,
                 examples,
                 training,
-                pad_id=pad_id,
+                pad_id=new.pad_id,
                 score=score,
                 checkpoint=checkpoint,
                 stop=run.signals.requested,

@@ -13,14 +13,15 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.experiment import TrainTeachers as Settings
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.models.files import ModelFiles, needs_network, resolve
+from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import Part, part_of
 from amalgam.stages.teachers import trained_folder
 
-NOT_IDENTITY = {"encoder", "revision", "texts", "groups"}
+ENCODER = "train_teachers.encoder"
+NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups"}
 
 
 class TrainTeachers:
@@ -33,15 +34,14 @@ class TrainTeachers:
         return experiment.train_teachers is not None
 
     def prepare(self, run: Run) -> None:
-        _encoder(run)
+        encoder_files(run, settings_of(run), ENCODER)
         for name in groups_of(run):
             check_place(run.base, "teachers", name)
 
     def identity(self, run: Run) -> Identity:
         settings = settings_of(run)
-        if needs_network(settings.encoder, revision=settings.revision, base=run.base, pins=run.store):
-            raise NotKnownYetError(settings.encoder)
-        inputs = {"encoder": _encoder(run).digest, "texts": _part(run).labels_digest, "groups": groups_of(run)}
+        digest = encoder_digest(run, settings, ENCODER)
+        inputs = {"encoder": digest, "texts": _part(run).labels_digest, "groups": groups_of(run)}
         return Identity({"train_teachers": settings.model_dump(exclude=NOT_IDENTITY)}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a teacher is shared by all experiments
@@ -54,10 +54,10 @@ class TrainTeachers:
         from amalgam.stages.models.loading import save_pretrained_folder
         from amalgam.stages.train_teachers.training import train
 
-        model, tokenizer, facts = train(run, _encoder(run), unit.work, _part(run), unit.folder / "checkpoint")
+        learned, facts = train(run, unit.work, _part(run), unit.folder / "checkpoint")
         if run.share.leads:
             with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(model, tokenizer, draft.folder)
+                save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
         run.console.advance(1)
@@ -112,20 +112,5 @@ def _part(run: Run) -> Part:
 
 def _teacher_fingerprint(run: Run, labels: Sequence[str]) -> str:
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY)
-    content = [_encoder(run).digest, _part(run).labels_digest]
+    content = [encoder_digest(run, settings_of(run), ENCODER), _part(run).labels_digest]
     return fingerprint([TrainTeachers.VERSION, settings, list(labels), content])
-
-
-def _encoder(run: Run) -> ModelFiles:
-    settings = settings_of(run)
-    if "teachers' encoder" not in run.memory:
-        run.memory["teachers' encoder"] = resolve(
-            settings.encoder,
-            revision=settings.revision,
-            base=run.base,
-            pins=run.store,
-            digest_of=run.digest_of,
-            where="train_teachers.encoder",
-        )
-    found: ModelFiles = run.memory["teachers' encoder"]
-    return found

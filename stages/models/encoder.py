@@ -1,0 +1,52 @@
+"""The encoder that an experiment names: found, identified, and made ready to learn with a new head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amalgam.pipeline.experiment import Student, TrainTeachers
+from amalgam.pipeline.stage import NotKnownYetError, Run
+from amalgam.stages.models.classifier import takes_types
+from amalgam.stages.models.files import ModelFiles, needs_network, resolve
+
+
+@dataclass(frozen=True)
+class Beginner:
+    """A model that has not learned its labels yet, and how texts are put to it."""
+
+    model: Any
+    tokenizer: Any
+    limit: int
+    types: bool
+    pad_id: int
+
+
+def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelFiles:
+    if where not in run.memory:
+        run.memory[where] = resolve(
+            said.encoder, revision=said.revision, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
+        )
+    found: ModelFiles = run.memory[where]
+    return found
+
+
+def encoder_digest(run: Run, said: Student | TrainTeachers, where: str) -> str:
+    """For identities: never asks the Hub."""
+    if needs_network(said.encoder, revision=said.revision, base=run.base, pins=run.store):
+        raise NotKnownYetError(said.encoder)
+    return encoder_files(run, said, where).digest
+
+
+def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], where: str) -> Beginner:
+    from amalgam.stages.models.loading import check_tokens, load_student, load_tokenizer, token_limit
+
+    files = encoder_files(run, said, where)
+    layers = said.layers if isinstance(said, Student) else None
+    model = load_student(files, labels=list(labels), layers=layers, seed=said.seed)
+    tokenizer = load_tokenizer(files)
+    for note in check_tokens(model, tokenizer, name=where):
+        run.console.note(note)
+    limit = token_limit(model.config, tokenizer, said.max_tokens)
+    return Beginner(model, tokenizer, limit, takes_types(model.config), int(tokenizer.pad_token_id))

@@ -63,7 +63,7 @@ class Teacher(Section):
 
     name: Name
     model: Text
-    """A folder, a Hub id, or package:module/folder for a model that an installed Python package carries."""
+    """A folder (./like/this), a Hub id, or package:module/folder for one that an installed Python package carries."""
     revision: Text | None = None
     """A Hub branch, tag or commit; the commit it means today is pinned in the workspace."""
     labels: Annotated[list[Text], Field(min_length=1)] | None = None
@@ -142,7 +142,7 @@ class Student(Section):
     method: Text | None = None
     """A name from `amalgam methods`: sets defaults for targets, which the file overrides."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
-    """A folder, a Hub id, or package:module/folder."""
+    """A folder (./like/this), a Hub id, or package:module/folder."""
     revision: Text | None = None
     layers: Positive | None = None
     """Keep only the encoder's first so many layers."""

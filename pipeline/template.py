@@ -23,12 +23,12 @@ corpus:
 
 teachers:                       # each knows its own labels; the student will know all of them
   - name: first
-    model: models/first         # a folder, a Hub id, or package:module/folder
+    model: ./models/first       # ./a/folder, a Hub id, or package:module/folder
     # revision: main            # pinned in the workspace to the commit it means today
     # labels: [sports, politics]  # where the model says LABEL_0, LABEL_1
     # rename: {Sport: sports}
   - name: second
-    model: models/second
+    model: ./models/second
 
 cache:                          # stage 1: asked once, kept for good
   passes: 16                    # Monte-Carlo dropout passes per text and teacher

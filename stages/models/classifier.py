@@ -11,6 +11,7 @@ import numpy as np
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.stage import Run
+from amalgam.stages.models.encoder import takes_types
 from amalgam.stages.models.files import resolve
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,11 +54,6 @@ class Classifier:
             type_ids=[token.type_ids for token in tokens if token.type_ids is not None] or None,
         )
         return found[:, self._order].astype(np.float64)
-
-
-def takes_types(config: Any) -> bool:
-    """Whether the model tells the two texts of a pair apart by token types."""
-    return int(getattr(config, "type_vocab_size", 0) or 0) > 1
 
 
 def log_softmax(logits: Array) -> Array:

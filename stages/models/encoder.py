@@ -8,7 +8,6 @@ from typing import Any
 
 from amalgam.pipeline.experiment import Student, TrainTeachers
 from amalgam.pipeline.stage import NotKnownYetError, Run
-from amalgam.stages.models.classifier import takes_types
 from amalgam.stages.models.files import ModelFiles, needs_network, resolve
 
 
@@ -50,3 +49,8 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
         run.console.note(note)
     limit = token_limit(model.config, tokenizer, said.max_tokens)
     return Beginner(model, tokenizer, limit, takes_types(model.config), int(tokenizer.pad_token_id))
+
+
+def takes_types(config: Any) -> bool:
+    """Whether the model tells the two texts of a pair apart by token types."""
+    return int(getattr(config, "type_vocab_size", 0) or 0) > 1

@@ -73,7 +73,7 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     for method in METHODS_SHOWN:
         console.say(f"== {method}")
         found[method] = _run_method(config, method, overrides, quiet=quiet)
-    _, run = open_run(config, overrides, console=Console(quiet=True))
+    _, run = open_run(config, overrides, console=_Silent(quiet=True))
     with working(run):  # HEAD is the file's own experiment, so that the ordinary commands go on from there
         bring_up_to_date(STAGES, run)
     _show(console, found)
@@ -141,7 +141,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
     last = next(iter(found.values()))
     rows = [row(name, system, last["groups"]) for name, system in last["systems"].items() if "student" not in name]
     for method, one in found.items():
-        name = "supervised student (the ceiling: it saw the labels)" if method == "supervised" else f"{method} student"
+        name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
         rows += [row(name, system, last["groups"]) for key, system in one["systems"].items() if "student" in key]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in last["groups"])]
     console.table(f"\n{last['n']:,} test texts, {len(last['labels'])} labels; accuracy over all labels", header, rows)

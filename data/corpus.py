@@ -274,7 +274,7 @@ class _Bucketing:
         self._spill, self._folder = spill, folder
         self.distinct = sum(spill.distinct_keys(leading, leading + 1) for leading in range(256))
         self.kept = min(self.distinct, limit or self.distinct)
-        self.bits = bits_for(self.kept)
+        self.bits = bits_for(self.distinct)  # a limit keeps the lowest keys: buckets of all rows keep their size
         self.conflicts = 0
         self.labels: Counter[str] = Counter()
         self.texts_digest, self.labels_digest = sha256(), sha256()

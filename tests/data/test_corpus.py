@@ -169,7 +169,7 @@ def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_
     assert _bytes(tmp_path / "0") == _bytes(tmp_path / "1")
     assert [len(texts) for texts in kept] == [600, 600, 1300]
     assert kept[0] < kept[2]
-    assert (facts[2].over_limit, facts[2].bits, sum(facts[2].labels.values())) == (1700, 2, 1300)
+    assert (facts[2].over_limit, facts[2].bits, sum(facts[2].labels.values())) == (1700, 3, 1300)
     assert _take(tmp_path / "test", _write(tmp_path / "t.csv", rows), part="test", limit=600).texts == 3000
 
 
@@ -325,4 +325,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, suffix: str) -> No
         command = [sys.executable, "-c", PEAK, READ, str(source), str(tmp_path / f"out-{count}")]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         peak[count] = int(done.stdout) >> (20 if sys.platform == "darwin" else 10)
-    assert peak[90_000] - peak[10_000] < 16, peak  # the texts alone are 41 MB more
+    # Allocators and read-ahead differ by up to 20 MB from run to run; holding the texts would take 41 MB more, and copies.
+    assert peak[90_000] - peak[10_000] < 32, peak

@@ -325,5 +325,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, suffix: str) -> No
         command = [sys.executable, "-c", PEAK, READ, str(source), str(tmp_path / f"out-{count}")]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         peak[count] = int(done.stdout) >> (20 if sys.platform == "darwin" else 10)
-    # Allocators and read-ahead differ by up to 20 MB from run to run; holding the texts would take 41 MB more, and copies.
+    # Allocators and read-ahead differ by up to 20 MB from run to run; holding the texts would take 41 MB more.
     assert peak[90_000] - peak[10_000] < 32, peak

@@ -108,17 +108,24 @@ class Attention(NamedTuple):
 
 
 def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
-    """Softmax attention whose probabilities are multiplied by a mask; torch.softmax accumulates in float32 itself.
-
-    Hidden keys get the lowest finite score instead of -inf: a row without any key then stays finite.
-    """
+    """Softmax attention whose probabilities are multiplied by a mask; torch.softmax accumulates in float32 itself."""
     scores = torch.matmul(attention.query * attention.scale, attention.key.transpose(-1, -2))
-    lowest = torch.finfo(scores.dtype).min
-    if attention.mask is not None and attention.mask.dtype == torch.bool:
-        scores.masked_fill_(~attention.mask, lowest)
-    elif attention.mask is not None:
-        scores = scores.add_(attention.mask).clamp_(min=lowest)
+    if attention.mask is not None:
+        hide(scores, attention.mask)
     return torch.matmul(dropped.mul_(torch.softmax(scores, -1)), attention.value)
+
+
+def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
+    """Hidden keys get the lowest finite score instead of -inf: a row without any key then stays finite."""
+    lowest = torch.finfo(scores.dtype).min
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(mask.logical_not(), lowest)
+    else:
+        scores.add_(mask).clamp_(min=lowest)
+
+
+def scores_at_once(device: torch.device) -> int:
+    return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE_ELSEWHERE)
 
 
 DROPOUT = {functional.dropout, torch.dropout, torch.dropout_}
@@ -213,6 +220,23 @@ class Recorder(DropoutMode):
         )
 
 
+class Claim(NamedTuple):
+    """The masks of one site in one launch, to be fetched for all rows or for some."""
+
+    bank: Bank
+    site: Site
+    words: torch.Tensor
+    shape: tuple[int, ...]
+
+    def of(self, rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+        words = self.words[rows]
+        shape = (len(words) * self.site.axes[0].size, *self.shape[1:])
+        return self.bank.mask(words, self.site.axes, self.site.rate, shape, out)
+
+    def whole(self) -> torch.Tensor:
+        return self.bank.mask(self.words, self.site.axes, self.site.rate, self.shape)
+
+
 class KeyedDropout(DropoutMode):
     """Masks for one launch: `words` is [sites, rows], of which shared sites use the first row alone."""
 
@@ -224,27 +248,28 @@ class KeyedDropout(DropoutMode):
         self._next = 0
 
     def dropped(self, x: torch.Tensor, rate: float, shape: tuple[int, ...], *, inplace: bool) -> torch.Tensor:
-        site, words = self._site(rate, shape)
-        mask = self._bank.mask(words, site.axes, rate, shape)
+        mask = self.claim(shape, rate).whole()
         if inplace:
             return x.mul_(mask)
         return mask.mul_(x) if mask.shape == x.shape and mask.dtype == x.dtype else x * mask
 
     def attention(self, attention: Attention) -> torch.Tensor:
         shape = attention.scores_shape
-        site, words = self._site(attention.rate, shape)
-        row = math.prod(shape[1:])
-        at_once = max(1, SCORES_AT_ONCE.get(attention.query.device.type, SCORES_AT_ONCE_ELSEWHERE) // row)
-        heads = site.axes[0].size
-        at_once = max(1, at_once // heads) * heads
-        if site.axes[0].role != "rows" or at_once >= shape[0]:
-            return attended(attention, self._bank.mask(words, site.axes, site.rate, shape))
+        claim = self.claim(shape, attention.rate)
+        heads = claim.site.axes[0].size
+        at_once = max(1, scores_at_once(attention.query.device) // math.prod(shape[1:]) // heads)
+        if claim.site.axes[0].role != "rows" or at_once * heads >= shape[0]:
+            return attended(attention, claim.whole())
         parts = []
-        for first in range(0, shape[0], at_once):
-            part = attention.rows(first, first + at_once)
-            some = words[first // heads : (first + at_once) // heads]
-            parts.append(attended(part, self._bank.mask(some, site.axes, site.rate, part.scores_shape)))
+        for first in range(0, shape[0] // heads, at_once):
+            part = attention.rows(first * heads, (first + at_once) * heads)
+            parts.append(attended(part, claim.of(slice(first, first + at_once))))
         return torch.cat(parts)
+
+    def claim(self, shape: tuple[int, ...], rate: float) -> Claim:
+        """The next site's masks, for a tensor of this shape."""
+        site, words = self._site(rate, shape)
+        return Claim(self._bank, site, words, shape)
 
     def _site(self, rate: float, shape: tuple[int, ...]) -> tuple[Site, torch.Tensor]:
         number, self._next = self._next, self._next + 1

@@ -85,22 +85,30 @@ class Bank:
         self._masks: dict[float, torch.Tensor] = {}
         self._steps: dict[int, torch.Tensor] = {}
 
-    def mask(self, words: torch.Tensor, axes: Sequence[Axis], rate: float, shape: Sequence[int]) -> torch.Tensor:
+    def mask(
+        self,
+        words: torch.Tensor,
+        axes: Sequence[Axis],
+        rate: float,
+        shape: Sequence[int],
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The mask of one site for rows with these words. Heads, queries and tokens each get a window of their own
         (their numbers are hashed, not their strides), so an element's value does not depend on how long the batch is.
         """
         lead = leading(axes)
         offsets = scattered(self._spread(words, axes[:lead], shape[:lead]))
-        return self.windows(offsets, math.prod(shape[lead:]), rate).view(*shape)
+        length = math.prod(shape[lead:])
+        return self.windows(offsets, length, rate, None if out is None else out.view(-1, length)).view(*shape)
 
-    def windows(self, offsets: torch.Tensor, length: int, rate: float) -> torch.Tensor:
+    def windows(self, offsets: torch.Tensor, length: int, rate: float, out: torch.Tensor | None = None) -> torch.Tensor:
         """The seam for a fused kernel: [offsets, length], the mask values from each offset on."""
         if length > LONGEST_WINDOW:
             raise ModelError(f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}")
         mask = self._masks.get(rate)
         if mask is None:
             mask = self._masks[rate] = self._whole(rate)
-        return mask.as_strided((BANK_SIZE, length), (1, 1)).index_select(0, offsets.reshape(-1))
+        return torch.index_select(mask.as_strided((BANK_SIZE, length), (1, 1)), 0, offsets.reshape(-1), out=out)
 
     def _whole(self, rate: float) -> torch.Tensor:
         kept = bank_levels(self.seed) >= threshold(rate)

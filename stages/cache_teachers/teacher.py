@@ -6,6 +6,7 @@ Nothing here trusts a tokenizer's own length limit or pad token. What cannot ser
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 from amalgam.data.tokens import Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
+from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder, lean_encoder
 from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ DROPOUT_OFF = -1
 PROBE_ROWS = (3, 5)
 PROBE_TOKENS = (7, 11)
 LONGEST_PROBE = 1024
+ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
 
@@ -94,6 +97,7 @@ class Teacher:
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self._sites: tuple[Site, ...] | None = None
+        self._lean: tuple[LeanEncoder | None] | None = None
 
     def _choose_pad(self) -> int:
         """The config's pad id comes first: models read positions and the last token by it."""
@@ -138,20 +142,69 @@ class Teacher:
         inputs = self.inputs(rows)
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
-            if off:
-                self._switch(training=False)
-                logits = self.model(**inputs).logits
-            else:
-                logits = self._dropped(rows, inputs, self.sites)
-        return logits.float().cpu()  # type: ignore[no-any-return]
+            logits = self._plain(inputs, self.lean) if off else self._dropped(rows, inputs, self.sites, self.lean)
+        return logits.float().cpu()
 
-    def _dropped(self, rows: Rows, inputs: dict[str, torch.Tensor], sites: tuple[Site, ...]) -> torch.Tensor:
+    def _plain(self, inputs: dict[str, torch.Tensor], lean: LeanEncoder | None) -> torch.Tensor:
+        self._switch(training=False)
+        with lean.instead(None) if lean else nullcontext():
+            return self.model(**inputs).logits  # type: ignore[no-any-return]
+
+    def _dropped(
+        self, rows: Rows, inputs: dict[str, torch.Tensor], sites: tuple[Site, ...], lean: LeanEncoder | None = None
+    ) -> torch.Tensor:
         mode = KeyedDropout(self._bank, sites, self._words(rows, sites))
         self._switch(training=True)
-        with mode:
+        with mode, lean.instead(mode) if lean else nullcontext():
             logits = self.model(**inputs).logits
         mode.finish()
         return logits  # type: ignore[no-any-return]
+
+    @property
+    def lean(self) -> LeanEncoder | None:
+        """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
+        if self._lean is None:
+            self._lean = (self._find_lean(),)
+        return self._lean[0]
+
+    def _find_lean(self) -> LeanEncoder | None:
+        """Tried on texts of two lengths, padded and not, dropout off and keyed: numbers decide, not names."""
+        for first_token in (True, False):
+            lean = lean_encoder(self.model, first_token=first_token)
+            if lean is None:
+                return None
+            try:
+                agrees = self._agrees(lean)
+            except torch.OutOfMemoryError:
+                raise
+            except (IndexError, RuntimeError, TypeError):  # another model's layers under the same names
+                continue
+            lean.buffers.drop()
+            if agrees:
+                return lean
+        return None
+
+    def _agrees(self, lean: LeanEncoder) -> bool:
+        lengths = (min(self.limit, PROBE_TOKENS[0]), min(self.limit, PROBE_TOKENS[1]))
+        random = np.random.default_rng(0)
+        for width in (0, lengths[1]):
+            tokens = [self._random_tokens(random, lengths[0] if not width or i % 2 else width) for i in range(8)]
+            rows = Rows(tokens, [bytes([i + 1]) * 16 for i in range(8)], np.arange(8), width)
+            inputs = self.inputs(rows)
+            with torch.inference_mode():
+                ways = [self._plain(inputs, None), self._plain(inputs, lean)]
+                if self.sites:
+                    ways += [self._dropped(rows, inputs, self.sites), self._dropped(rows, inputs, self.sites, lean)]
+            if not all(alike(a.float(), b.float(), self.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)):
+                return False
+        return True
+
+    def _random_tokens(self, random: np.random.Generator, length: int) -> Tokens:
+        ids = random.integers(0, self._vocabulary, length, dtype=np.int32)
+        ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
+        [like] = self._probe_tokens([length])
+        ids[[0, -1]] = like.ids[[0, -1]]
+        return Tokens(ids, like.type_ids, cut=False)
 
     def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
         words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
@@ -284,3 +337,9 @@ class Teacher:
                 raise
             what = f"teacher {self.name} cannot read {length} tokens: {str(error).splitlines()[0]}"
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
+
+
+def alike(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Equal up to rounding, which is measured against how much logits differ between texts."""
+    spread = float(theirs.std(0).max())
+    return float((ours - theirs).abs().max()) <= ALIKE[dtype] * spread

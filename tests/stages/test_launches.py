@@ -167,7 +167,7 @@ def starve(teacher: Teacher, *, rows: int, error: type[Exception] = torch.OutOfM
 def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[Exception]) -> None:
     wanted = passes_of(teacher_of(), range(5))
     teacher = teacher_of()
-    _ = teacher.sites
+    _ = teacher.lean
     asked = starve(teacher, rows=3, error=error)
     found = passes_of(teacher, range(5))
     assert np.allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)

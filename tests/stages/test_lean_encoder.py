@@ -1,0 +1,95 @@
+"""The lean way through an encoder gives the model's own numbers, or is not taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.stages.cache_teachers.lean_encoder import lean_encoder
+from amalgam.stages.cache_teachers.teacher import Rows, Teacher
+from amalgam.tests.stages.tiny_models import tiny
+
+TEXTS = [(" ".join(f"word{(i * 7 + j) % 90}" for j in range(n)),) for i, n in enumerate((3, 9, 9, 20, 31))]
+KEYS = [bytes([i + 1]) * 16 for i in range(len(TEXTS))]
+LEAN = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "camembert")
+
+
+def teacher_of(kind: str, **settings: Any) -> Teacher:
+    torch.manual_seed(3)
+    model, tokenizer = tiny(kind, **settings)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.3)
+    return Teacher(model, tokenizer, digest="d", seed=5, limit=40)
+
+
+def both_ways(teacher: Teacher, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    lean = teacher.lean
+    fast = teacher.run(rows)
+    teacher._lean = (None,)  # noqa: SLF001  the model's own layers
+    plain = teacher.run(rows)
+    teacher._lean = (lean,)  # noqa: SLF001
+    return fast, plain
+
+
+@pytest.mark.parametrize("passes", [[-1] * 5, [0, 1, 2, 3, 3]])
+@pytest.mark.parametrize("kind", LEAN)
+def test_it_gives_the_numbers_of_the_model_padded_or_not(kind: str, passes: list[int]) -> None:
+    teacher = teacher_of(kind)
+    assert teacher.lean is not None
+    assert teacher.lean.first_token
+    tokens = teacher.tokenise(TEXTS)
+    for rows in (Rows(tokens, KEYS, np.array(passes)), Rows(tokens[1:3], KEYS[1:3], np.array(passes[1:3]))):
+        fast, plain = both_ways(teacher, rows)
+        assert float(plain.std(0).max()) > 0.01
+        assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
+
+
+def test_sites_that_are_switched_off_stay_off() -> None:
+    for rates in ({"attention_probs_dropout_prob": 0.0}, {"hidden_dropout_prob": 0.0}):
+        teacher = teacher_of("bert", **rates)
+        assert teacher.lean is not None
+        tokens = teacher.tokenise(TEXTS)
+        fast, plain = both_ways(teacher, Rows(tokens, KEYS, np.arange(5)))
+        assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
+
+
+def test_a_head_that_reads_every_token_keeps_the_whole_last_layer() -> None:
+    teacher = teacher_of("bert")
+    pooler = teacher.model.bert.pooler
+
+    class Mean(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(pooler.dense(hidden.mean(1)))
+
+    teacher.model.bert.pooler = Mean()
+    assert teacher.lean is not None
+    assert not teacher.lean.first_token
+    fast, plain = both_ways(teacher, Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))
+    assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
+
+
+def test_layers_that_compute_something_else_are_left_to_the_model() -> None:
+    teacher = teacher_of("bert")
+    layer = teacher.model.bert.encoder.layer[0]
+    layer.output.register_forward_hook(lambda _module, _args, found: found * 1.5)
+    assert lean_encoder(teacher.model, first_token=True) is not None
+    assert teacher.lean is None
+    assert torch.isfinite(teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))).all()
+
+
+@pytest.mark.parametrize("kind", ["albert", "deberta", "mpnet", "modernbert", "gpt2"])
+def test_other_architectures_keep_their_own_layers(kind: str) -> None:
+    teacher = teacher_of(kind)
+    assert teacher.lean is None
+
+
+def test_weights_are_not_held_twice() -> None:
+    teacher = teacher_of("bert")
+    assert teacher.lean is not None
+    layer = teacher.lean.layers[0]
+    width = layer.query.out_features
+    assert layer.key.weight.data_ptr() == layer.weight[width:].data_ptr()
+    assert torch.equal(layer.weight[2 * width :], layer.value.weight)

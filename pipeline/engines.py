@@ -5,7 +5,6 @@ Processes share work by the units' names and meet only in the store: nothing is 
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import time
@@ -13,13 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, WorkError
+from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.plan import is_done
 from amalgam.pipeline.stage import Run, Stage, Unit
 
-PASSING = (errno.EIO, errno.ESTALE)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-RETRIES = 3
 POLL_SECONDS = 0.1
 
 
@@ -72,9 +68,7 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
     todo = [unit for unit in _ours(stage, run.share, units) if not is_done(run, unit)]
     done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.measure, sum(unit.size for unit in todo), done_before):
-        for unit in todo:
-            run.signals.check()
-            _with_retries(lambda unit=unit: stage.run_unit(run, unit), run, f"{stage.name} {unit.name}")  # type: ignore[misc]
+        stage.run_units(run, todo)
     if run.share.kind == "part":
         return all(is_done(run, unit) for unit in units)
     wait_until(lambda: all(is_done(run, unit) for unit in units), stage, run, units)
@@ -110,34 +104,3 @@ def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     for unit in _ours(stage, run.share, units) if commits else []:
         if not is_done(run, unit):
             raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
-
-
-def _with_retries(work: Callable[[], None], run: Run, what: str) -> None:
-    for attempt in range(1, RETRIES + 1):
-        try:
-            return work()
-        except OSError as error:
-            if error.errno in FULL:
-                raise disk_full(run, what) from error
-            if error.errno not in PASSING:
-                raise
-            if attempt == RETRIES:
-                raise WorkError(
-                    f"{what}: {error.strerror}, {RETRIES} times",
-                    where=str(error.filename or run.store.root),
-                    fix="check the disk or the mount, then run the same command again",
-                ) from error
-            run.console.note(f"{what}: {error.strerror}; trying again ({attempt} of {RETRIES})")
-            time.sleep(0.1 * 4**attempt)
-    return None
-
-
-def disk_full(run: Run, what: str) -> DiskFullError:
-    import shutil
-
-    free = shutil.disk_usage(run.store.root).free / 1e9
-    return DiskFullError(
-        f"{what}: the disk is full ({free:.1f} GB free)",
-        where=str(run.store.root),
-        fix="make room, or `amalgam gc`, then run the same command again: what was committed stays",
-    )

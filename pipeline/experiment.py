@@ -174,8 +174,8 @@ class Execution(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     processes: Positive | None = None
     """Refuse to run with any other number of processes."""
-    batch_tokens: Positive = 8192
-    """Tokens of one launch, all passes counted."""
+    batch_tokens: Positive | None = None
+    """Tokens of one launch, all passes counted; null: as many as suit the device."""
     training_checkpoint_seconds: Positive = 120
     versions: Literal["warn", "strict"] = "warn"
     """strict: results made with other library versions are made again."""

@@ -8,8 +8,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from amalgam.pipeline.engines import disk_full, run_units, wait_until
+from amalgam.pipeline.engines import run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.patience import FULL, disk_full
 from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, library_versions
 from amalgam.pipeline.stage import Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
@@ -165,8 +166,6 @@ def _check_workspace(run: Run) -> None:
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
-    from amalgam.pipeline.engines import FULL
-
     if error.errno in FULL:
         return disk_full(run, stage.name)
     return AmalgamError(

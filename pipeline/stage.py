@@ -1,16 +1,18 @@
 """The contract between the pipeline and a stage, and what a stage is given to work with.
 
-A stage says what its result is a function of (identity), which pieces of work make it up (units), how one piece is
-done (run_unit), and what is to be remembered of the whole (finish). What is already there is the runner's business.
+A stage says what its result is a function of (identity), which pieces of work make it up (units), how they are
+done (run_units), and what is to be remembered of the whole (finish). What is already there is the runner's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from amalgam.pipeline.patience import patiently
 from amalgam.pipeline.signals import StopSignals
 from amalgam.pipeline.store import Record, Store
 
@@ -84,6 +86,20 @@ class Run:
         return self.results[stage]
 
 
+class UnitByUnit:
+    """For a stage whose units have nothing to share while they are being done."""
+
+    name: ClassVar[str]
+
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        for unit in units:
+            run.signals.check()
+            patiently(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        raise NotImplementedError
+
+
 class Stage(Protocol):
     name: ClassVar[str]
     VERSION: ClassVar[int]
@@ -104,7 +120,8 @@ class Stage(Protocol):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]: ...
 
-    def run_unit(self, run: Run, unit: Unit) -> None: ...
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        """Do them, in any order; each is committed as soon as it is done."""
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         """Facts for the manifest, from the units' records."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Experiment
-from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from amalgam.stages.build_targets.rules import Ruling
 
 
-class BuildTargets:
+class BuildTargets(UnitByUnit):
     name: ClassVar[str] = "build-targets"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"

@@ -1,58 +1,70 @@
-"""One unit of stage 1: texts in, a table of logits, raw passes and their statistics out."""
+"""From units to teachers and back: which texts a unit asks about, and its answers committed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.stage import Run
-from amalgam.stages.cache_teachers.family import Ask
+from amalgam.pipeline.plan import library_versions
+from amalgam.pipeline.stage import Run, Unit
+from amalgam.stages.cache_teachers.divergence import note_divergence
+from amalgam.stages.cache_teachers.pools import Answer, Question, ask_in_pools
+from amalgam.stages.read_corpus.parts import fields, part_of, read_bucket
 from amalgam.stages.teachers import KnownTeacher
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
     from amalgam.data.tokens import Tokens
+    from amalgam.stages.cache_teachers.family import Ask
     from amalgam.stages.cache_teachers.teacher import Teacher
 
-    Array = np.ndarray[Any, Any]
+
+def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
+    """Teacher by teacher: one is in memory at a time."""
+    from amalgam.stages.cache_teachers.hardware import tokens_at_once
+
+    by_name = {known.name: known for known in teachers}
+    for name, mine in groupby(units, key=lambda unit: unit.work.teacher):
+        asked = list(mine)
+        known = by_name[name]
+        teacher = loaded_teacher(run, known, dtype, passes=max(unit.work.last for unit in asked))
+        wanted = run.experiment.execution.batch_tokens
+        budget = wanted or tokens_at_once(teacher.device, teacher.width)
+        read, write = partial(_question, run, known, teacher), partial(_commit, run)
+        ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
 
 
-def ask_teacher(run: Run, known: KnownTeacher, ask: Ask, dtype: str) -> tuple[pa.Table, dict[str, Any]]:
-    from amalgam.stages.cache_teachers.launches import run_passes
-    from amalgam.stages.cache_teachers.stage import bucket_of
-    from amalgam.stages.read_corpus.parts import fields
-
-    teacher = loaded_teacher(run, known, dtype, passes=ask.last)
-    rows = bucket_of(run, ask).take(ask.rows)
-    keys = rows.column("key").to_pylist()
+def _question(run: Run, known: KnownTeacher, teacher: Teacher, unit: Unit) -> Question:
+    rows = _texts(run, unit.work)
     tokens = teacher.tokenise(fields(rows))
-    cut = sum(token.cut for token in tokens)
-    if cut and run.experiment.cache.on_long == "error":
+    if run.experiment.cache.on_long == "error" and any(token.cut for token in tokens):
         _refuse_long(rows, tokens, known)
-    logits, passes = run_passes(
-        teacher,
-        tokens,
-        keys,
-        range(ask.first, ask.last),
-        deterministic=ask.logits,
-        batch_tokens=run.experiment.execution.batch_tokens,
-        on_progress=run.console.advance,
-        stop=run.signals.check,
-    )
-    facts = {
-        "prefix": ask.prefix,
-        "logits": ask.logits,
-        "first": ask.first,
-        "last": ask.last,
-        "rows": len(keys),
-        "cut": cut,
-        "tokens": sum(len(token.ids) for token in tokens),
-        "device": str(teacher.device),
-        "halved_launches": teacher.halved,
-    }
-    return _table(keys, tokens, logits, passes), facts
+    return Question(unit, rows.column("key").to_pylist(), tokens)
+
+
+def _texts(run: Run, ask: Ask) -> pa.Table:
+    part = part_of(run, ask.part)
+    if part is None:
+        raise AssertionError(ask.part)  # the ask was made from this part
+    return read_bucket(run, next(bucket for bucket in part.buckets if bucket.prefix == ask.prefix)).take(ask.rows)
+
+
+def _commit(run: Run, answer: Answer) -> None:
+    from amalgam.data.shards import write_table
+    from amalgam.stages.cache_teachers.tables import answer_table
+
+    unit = answer.question.unit
+    table = answer_table(answer.question.keys, answer.question.tokens, answer.logits, answer.passes)
+    with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+        write_table(table, draft.folder / "unit.parquet")
+        draft.facts = answer.facts
+        draft.made = {"libraries": library_versions(), **answer.made}
+    if draft.rival is not None:
+        note_divergence(run, unit, draft.files[0], draft.rival)
 
 
 def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) -> Teacher:
@@ -103,48 +115,3 @@ def _refuse_long(rows: pa.Table, tokens: list[Tokens], known: KnownTeacher) -> N
         where=f"the first: {shown(rows.column('text')[first].as_py())}",
         fix="cache.on_long=truncate cuts and counts them, or raise cache.max_tokens",
     )
-
-
-def _table(keys: list[bytes], tokens: list[Tokens], logits: Array | None, passes: Array) -> pa.Table:
-    import pyarrow as pa
-
-    from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
-
-    columns: dict[str, Any] = {
-        "key": pa.array(keys, pa.binary(16)),
-        "tokens": pa.array([len(token.ids) for token in tokens], pa.int32()),
-        "cut": pa.array([token.cut for token in tokens]),
-    }
-    sizes: dict[str, int] = {}
-    schema = list(CACHE_TEXTS)
-    if logits is not None:
-        sizes["logits"] = logits.shape[1]
-        columns["logits"] = _arrays(logits, pa.float32())
-        schema += CACHE_LOGITS
-    if passes.shape[1]:
-        sizes |= {"passes": passes.shape[1] * passes.shape[2], "mean_probability": passes.shape[2]}
-        columns |= _pass_columns(passes)
-        schema += CACHE_PASSES
-    return pa.table(columns, schema=arrow_schema(schema, sizes))
-
-
-def _pass_columns(passes: Array) -> dict[str, Any]:
-    import numpy as np
-    import pyarrow as pa
-
-    from amalgam.stages.cache_teachers.statistics import statistics
-
-    found = statistics(passes)
-    return {
-        "passes": _arrays(passes.reshape(len(passes), -1), pa.float16()),
-        "mean_probability": _arrays(found.mean_probability, pa.float32()),
-        "entropy_nats": pa.array(found.entropy_nats.astype(np.float32)),
-        "confidence": pa.array(found.confidence.astype(np.float32)),
-        "confidence_se": pa.array(found.confidence_se.astype(np.float32), from_pandas=True),
-    }
-
-
-def _arrays(values: Array, dtype: Any) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])

@@ -34,3 +34,11 @@ def dtype_for(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def tokens_at_once(device: torch.device, width: int) -> int:
+    """A launch's tokens: a CPU keeps them near its caches, a GPU wants them many, as far as its memory goes."""
+    if device.type != "cuda":
+        return 4096
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1 << 14, min(1 << 16, free // (256 * width)))

@@ -6,7 +6,6 @@ training texts are weighed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
@@ -15,9 +14,8 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.cache_teachers.divergence import note_divergence
-from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
-from amalgam.stages.read_corpus.parts import Part, part_of, read_bucket, train_part
+from amalgam.stages.cache_teachers.family import cached_units, family_name, units_for
+from amalgam.stages.read_corpus.parts import Part, part_of, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
 
@@ -52,23 +50,14 @@ class CacheTeachers:
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
         return [unit for teacher in teachers_of(run) for unit in _teacher_units(run, teacher)]
 
-    def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.cache_teachers.asking import ask_teacher
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        from amalgam.stages.cache_teachers.asking import ask_teachers
 
+        teachers = teachers_of(run)
         _try_new_teachers(run)
-        ask: Ask = unit.work
-        teacher = next(teacher for teacher in teachers_of(run) if teacher.name == ask.teacher)
-        began = time.monotonic()
-        table, facts = ask_teacher(run, teacher, ask, dtype_of(run))
-        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            from amalgam.data.shards import write_table
-
-            write_table(table, draft.folder / "unit.parquet")
-            draft.facts = facts
-            draft.made = {"libraries": library_versions(), "seconds": round(time.monotonic() - began, 3)}
-        if draft.rival is not None:
-            note_divergence(run, unit, draft.files[0], draft.rival)
-        _describe(run, teacher, unit.folder.parent)
+        for teacher in teachers:
+            _describe(run, teacher)
+        ask_teachers(run, teachers, units, dtype_of(run))
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families = families_of(run)
@@ -153,15 +142,8 @@ def _teacher_units(run: Run, teacher: KnownTeacher) -> Iterator[Unit]:
             yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, cached, passes)
 
 
-def _describe(run: Run, teacher: KnownTeacher, folder: Path) -> None:
+def _describe(run: Run, teacher: KnownTeacher) -> None:
     """key.json: what the family is, for a person who finds the folder."""
-    if not (folder / "key.json").exists():
-        key = {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)}
-        run.store.replace(folder / "key.json", key)
-
-
-def bucket_of(run: Run, ask: Ask) -> Any:
-    part = part_of(run, ask.part)
-    if part is None:
-        raise AssertionError(ask.part)  # the ask was made from this part
-    return read_bucket(run, next(bucket for bucket in part.buckets if bucket.prefix == ask.prefix))
+    path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
+    if not path.exists():
+        run.store.replace(path, {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)})

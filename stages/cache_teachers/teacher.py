@@ -92,6 +92,7 @@ class Teacher:
         self.halved = 0
         """Launches of the latest work that had to be halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
+        self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Corpus, Experiment
 from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
+from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 
 REMOTE = ("hf://", "s3://")
 PATHS = {"train", "validation", "test"}
 
 
-class ReadCorpus:
+class ReadCorpus(UnitByUnit):
     name: ClassVar[str] = "read-corpus"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Experiment
-from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.methods import method_of
@@ -18,7 +18,7 @@ from amalgam.stages.teachers import teachers_of
 SHOWN = 12  # systems in the table; evaluation.json has them all
 
 
-class Report:
+class Report(UnitByUnit):
     name: ClassVar[str] = "report"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"

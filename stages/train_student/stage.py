@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
@@ -21,7 +21,7 @@ NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 what `select: auto` means here stands among the inputs."""
 
 
-class TrainStudent:
+class TrainStudent(UnitByUnit):
     name: ClassVar[str] = "train-student"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"

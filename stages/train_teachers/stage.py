@@ -13,7 +13,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.experiment import TrainTeachers as Settings
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
@@ -24,7 +24,7 @@ ENCODER = "train_teachers.encoder"
 NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups"}
 
 
-class TrainTeachers:
+class TrainTeachers(UnitByUnit):
     name: ClassVar[str] = "train-teachers"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"

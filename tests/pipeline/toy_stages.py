@@ -16,7 +16,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.engines import Share
 from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.fingerprint import file_digest
-from amalgam.pipeline.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.stage import Identity, Run, Stage, Unit, UnitByUnit
 from amalgam.pipeline.store import Record, Store
 
 LINES = "apple\navocado\nbanana\ncherry\n"
@@ -24,7 +24,7 @@ YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
 Before = Callable[[Run, Unit], None]
 
 
-class Toy:
+class Toy(UnitByUnit):
     """What the toy stages share: before each unit, a test may have its say."""
 
     VERSION: ClassVar[int] = 1

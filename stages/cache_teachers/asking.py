@@ -35,7 +35,7 @@ def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Uni
         wanted = run.experiment.execution.batch_tokens
         budget = wanted or tokens_at_once(teacher.device, teacher.width)
         read, write = partial(_question, run, known, teacher), partial(_commit, run)
-        ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
+        run.memory["clock"] = ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
 
 
 def _question(run: Run, known: KnownTeacher, teacher: Teacher, unit: Unit) -> Question:

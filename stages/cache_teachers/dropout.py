@@ -225,16 +225,17 @@ class Claim(NamedTuple):
 
     bank: Bank
     site: Site
-    words: torch.Tensor
+    offsets: torch.Tensor
+    """[rows, ...]: where in the bank each window starts."""
     shape: tuple[int, ...]
 
     def of(self, rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
-        words = self.words[rows]
-        shape = (len(words) * self.site.axes[0].size, *self.shape[1:])
-        return self.bank.mask(words, self.site.axes, self.site.rate, shape, out)
+        offsets = self.offsets[rows]
+        shape = (len(offsets) * self.site.axes[0].size, *self.shape[1:])
+        return self.bank.at(offsets, self.site.axes, self.site.rate, shape, out)
 
     def whole(self) -> torch.Tensor:
-        return self.bank.mask(self.words, self.site.axes, self.site.rate, self.shape)
+        return self.bank.at(self.offsets, self.site.axes, self.site.rate, self.shape)
 
 
 class KeyedDropout(DropoutMode):
@@ -246,6 +247,7 @@ class KeyedDropout(DropoutMode):
         self._sites = sites
         self._words = words
         self._next = 0
+        self._offsets: dict[tuple[tuple[Axis, ...], tuple[int, ...]], torch.Tensor] = {}
 
     def dropped(self, x: torch.Tensor, rate: float, shape: tuple[int, ...], *, inplace: bool) -> torch.Tensor:
         mask = self.claim(shape, rate).whole()
@@ -267,19 +269,22 @@ class KeyedDropout(DropoutMode):
         return torch.cat(parts)
 
     def claim(self, shape: tuple[int, ...], rate: float) -> Claim:
-        """The next site's masks, for a tensor of this shape."""
-        site, words = self._site(rate, shape)
-        return Claim(self._bank, site, words, shape)
+        """The next site's masks, for a tensor of this shape. Sites alike are hashed together, at the first of them."""
+        number, site = self._site(rate, shape)
+        words = self._words[:, :1] if site.kind == "shared" else self._words
+        kind = site.axes, shape
+        if kind not in self._offsets:
+            self._offsets[kind] = self._bank.offsets(words, site.axes, shape)
+        return Claim(self._bank, site, self._offsets[kind][number], shape)
 
-    def _site(self, rate: float, shape: tuple[int, ...]) -> tuple[Site, torch.Tensor]:
+    def _site(self, rate: float, shape: tuple[int, ...]) -> tuple[int, Site]:
         number, self._next = self._next, self._next + 1
         site = self._sites[number] if number < len(self._sites) else None
-        words = self._words[number] if site else self._words
-        if site is None or site.rate != rate or not fits(site, shape, rows=words.numel()):
+        if site is None or site.rate != rate or not fits(site, shape, rows=self._words.shape[1]):
             seen = f"call {number + 1} of {len(self._sites)}, shape {list(shape)}, rate {rate:g}"
             expected = f"expected {site.kind} at {site.name}, rate {site.rate:g}" if site else "expected no more"
             raise strayed(f"{seen}; {expected}")
-        return site, words[:1] if site.kind == "shared" else words
+        return number, site
 
     def finish(self) -> None:
         if self._next != len(self._sites):

@@ -85,20 +85,29 @@ class Bank:
         self._masks: dict[float, torch.Tensor] = {}
         self._steps: dict[int, torch.Tensor] = {}
 
-    def mask(
+    def mask(self, words: torch.Tensor, axes: Sequence[Axis], rate: float, shape: Sequence[int]) -> torch.Tensor:
+        """The mask of one site for rows with these words."""
+        return self.at(self.offsets(words[None], axes, shape)[0], axes, rate, shape)
+
+    def offsets(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
+        """[sites, rows, ...]: where the windows of some sites of one form start, from their words [sites, rows].
+
+        Heads, queries and tokens each get a window of their own (their numbers are hashed, not their strides), so an
+        element's value does not depend on how long the batch is.
+        """
+        lead = leading(axes)
+        return scattered(self._spread(words, axes[:lead], shape[:lead]))
+
+    def at(
         self,
-        words: torch.Tensor,
+        offsets: torch.Tensor,
         axes: Sequence[Axis],
         rate: float,
         shape: Sequence[int],
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The mask of one site for rows with these words. Heads, queries and tokens each get a window of their own
-        (their numbers are hashed, not their strides), so an element's value does not depend on how long the batch is.
-        """
-        lead = leading(axes)
-        offsets = scattered(self._spread(words, axes[:lead], shape[:lead]))
-        length = math.prod(shape[lead:])
+        """The mask of one site whose windows start there."""
+        length = math.prod(shape[leading(axes) :])
         return self.windows(offsets, length, rate, None if out is None else out.view(-1, length)).view(*shape)
 
     def windows(self, offsets: torch.Tensor, length: int, rate: float, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -116,7 +125,7 @@ class Bank:
         return mask.to(self.dtype).mul_(scale(rate))
 
     def _spread(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
-        """A word for each place on the leading axes. Rows that carry heads are spread over two axes."""
+        """A word for each place on the leading axes, site by site. Rows that carry heads are spread over two axes."""
         sizes: list[int] = []
         view: list[int] = []
         for axis, size in zip(axes, shape, strict=True):
@@ -124,7 +133,7 @@ class Bank:
             sizes += [1, axis.size] if rows else [size]
             view += [-1, 1] if rows else [1]
         places = [self._step(i, size, len(sizes)) for i, size in enumerate(sizes) if size > 1]
-        start = words.view(view)
+        start = words.reshape(len(words), *view)
         # The small terms first: only the last sum has a row axis.
         return sum(places[1:], places[0]) + start if places else start
 

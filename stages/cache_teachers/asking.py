@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
 def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
     """Teacher by teacher: one is in memory at a time."""
-    from amalgam.stages.cache_teachers.hardware import tokens_at_once
-
     by_name = {known.name: known for known in teachers}
     for name, mine in groupby(units, key=lambda unit: unit.work.teacher):
         asked = list(mine)
         known = by_name[name]
         teacher = loaded_teacher(run, known, dtype, passes=max(unit.work.last for unit in asked))
-        wanted = run.experiment.execution.batch_tokens
-        budget = wanted or tokens_at_once(teacher.device, teacher.width)
+        budget = launch_budget(run, teacher)
         read, write = partial(_question, run, known, teacher), partial(_commit, run)
         run.memory["clock"] = ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
+
+
+def launch_budget(run: Run, teacher: Teacher) -> int:
+    from amalgam.stages.cache_teachers.hardware import tokens_at_once
+
+    return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
 
 def _question(run: Run, known: KnownTeacher, teacher: Teacher, unit: Unit) -> Question:
@@ -73,8 +76,8 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
     from amalgam.stages.cache_teachers.teacher import Teacher
     from amalgam.stages.models.loading import load_classifier, load_tokenizer, token_limit
 
-    name, teacher = run.memory.get("loaded teacher", (None, None))
-    if name != known.name:
+    loaded, teacher = run.memory.get("loaded teacher", (None, None))
+    if loaded != (known.name, dtype):
         run.memory.pop("loaded teacher", None)
         model = load_classifier(
             known.files,
@@ -95,7 +98,7 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
             limit=limit,
             device=pick_device(run.experiment.execution.device),
         )
-        run.memory["loaded teacher"] = (known.name, teacher)
+        run.memory["loaded teacher"] = ((known.name, dtype), teacher)
         for note in teacher.notes:
             run.console.note(note)
         run.memory.pop("alive", None)

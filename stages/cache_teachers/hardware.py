@@ -30,10 +30,16 @@ def _offered() -> torch.device:
 
 
 def dtype_for(device: torch.device) -> str:
-    """bf16 where a GPU computes it, fp16 on older ones, fp32 elsewhere."""
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    """bf16 where the hardware computes it, fp16 on older GPUs, fp32 elsewhere."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if device.type == "cpu" and _cpu_computes_bf16() else "fp32"
+
+
+def _cpu_computes_bf16() -> bool:
+    """Either instruction set: products of bf16 are then faster than those of fp32, and not emulated."""
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(ask is not None and ask() for ask in asked)
 
 
 def tokens_at_once(device: torch.device, width: int) -> int:

@@ -32,9 +32,7 @@ class CacheTeachers:
         prepare_teachers(run)
         check_gold(run)
         if run.experiment.cache.dtype == "auto" and run.store.get("dtype", "auto") is None:
-            from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
-
-            run.store.keep("dtype", "auto", dtype_for(pick_device(run.experiment.execution.device)))
+            _choose_dtype(run)
 
     def identity(self, run: Run) -> Identity:
         parts = _parts(run)
@@ -87,6 +85,20 @@ def _try_new_teachers(run: Run) -> None:
         if not cached_units(run, family_of(run, teacher)):
             loaded_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
     run.memory["tried"] = True
+
+
+def _choose_dtype(run: Run) -> None:
+    """Half precision where the hardware computes it and these teachers' uncertainty stays what it is in fp32."""
+    from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
+
+    dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
+    if dtype != "fp32":
+        from amalgam.stages.cache_teachers.gate import try_dtype
+
+        finding = try_dtype(run, teachers_of(run), dtype)
+        dtype, why = dtype if finding.holds else "fp32", str(finding)
+        run.console.note(f"cache.dtype auto is {dtype} ({why})")
+    run.store.keep("dtype", "auto", dtype, why=why)
 
 
 def dtype_of(run: Run) -> str:

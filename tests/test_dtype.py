@@ -1,0 +1,49 @@
+"""cache.dtype: auto is half precision only where the hardware computes it and uncertainty stays what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from amalgam.tests.workshop import Shop, reweigh
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that computes bf16."""
+    monkeypatch.setattr("amalgam.stages.cache_teachers.hardware.dtype_for", lambda _device: "bf16")
+
+
+def dtypes(shop: Shop) -> set[str]:
+    return {json.loads(path.read_text())["dtype"] for path in shop.artifacts.glob("cache-teachers/*/key.json")}
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_bf16_where_uncertainty_stays_what_it_is(fresh: Shop) -> None:
+    said = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert said.code == 0, said.err
+    assert "cache.dtype auto is bf16 (bf16 on" in said.err
+    assert dtypes(fresh) == {"bf16"}
+    again = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert "cache.dtype auto" not in again.err
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Shop) -> None:
+    """Beside a bias of 4,000, bf16 knows steps of 16 alone: its passes do not vary as they should."""
+    reweigh(fresh.folder / "models" / "first", {"classifier.bias": 4000.0})
+    said = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert said.code == 0, said.err
+    assert "cache.dtype auto is fp32 (bf16 on" in said.err
+    assert dtypes(fresh) == {"fp32"}
+
+
+def test_auto_is_fp32_without_a_word_where_the_hardware_has_nothing_else(
+    fresh: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amalgam.stages.cache_teachers.hardware.dtype_for", lambda _device: "fp32")
+    said = fresh("cache-teachers", "cache.dtype=auto")
+    assert said.code == 0, said.err
+    assert "cache.dtype" not in said.err
+    assert dtypes(fresh) == {"fp32"}

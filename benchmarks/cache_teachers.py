@@ -143,7 +143,7 @@ def race(
     by_length = np.argsort(bench.lengths, kind="stable")
     inputs = np.arange(len(bench.tokens))
     waits: list[float] = []
-    candidates = {
+    candidates: dict[str, Any] = {
         "amalgam": partial(amalgam, bench),
         "amalgam, file to Parquet": partial(end_to_end, bench, folder, texts, dtype, waits),
         "deterministic": partial(deterministic, bench),

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 LIBRARIES = ("amalgam", "torch", "transformers", "tokenizers", "polars", "pyarrow")
@@ -50,7 +50,7 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def interleaved(candidates: dict[str, Callable[[], float | None]], repeats: int) -> dict[str, list[float]]:
+def interleaved(candidates: Mapping[str, Callable[[], float | None]], repeats: int) -> dict[str, list[float]]:
     """Seconds of each candidate, run in turn after one warm-up; a candidate may return its own seconds."""
     for work in candidates.values():
         work()

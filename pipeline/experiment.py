@@ -105,6 +105,8 @@ class Cache(Section):
 
     passes: Annotated[int, Field(ge=0, le=4096)] = 16
     """Monte-Carlo dropout passes per text and teacher (K)."""
+    adaptive: bool = False
+    """Texts whose surest teacher is settled after 4 or 8 passes stop there; one in a hundred is audited."""
     seed: int = 0
     """Every dropout mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | None = None

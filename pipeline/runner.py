@@ -86,9 +86,14 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     run.console.starting(state)
     began = time.monotonic()
     try:
-        if not run_units(stage, run, units):
-            done = sum(is_done(run, unit) for unit in units)
-            raise PartDoneError(replace(state, done=done, total=len(units)))
+        while True:
+            if not run_units(stage, run, units):
+                done = sum(is_done(run, unit) for unit in units)
+                raise PartDoneError(replace(state, done=done, total=len(units)))
+            further = list(stage.further(run, folder))
+            units = further or units
+            if not further or all(is_done(run, unit) for unit in further):
+                break
         if run.share.leads or run.share.kind == "part":
             _finish(stage, run, name, [_committed(stage, run, unit) for unit in units])
         else:

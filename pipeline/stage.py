@@ -99,6 +99,9 @@ class UnitByUnit:
     def run_unit(self, run: Run, unit: Unit) -> None:
         raise NotImplementedError
 
+    def further(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  all was known at the start
+        return ()
+
 
 class Stage(Protocol):
     name: ClassVar[str]
@@ -122,6 +125,10 @@ class Stage(Protocol):
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         """Do them, in any order; each is committed as soon as it is done."""
+
+    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """All units, anew, once those that were known are done: some may only be known now. Empty: there are none."""
+        ...
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         """Facts for the manifest, from the units' records."""

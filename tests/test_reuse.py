@@ -61,6 +61,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "teachers.trust_remote_code": (["teachers.0.trust_remote_code=true"], REFUSED),
     "teachers.allow_pickle": (["teachers.0.allow_pickle=true"], NOTHING),  # allows; what is loaded is its digest
     "cache.passes": (["cache.passes=6"], CACHE_ON),
+    "cache.adaptive": (["cache.adaptive=true"], CACHE_ON),
     "cache.seed": (["cache.seed=1"], CACHE_ON),
     "cache.dropout": (["cache.dropout=0.3"], CACHE_ON),
     "cache.max_tokens": (["cache.max_tokens=16"], CACHE_ON),

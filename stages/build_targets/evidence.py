@@ -39,14 +39,32 @@ def gather(run: Run, teacher: str, family: str, prefix: str, keys: pl.Series) ->
     ]
     frames = [_read(run, file, keys) for file in files]
     logits = _aligned(_logits(frames), keys, teacher)["logits"]
-    take = run.experiment.cache.passes if targets.passes is None else targets.passes
+    full = run.experiment.cache.passes if targets.passes is None else targets.passes
     certain = softmax(logits)
-    if take == 0:
+    if full == 0:
         sums = pl.DataFrame(sums_over_passes([logits], targets.uncertainty))
     else:
-        sums = _aligned(_summed(run, files, frames, take, targets), keys, teacher)
+        found = [
+            _summed(run, files, frames if some is None else [_of(frame, some) for frame in frames], take, targets)
+            for take, some in _takes(run, prefix, full)
+        ]
+        sums = _aligned(pl.concat([frame for frame in found if not frame.is_empty()] or found[:1]), keys, teacher)
     distribution = mean_probability(sums) if targets.distribution == "mc-mean" else certain
-    return Evidence(teacher, logits, distribution, confidence(sums, targets.uncertainty))
+    return Evidence(teacher, logits, distribution, confidence(sums, targets.uncertainty, full))
+
+
+def _of(frame: pl.DataFrame, some: pl.DataFrame) -> pl.DataFrame:
+    return frame.join(some, on="key", how="semi")
+
+
+def _takes(run: Run, prefix: str, full: int) -> list[tuple[int, pl.DataFrame | None]]:
+    """How many passes of which texts count: all of them the same, unless stage 1 was adaptive."""
+    said = run.result("cache-teachers").facts.get("ladder")
+    if said is None:
+        return [(full, None)]
+    file = next(file for file in run.result("cache-teachers").files if file.path == said[prefix])
+    takes = pl.read_parquet(run.store.checked(file)).with_columns(pl.col("passes").clip(upper_bound=full))
+    return [(int(take), rows.select("key")) for (take,), rows in takes.group_by("passes", maintain_order=True)]
 
 
 def _read(run: Run, file: StoredFile, keys: pl.Series) -> pl.DataFrame:
@@ -66,6 +84,7 @@ def _summed(
     overlap, as after a mended loss, each pass counts once.
     """
     total = pl.DataFrame()
+    adaptive = run.experiment.cache.adaptive
     for (first, last), frame in sorted(zip(_ranges(run, files), frames, strict=True), key=lambda item: item[0]):
         if "passes" not in frame.columns or first >= take or frame.is_empty():
             continue
@@ -73,7 +92,7 @@ def _summed(
         for count, rows in _by_count(frame, total):
             if first <= count < min(last, take):
                 further = each_pass(rows["passes"], classes, min(last, take) - first)[count - first :]
-                sums = sums_over_passes(further, targets.uncertainty)
+                sums = sums_over_passes(further, targets.uncertainty, squares=adaptive)
                 total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 

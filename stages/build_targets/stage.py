@@ -44,6 +44,8 @@ class BuildTargets(UnitByUnit):
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
             inputs["dtype"] = dtype_of(run)
+            if run.experiment.cache.adaptive:
+                inputs["adaptive"] = run.experiment.cache.passes
             inputs["passes"] = run.experiment.cache.passes if targets.passes is None else targets.passes
         return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs)
 

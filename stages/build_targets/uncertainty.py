@@ -11,18 +11,31 @@ from collections.abc import Callable
 
 import polars as pl
 
-from amalgam.stages.build_targets.probabilities import entropy_nats, log_sum_exp, side_by_side, softmax, total, width
+from amalgam.stages.build_targets.probabilities import (
+    entropy_nats,
+    flat,
+    log_sum_exp,
+    shaped,
+    side_by_side,
+    softmax,
+    total,
+    width,
+)
 
 COUNT = "passes_counted"
 
 
-def sums_over_passes(passes: list[pl.Series], name: str) -> dict[str, pl.Series]:
-    """The additive facts of some passes that the measure `name` needs; those of several files are simply added."""
+def sums_over_passes(passes: list[pl.Series], name: str, *, squares: bool = False) -> dict[str, pl.Series]:
+    """The additive facts of some passes that the measure `name` needs; those of several files are simply added.
+    `squares`: also what the entropies of fewer passes than K are corrected by.
+    """
     probabilities = [softmax(logits) for logits in passes]
     found = {
         COUNT: pl.Series([float(len(passes))]).new_from_index(0, len(passes[0])),
         "probability": total(probabilities),
     }
+    if squares and name in ("entropy", "mutual-information"):
+        found["squares"] = total(probability * probability for probability in probabilities)
     if name in ("expected-entropy", "mutual-information"):
         found["entropy"] = total(entropy_nats(probability) for probability in probabilities)
     if name == "variation-ratio":
@@ -36,10 +49,26 @@ def mean_probability(sums: pl.DataFrame) -> pl.Series:
     return sums["probability"] / sums[COUNT]
 
 
-def confidence(sums: pl.DataFrame, name: str) -> pl.Series:
+def confidence(sums: pl.DataFrame, name: str, full: int = 0) -> pl.Series:
+    """`full`: K, to which the entropy of fewer passes is corrected where their squares are known."""
     classes = width(sums["probability"])
     largest = {"variation-ratio": 1 - 1 / classes, "max-probability": 1 - 1 / classes, "energy": 1.0}
-    return 1 - MEASURES[name](sums) / largest.get(name, math.log(classes))
+    measured = MEASURES[name](sums)
+    if "squares" in sums.columns:
+        measured = measured + _bias(sums, full)
+    return 1 - measured / largest.get(name, math.log(classes))
+
+
+def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
+    """By how much the entropy of the mean of k passes is expected below that of K: (1/2k - 1/2K) sum of var / mean.
+
+    The plug-in entropy is biased low by 1/2k of it (second order of the delta method), so texts that stopped early
+    would look surer than those that ran all K. Zero where k = K.
+    """
+    count, mean = sums[COUNT], mean_probability(sums)
+    variance = (sums["squares"] / count - mean * mean) * (count / (count - 1))
+    relative = shaped(flat(variance / mean).fill_nan(0.0), width(mean)).arr.sum()
+    return (0.5 / count - 0.5 / full) * relative
 
 
 def _entropy(sums: pl.DataFrame) -> pl.Series:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
     """Teacher by teacher: one is in memory at a time."""
     by_name = {known.name: known for known in teachers}
-    for name, mine in groupby(units, key=lambda unit: unit.work.teacher):
+    order = {name: place for place, name in enumerate(by_name)}
+    in_order = sorted(units, key=lambda unit: order[unit.work.teacher])
+    for name, mine in groupby(in_order, key=lambda unit: unit.work.teacher):
         asked = list(mine)
         known = by_name[name]
         teacher = loaded_teacher(run, known, dtype, passes=max(unit.work.last for unit in asked))

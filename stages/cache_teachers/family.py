@@ -84,7 +84,7 @@ class Coverage:
 
         return cls(keys, np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int32))
 
-    def add(self, unit: CachedUnit, keys: Keys, wanted: int) -> bool:
+    def add(self, unit: CachedUnit, keys: Keys, wanted: Any) -> bool:
         """Count a cached unit in; True if it gives anything that was not covered. Units come in order of pass."""
         import numpy as np
 
@@ -95,34 +95,37 @@ class Coverage:
         if unit.logits:
             news = bool((~self.logits[rows]).any())
             self.logits[rows] = True
-        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < min(unit.last, wanted))]
+        asked = np.broadcast_to(wanted, len(self.keys))[rows]
+        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, asked))]
         self.passes[extends] = unit.last
         return news or len(extends) > 0
 
-    def missing(self, wanted: int) -> Iterator[tuple[Any, bool, int]]:
-        """(rows, lacks logits, first missing pass) for every group of texts that lacks the same."""
+    def missing(self, wanted: Any) -> Iterator[tuple[Any, bool, int, int]]:
+        """(rows, lacks logits, first missing pass, passes wanted) for every group of texts that lacks the same."""
         import numpy as np
 
+        asked = np.broadcast_to(wanted, len(self.keys))
         for logits in (False, True):
-            for covered in np.unique(self.passes):
-                rows = np.flatnonzero((self.logits == logits) & (self.passes == covered))
-                if len(rows) and not (logits and covered >= wanted):
-                    yield rows, not logits, int(min(covered, wanted))
+            for last in np.unique(asked):
+                for covered in np.unique(self.passes):
+                    rows = np.flatnonzero((self.logits == logits) & (self.passes == covered) & (asked == last))
+                    if len(rows) and not (logits and covered >= last):
+                        yield rows, not logits, int(min(covered, last)), int(last)
 
 
 def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
-    run: Run, family: str, teacher: str, part: str, prefix: str, keys: Keys, cached: list[CachedUnit], wanted: int
+    run: Run, family: str, teacher: str, part: str, prefix: str, keys: Keys, cached: list[CachedUnit], wanted: Any
 ) -> Iterator[Unit]:
-    """The cached units that these texts use, and new ones for what they lack."""
+    """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
     folder = units_folder(run, family)
     coverage = Coverage.of(keys)
     for unit in cached:
         if overlaps(unit.prefix, prefix) and coverage.add(unit, unit_keys(run, unit), wanted):
             yield Unit(unit.record_path.stem, folder, _size(unit.record.facts))
-    for rows, logits, first in coverage.missing(wanted):
-        ask = Ask(teacher, part, prefix, rows, logits, first, wanted)
-        mark = fingerprint([keys[rows].tobytes().hex(), logits, first, wanted])[:10]
-        yield Unit(f"{prefix}-{mark}", folder, len(rows) * (wanted - first + logits), ask)
+    for rows, logits, first, last in coverage.missing(wanted):
+        ask = Ask(teacher, part, prefix, rows, logits, first, last)
+        mark = fingerprint([keys[rows].tobytes().hex(), logits, first, last])[:10]
+        yield Unit(f"{prefix}-{mark}", folder, len(rows) * (last - first + logits), ask)
 
 
 def unit_keys(run: Run, unit: CachedUnit) -> Keys:

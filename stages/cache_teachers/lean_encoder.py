@@ -215,7 +215,7 @@ def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
     """
     if scores.device.type == "cpu" and scores.dtype == torch.float32:
         low, high = torch.aminmax(scores)
-        if -SAFE < float(low) and float(high) < SAFE:
+        if float(low) > -SAFE and float(high) < SAFE:
             return scores.exp_().sum(-1)
     torch.softmax(scores, -1, out=scores)
     return None

@@ -1,0 +1,175 @@
+"""What a change costs beside a fresh run: K 16 -> 32, texts appended, and memory from few texts to many.
+
+python benchmarks/reuse.py --texts ../shared/data/ag_news/train.parquet [--json]; memory: --memory 10000 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from amalgam.benchmarks.cache_teachers import checkpoint
+from amalgam.benchmarks.protocol import median, row, show, texts_from
+
+PASSES = 16
+WORDS = 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", type=int, nargs="*", default=[], help="numbers of texts, for a tiny teacher, K = 1")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        _work(options.worker)
+        return
+    rows = _memory(options.memory) if options.memory else _changes(options)
+    show(rows, as_json=options.json)
+
+
+def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each figure from workspaces of its own; the teacher is loaded before the clock starts."""
+    if options.texts is not None:
+        texts = texts_from(options.texts, options.count * 101 // 100)
+    else:
+        from amalgam.data.synthetic import generate
+
+        texts = [text for text, _ in generate(options.count * 101 // 100, 0)]
+    most = texts[: options.count]
+    found: dict[str, list[float]] = {"K 32": [], "K 16": [], "K 16 to 32": [], "1 % appended": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        model = checkpoint(Path(scratch), "minilm")
+        for repeat in range(options.repeats):
+            one, two = Path(scratch) / f"{repeat}-fresh", Path(scratch) / f"{repeat}-grown"
+            _experiment(one, most, model)
+            _experiment(two, most, model)
+            found["K 32"].append(_timed(one, 2 * PASSES))
+            found["K 16"].append(_timed(two, PASSES))
+            _experiment(two, texts, model)
+            found["1 % appended"].append(_timed(two, PASSES))
+            _experiment(two, most, model)
+            found["K 16 to 32"].append(_timed(two, 2 * PASSES))
+    fresh = {"K 16 to 32": "K 32", "1 % appended": "K 16"}
+    return [
+        row(
+            "reuse",
+            name,
+            seconds=round(median(taken), 2),
+            of_fresh=round(median(taken) / median(found[fresh[name]]), 4) if name in fresh else None,
+            texts=len(texts) - len(most) if name == "1 % appended" else len(most),
+        )
+        for name, taken in found.items()
+    ]
+
+
+def _experiment(base: Path, texts: list[str], model: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    base.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"text": texts}), base / "texts.parquet")
+    (base / "amalgam.yaml").write_text(
+        f"corpus: {{train: texts.parquet}}\nteachers: [{{name: teacher, model: {model}}}]\ncache: {{max_tokens: 128}}\n"
+    )
+
+
+def _timed(base: Path, passes: int) -> float:
+    from amalgam.pipeline.console import Console
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.cache_teachers.asking import loaded_teacher
+    from amalgam.stages.cache_teachers.stage import dtype_of
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+    from amalgam.stages.teachers import teachers_of
+
+    _, run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
+    run.console = Console(quiet=True)
+    with working(run):
+        bring_up_to_date(STAGES, run, target="read-corpus")
+        next(stage for stage in STAGES if stage.name == "cache-teachers").prepare(run)
+        _ = loaded_teacher(run, teachers_of(run)[0], dtype_of(run), passes=passes).lean
+        began = time.perf_counter()
+        bring_up_to_date(STAGES, run, target="cache-teachers")
+        return time.perf_counter() - began
+
+
+def _memory(sizes: list[int]) -> list[dict[str, Any]]:
+    """Peak memory of cache-teachers in a process of its own, the corpus having been read by another."""
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as scratch:
+            base = Path(scratch)
+            _tiny(base / "model")
+            _many(base, size)
+            command = [sys.executable, "-m", "amalgam.cli", "read-corpus", "-c", str(base / "amalgam.yaml")]
+            subprocess.run(command, check=True, capture_output=True)
+            began = time.perf_counter()
+            worker = [sys.executable, __file__, "--worker", str(base)]
+            peak = float(subprocess.run(worker, check=True, capture_output=True, text=True).stdout.split()[-1])
+            figures: dict[str, Any] = {"texts": size, "peak_rss_mb": round(peak, 1)}
+            figures["seconds"] = round(time.perf_counter() - began, 1)
+            if rows:
+                figures["of_the_first"] = round(peak / rows[0]["peak_rss_mb"], 3)
+            rows.append(row("reuse", f"memory at {size:,} texts", **figures))
+    return rows
+
+
+def _many(base: Path, size: int) -> None:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    with (base / "texts.jsonl").open("w") as file:
+        for i in range(size):
+            words = " ".join(f"word{word}" for word in random.integers(0, WORDS, 4 + i % 9))
+            file.write(f'{{"text": "{words} {i}"}}\n')
+    (base / "amalgam.yaml").write_text(
+        "corpus: {train: texts.jsonl}\nteachers: [{name: tiny, model: model}]\n"
+        "cache: {passes: 1, max_tokens: 32, dtype: fp32}\n"
+    )
+
+
+def _tiny(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    labels = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    config = BertConfig(vocab_size=len(names), max_position_embeddings=64, **shape, **labels)
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def _work(base: Path) -> None:
+    """Linux carries a peak over from the process that started this one, so it is asked for by name."""
+    from amalgam.pipeline.console import Console
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+
+    _, run = open_run(base / "amalgam.yaml", [])
+    run.console = Console(quiet=True)
+    with working(run):
+        bring_up_to_date(STAGES, run, target="cache-teachers")
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    print(int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Stage 1 asks about many units at once; what that changes is the time it takes, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amalgam.pipeline.errors import WorkError
+from amalgam.stages.cache_teachers import launches, pools
+from amalgam.tests.workshop import SAME, Shop, apart
+
+
+class Watched:
+    """run_passes, counted; it fails at the call after `last`."""
+
+    def __init__(self, last: int = 1 << 30) -> None:
+        self.texts: list[int] = []
+        self._real = launches.run_passes
+        self._last = last
+
+    def __call__(self, teacher: Any, tokens: Any, keys: Any, passes: range, **how: Any) -> Any:
+        if len(self.texts) == self._last:
+            raise WorkError("the device is gone")
+        self.texts.append(len(keys))
+        return self._real(teacher, tokens, keys, passes, **how)
+
+
+def many_rows(shop: Shop) -> None:
+    labels = sorted({label for _, label in shop.texts()})
+    shop.write([(f"word{i % 90} word{i * 7 % 90} number {i}", labels[i % len(labels)]) for i in range(1500)])
+
+
+def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_rows(fresh)
+    other = fresh.copy(fresh.folder.parent / "other")
+    watched = Watched()
+    monkeypatch.setattr(launches, "run_passes", watched)
+    assert fresh("build-targets").code == 0
+    units = len(fresh.units())
+    assert len(watched.texts) < units
+    together, watched.texts = len(watched.texts), []
+    monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
+    assert other("build-targets", "execution.batch_tokens=64").code == 0
+    assert len(watched.texts) == units > together
+    assert apart(fresh.targets(), other.targets()) < SAME
+
+
+def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_rows(fresh)
+    monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
+    monkeypatch.setattr(launches, "run_passes", Watched(last=2))
+    said = fresh.tries("cache-teachers", "execution.batch_tokens=64")
+    assert said.code != 0
+    assert len(fresh.units()) == 2
+    monkeypatch.setattr(launches, "run_passes", Watched()._real)  # noqa: SLF001  the function itself
+    with fresh.counting() as asked:
+        assert fresh("cache-teachers").code == 0
+    assert asked[0].units == len(fresh.units()) - 2
+
+
+def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amalgam.data import shards
+
+    def refuse(*_arguments: Any) -> None:
+        raise PermissionError(13, "Permission denied", "units")
+
+    monkeypatch.setattr(shards, "write_table", refuse)
+    said = fresh.tries("cache-teachers")
+    assert said.code == 1
+    assert "Permission denied" in said.err

@@ -12,7 +12,7 @@ from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Run, Unit
 from amalgam.stages.cache_teachers.divergence import note_divergence
 from amalgam.stages.cache_teachers.pools import Answer, Question, ask_in_pools
-from amalgam.stages.read_corpus.parts import fields, part_of, read_bucket
+from amalgam.stages.read_corpus.parts import Bucket, fields, part_of, read_bucket
 from amalgam.stages.teachers import KnownTeacher
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
     """Teacher by teacher: one is in memory at a time."""
     by_name = {known.name: known for known in teachers}
+    buckets = _buckets(run, units)
     order = {name: place for place, name in enumerate(by_name)}
     in_order = sorted(units, key=lambda unit: order[unit.work.teacher])
     for name, mine in groupby(in_order, key=lambda unit: unit.work.teacher):
@@ -33,7 +34,7 @@ def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Uni
         known = by_name[name]
         teacher = loaded_teacher(run, known, dtype, passes=max(unit.work.last for unit in asked))
         budget = launch_budget(run, teacher)
-        read, write = partial(_question, run, known, teacher), partial(_commit, run)
+        read, write = partial(_question, run, known, teacher, buckets), partial(_commit, run)
         run.memory["clock"] = ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
 
 
@@ -43,19 +44,23 @@ def launch_budget(run: Run, teacher: Teacher) -> int:
     return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
 
-def _question(run: Run, known: KnownTeacher, teacher: Teacher, unit: Unit) -> Question:
-    rows = _texts(run, unit.work)
+def _question(
+    run: Run, known: KnownTeacher, teacher: Teacher, buckets: dict[tuple[str, str], Bucket], unit: Unit
+) -> Question:
+    ask: Ask = unit.work
+    rows = read_bucket(run, buckets[ask.part, ask.prefix])
+    if ask.rows is not None:
+        rows = rows.take(ask.rows)
     tokens = teacher.tokenise(fields(rows))
     if run.experiment.cache.on_long == "error" and any(token.cut for token in tokens):
         _refuse_long(rows, tokens, known)
     return Question(unit, rows.column("key").to_pylist(), tokens)
 
 
-def _texts(run: Run, ask: Ask) -> pa.Table:
-    part = part_of(run, ask.part)
-    if part is None:
-        raise AssertionError(ask.part)  # the ask was made from this part
-    return read_bucket(run, next(bucket for bucket in part.buckets if bucket.prefix == ask.prefix)).take(ask.rows)
+def _buckets(run: Run, units: Sequence[Unit]) -> dict[tuple[str, str], Bucket]:
+    """(part, prefix): where the units' texts are."""
+    parts = {name: part_of(run, name) for name in {unit.work.part for unit in units}}
+    return {(name, bucket.prefix): bucket for name, part in parts.items() if part for bucket in part.buckets}
 
 
 def _commit(run: Run, answer: Answer) -> None:

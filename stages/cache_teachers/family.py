@@ -33,7 +33,7 @@ class Ask:
     part: str
     prefix: str
     rows: Any
-    """Where the texts stand in the bucket."""
+    """Where the texts stand in the bucket; None: they are the whole bucket."""
     logits: bool
     first: int
     last: int
@@ -123,7 +123,7 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
         if overlaps(unit.prefix, prefix) and coverage.add(unit, unit_keys(run, unit), wanted):
             yield Unit(unit.record_path.stem, folder, _size(unit.record.facts))
     for rows, logits, first, last in coverage.missing(wanted):
-        ask = Ask(teacher, part, prefix, rows, logits, first, last)
+        ask = Ask(teacher, part, prefix, rows if len(rows) < len(keys) else None, logits, first, last)
         mark = fingerprint([keys[rows].tobytes().hex(), logits, first, last])[:10]
         yield Unit(f"{prefix}-{mark}", folder, len(rows) * (last - first + logits), ask)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 POOL_LAUNCHES = 64
+POOL_TEXTS = 8192
 UNITS_AHEAD = 16
 
 
@@ -115,16 +116,17 @@ def _written(run: Run, write: Callable[[Answer], None], answer: Answer) -> None:
 
 def _pools(questions: Iterable[Question], enough: int, clock: Clock) -> Iterator[list[Question]]:
     pool: list[Question] = []
-    tokens = 0
+    tokens = texts = 0
     began = time.monotonic()
     for question in questions:
         ask = question.unit.work
         pool.append(question)
         tokens += question.lengths * max(1, ask.last - ask.first)
-        if tokens >= enough:
+        texts += len(question.keys)
+        if tokens >= enough or texts >= POOL_TEXTS:
             clock.waiting += time.monotonic() - began
             yield pool
-            pool, tokens, began = [], 0, time.monotonic()
+            pool, tokens, texts, began = [], 0, 0, time.monotonic()
     clock.waiting += time.monotonic() - began
     if pool:
         yield pool

@@ -44,7 +44,15 @@ def evaluate_all(run: Run) -> dict[str, Any]:
             for name, probabilities in systems.items()
         },
         "selected_by": run.result("train-student").facts["selected_by"],
+        **_adaptive(run),
     }
+
+
+def _adaptive(run: Run) -> dict[str, Any]:
+    """What stage 1's audit found, where texts could stop early."""
+    asked = run.experiment.cache.adaptive and "cache-teachers" in run.results
+    found = run.result("cache-teachers").facts.get("adaptive") if asked else None
+    return {"adaptive": found} if found else {}
 
 
 def _gold(run: Run, test: Part, space: LabelSpace) -> tuple[list[bytes], Array]:

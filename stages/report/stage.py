@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.parts import part_of
@@ -34,6 +35,8 @@ class Report(UnitByUnit):
         inputs: dict[str, Any] = {"test": test.labels_digest if test else None}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
+            if run.experiment.cache.adaptive:
+                inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         student = {"train-student": run.fingerprint("train-student")}
         return Identity({"report": run.experiment.report.model_dump()}, inputs, student)
@@ -66,6 +69,9 @@ def show_evaluation(run: Run, found: dict[str, Any]) -> None:
     rows = [row(name, system, found["groups"]) for name, system in list(found["systems"].items())[-SHOWN:]]
     title = f"{found['n']:,} labelled test texts, {len(found['labels'])} labels; accuracy over all labels"
     run.console.table(title, header, rows)
+    if found.get("adaptive"):
+        for line in audit_lines(found["adaptive"], run.experiment.cache.passes):
+            run.console.say(line)
 
 
 def row(name: str, system: dict[str, Any], groups: dict[str, Any]) -> list[str]:

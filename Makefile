@@ -1,13 +1,14 @@
 # make demo    three small classifiers become one student: offline, in minutes
 # make test    the test-suite
 # make check   ruff, mypy, the wheel built, listed and installed
+# make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
 # Each sets itself up: a .venv in this folder with the versions of constraints.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo test check check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -29,6 +30,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# No virtual environment: on a GPU machine torch is there already, and often nothing else may be installed.
+check-gpu:
+	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
 	rm -rf .venv dist amalgam-demo

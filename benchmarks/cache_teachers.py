@@ -139,7 +139,7 @@ def race(
     bench: Bench, folder: Path, texts: Sequence[str], options: argparse.Namespace, dtype: str
 ) -> list[dict[str, Any]]:
     low = _copy_of(bench, DTYPES[dtype])
-    batch = _best_batch(low, bench)
+    batch = best_batch(low, bench)
     by_length = np.argsort(bench.lengths, kind="stable")
     inputs = np.arange(len(bench.tokens))
     waits: list[float] = []
@@ -186,7 +186,7 @@ def _figures(  # noqa: PLR0913  a row is all of these
     if name == "amalgam" and "deterministic" in seconds:
         figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
     if name.startswith(("amalgam", "deterministic")):
-        skipped = _not_computed(bench)
+        skipped = not_computed(bench)
         figures["mfu_executed"] = round((flop - skipped) / took / rate, 3)
     return row("cache_teachers", name, **figures)
 
@@ -197,7 +197,7 @@ def flop_of(config: Any, tokens: int) -> int:
     return int(layers * (8 * width**2 + 4 * width * wide + 4 * tokens * width) * tokens)
 
 
-def _not_computed(bench: Bench) -> int:
+def not_computed(bench: Bench) -> int:
     """What the last layer does not compute for tokens that the head never reads (queries, output, feed-forward)."""
     if bench.teacher.lean is None or not bench.teacher.lean.first_token:
         return 0
@@ -299,7 +299,7 @@ def _copy_of(bench: Bench, dtype: torch.dtype) -> Any:
     return copy.deepcopy(bench.reference).to(dtype)
 
 
-def _best_batch(model: Any, bench: Bench) -> int:
+def best_batch(model: Any, bench: Bench) -> int:
     """The tuned rival's batch: the fastest of a few, on one pass over the sorted texts."""
     by_length = np.argsort(bench.lengths, kind="stable")
     one_pass = Bench(bench.teacher, bench.reference, bench.tokens, bench.keys, 1, bench.budget)

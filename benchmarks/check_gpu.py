@@ -1,0 +1,208 @@
+"""Is the engine right on this device, and how fast? Needs torch, transformers and numpy alone: `make check-gpu`.
+
+Masks must be those of the CPU, bit for bit; logits must agree with the CPU's, dropout off and on; half precision must
+keep the variance between passes. Then BERT-base, bf16, K = 16, beside its rivals. Exit 1: something is wrong; 4: no
+GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, logging
+
+from amalgam.benchmarks.cache_teachers import (
+    MATRIX_FLOP,
+    NAIVE_BATCH,
+    Bench,
+    amalgam,
+    best_batch,
+    deterministic,
+    flop_of,
+    matrix_seconds,
+    not_computed,
+    passes_one_by_one,
+)
+from amalgam.benchmarks.protocol import interleaved, median, paired, row, show
+from amalgam.data.tokens import Tokens
+from amalgam.stages.cache_teachers.hardware import dtype_for, tokens_at_once
+from amalgam.stages.cache_teachers.launches import run_passes
+from amalgam.stages.cache_teachers.masks import Axis, Bank, row_words, site_words
+from amalgam.stages.cache_teachers.teacher import Teacher
+
+NO_GPU = 4
+KINDS = ("bert", "roberta", "distilbert", "electra", "mpnet")
+SHAPE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+SHAPES: dict[str, dict[str, Any]] = {"distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128}}
+TOLERANCE = {"fp32": 2e-4, "bf16": 0.06, "fp16": 0.01}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AG_NEWS_LENGTHS = (28, 34, 37, 40, 42, 43, 45, 47, 48, 50, 51, 53, 54, 56, 58, 60, 63, 66, 73, 99)
+"""Token lengths of AG News' test texts, cut at 128: every twentieth part's middle."""
+
+
+class Plain:
+    """A tokenizer for ids that are made, not read: no file is needed."""
+
+    pad_token_id = 0
+    eos_token_id = None
+    model_input_names = ("input_ids",)
+
+    def convert_ids_to_tokens(self, number: int) -> str:
+        return str(number)
+
+    def __call__(self, texts: list[str], *, max_length: int = 60, **_how: Any) -> Any:
+        class Encoded(dict[str, Any]):
+            encodings = None
+
+        return Encoded(input_ids=[[2, *[9] * (max_length - 2), 3] for _ in texts])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--texts", type=int, default=2048, help="for the benchmark; 0: correctness alone")
+    parser.add_argument("--passes", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: run this on a machine that has one, or --device cpu", file=sys.stderr)  # noqa: T201
+        raise SystemExit(NO_GPU)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = torch.device(options.device)
+    faults = [*mask_faults(device), *(fault for kind in KINDS for fault in logit_faults(kind, device))]
+    for fault in faults:
+        print(f"WRONG: {fault}", file=sys.stderr)  # noqa: T201
+    if faults:
+        raise SystemExit(1)
+    show([row("check_gpu", "correct", masks="equal", models=", ".join(KINDS))], as_json=options.json)
+    if options.texts:
+        show(race(device, options), as_json=options.json)
+
+
+def mask_faults(device: torch.device) -> list[str]:
+    """Equal to the CPU's, at the rate asked for, and alike for no two passes, texts or sites."""
+    axes = (Axis("rows", 1), Axis("tokens", 1), Axis("fixed", 96))
+    keys = [i.to_bytes(16, "big") for i in range(32)]
+    words = site_words(row_words(1, "digest", keys * 4, np.repeat(np.arange(4), 32)), 3)
+    here, there = (
+        torch.stack(
+            [
+                Bank(1, device=one, dtype=torch.float32)
+                .mask(torch.from_numpy(site.view(np.int64)).to(one), axes, 0.1, (128, 40, 96))
+                .cpu()
+                for site in words
+            ]
+        )
+        for one in (torch.device("cpu"), device)
+    )
+    faults = [] if torch.equal(here, there) else ["masks differ from the CPU's"]
+    kept = (there > 0).double()
+    error = abs(float(kept.mean()) - 0.9) / np.sqrt(0.09 / kept.numel())
+    if error > 5:
+        faults.append(f"the rate is off by {error:.1f} standard errors")
+    flat = kept.view(3 * 128, -1) - kept.mean()
+    correlation = flat @ flat.T / flat.shape[1] / 0.09
+    worst = float(correlation.fill_diagonal_(0).abs().max()) * np.sqrt(flat.shape[1])
+    if worst > 6.5:
+        faults.append(f"two masks correlate by {worst:.1f} standard errors")
+    return faults
+
+
+def logit_faults(kind: str, device: torch.device) -> list[str]:
+    torch.manual_seed(0)
+    labels = {"num_labels": 3, "vocab_size": 200, "pad_token_id": 0}
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(kind, **SHAPES.get(kind, SHAPE), **labels)
+    )
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                weights.mul_(4.0)
+    exact = _teacher(model, torch.device("cpu"), "fp32")
+    random = np.random.default_rng(0)
+    tokens = [_text(random, length) for length in random.integers(5, 60, 24)]
+    keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
+    wanted = _answers(exact, tokens, keys)
+    faults = []
+    for dtype in sorted({"fp32", dtype_for(device)}):
+        teacher = _teacher(model, device, dtype)
+        found = _answers(teacher, tokens, keys)
+        spread = float(np.std(wanted[1], axis=1).mean())
+        worst = max(float(np.abs(a - b).mean()) for a, b in zip(found, wanted, strict=True)) / spread
+        if worst > TOLERANCE[dtype] * 4:
+            faults.append(f"{kind}, {dtype}: logits differ from the CPU's by {worst:.3f} of their spread")
+        ratio = float(np.median(found[1].var(1) / wanted[1].var(1)))
+        if not 0.98 <= ratio <= 1.02:
+            faults.append(f"{kind}, {dtype}: passes vary {ratio:.3f} times as much as in fp32 on the CPU")
+    return faults
+
+
+def _teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
+    return Teacher(
+        copy.deepcopy(model), Plain(), digest="check", seed=0, limit=60, device=device, dtype=DTYPES[dtype], name=dtype
+    )
+
+
+def _text(random: np.random.Generator, length: int, vocabulary: int = 200) -> Tokens:
+    ids = random.integers(5, vocabulary, int(length), dtype=np.int32)
+    ids[[0, -1]] = 2, 3
+    return Tokens(ids, None, cut=False)
+
+
+def _answers(teacher: Teacher, tokens: list[Tokens], keys: list[bytes]) -> tuple[Any, Any]:
+    logits, raw = run_passes(teacher, tokens, keys, range(16), deterministic=True, batch_tokens=2048)
+    return logits, raw.astype(np.float64)
+
+
+def race(device: torch.device, options: argparse.Namespace) -> list[dict[str, Any]]:
+    dtype = dtype_for(device)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=4))
+    random = np.random.default_rng(0)
+    tokens = [_text(random, random.choice(AG_NEWS_LENGTHS), 30000) for _ in range(options.texts)]
+    keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
+    reference = copy.deepcopy(model).to(device)
+    teacher = Teacher(
+        model, Plain(), digest="bench", seed=0, limit=128, device=device, dtype=DTYPES[dtype], name="bert-base"
+    )
+    bench = Bench(teacher, reference, tokens, keys, options.passes, tokens_at_once(device, teacher.width))
+    low = copy.deepcopy(reference).to(DTYPES[dtype])
+    batch = best_batch(low, bench)
+    by_length = np.argsort(bench.lengths, kind="stable")
+    candidates: dict[str, Any] = {
+        "amalgam": partial(amalgam, bench),
+        "deterministic": partial(deterministic, bench),
+        "tuned": partial(passes_one_by_one, low, bench, by_length, batch),
+        "naive": partial(passes_one_by_one, reference, bench, np.arange(len(tokens)), NAIVE_BATCH),
+        "matrix rate": partial(matrix_seconds, bench),
+    }
+    seconds = interleaved(candidates, options.repeats)
+    rate = MATRIX_FLOP / median(seconds.pop("matrix rate"))
+    flop = sum(flop_of(teacher.model.config, int(length)) for length in bench.lengths) * options.passes
+    rows = []
+    for name, taken in seconds.items():
+        took = median(taken)
+        figures: dict[str, Any] = {
+            "passes_per_s": round(len(tokens) * options.passes / took, 1),
+            "mfu": round(flop / took / rate, 3),
+            "ratio_to_tuned": round(paired(seconds["tuned"], taken), 2),
+            "ratio_to_naive": round(paired(seconds["naive"], taken), 2),
+        }
+        if name in {"amalgam", "deterministic"}:
+            figures["mfu_executed"] = round((flop - not_computed(bench)) / took / rate, 3)
+        if name == "amalgam":
+            figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
+        rows.append(row("check_gpu", name, **figures, dtype="fp32" if name == "naive" else dtype))
+    return [*rows, row("check_gpu", "matrix rate", tflops=round(rate / 1e12, 1), dtype=dtype)]
+
+
+if __name__ == "__main__":
+    main()

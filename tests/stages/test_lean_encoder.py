@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.pipeline.errors import ModelError
 from amalgam.stages.cache_teachers.lean_encoder import lean_encoder
 from amalgam.stages.cache_teachers.teacher import Rows, Teacher
 from amalgam.tests.stages.tiny_models import tiny
@@ -93,3 +94,16 @@ def test_weights_are_not_held_twice() -> None:
     width = layer.query.out_features
     assert layer.key.weight.data_ptr() == layer.weight[width:].data_ptr()
     assert torch.equal(layer.weight[2 * width :], layer.value.weight)
+
+
+def test_a_model_whose_dropout_cannot_be_keyed_still_answers_with_dropout_off() -> None:
+    teacher = teacher_of("bert")
+
+    class Noise(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden + torch.randn_like(hidden) if self.training else hidden
+
+    teacher.model.dropout = Noise()
+    assert torch.isfinite(teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.full(5, -1)))).all()
+    with pytest.raises(ModelError, match="cannot key"):
+        _ = teacher.sites

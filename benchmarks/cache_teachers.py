@@ -39,7 +39,7 @@ class Bench:
 
     teacher: Teacher
     reference: Any
-    tokens: list[Tokens]
+    tokens: Sequence[Tokens]
     keys: list[bytes]
     passes: int
     budget: int

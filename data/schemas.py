@@ -1,7 +1,7 @@
 """Every column of every Parquet file, with its dtype, unit and meaning, once.
 
 A dtype is a word: "key" (16 fixed bytes), "string", "bool", "int32", "int64", "float16", "float32", "float64",
-or "array<dtype>" for a list of fixed length, whose length is known when the file is made.
+"array<dtype>" for a list of fixed length, whose length is known when the file is made, or "list<dtype>" for any length.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ CACHE_PASSES = (
     Column("confidence_se", "float32", "its Monte-Carlo standard error (jackknife); null for one pass", nullable=True),
 )
 
+# Kept by bucket of the corpus, in its order.
+TOKENS = (
+    Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),
+    Column("cut", "bool", "it was longer than the limit"),
+)
+TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token is of"),)
+
 # Stage 2.
 TARGETS = (
     Column("key", "key", "the text"),
@@ -86,4 +93,6 @@ def _arrow_type(dtype: str, size: int | None) -> Any:
         if size is None:
             raise ValueError(f"{dtype} needs a size")
         return pa.list_(_arrow_type(dtype[len("array<") : -1], None), size)
+    if dtype.startswith("list<"):
+        return pa.list_(pa.field("item", _arrow_type(dtype[len("list<") : -1], None), nullable=False))
     return pa.type_for_alias(dtype)

@@ -1,19 +1,25 @@
-"""Texts to token ids, with one tokenizer and one limit: the same call for a teacher and for the student."""
+"""Texts to token ids, with one tokenizer and one limit: the same call for a teacher and for the student.
+
+Rows of ids lie end to end in one array: a text costs its ids and an offset, and no object of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+Whole = NDArray[np.integer[Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    ids: NDArray[np.int32]
-    type_ids: NDArray[np.int32] | None
+    ids: Whole
+    type_ids: Whole | None
     cut: bool
     """The text was longer than the limit."""
 
@@ -21,13 +27,138 @@ class Tokens:
         return len(self.ids)
 
 
-def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> list[Tokens]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged(Sequence[Whole]):
+    """Rows of any length, end to end; row i is a view of values[offsets[i]:offsets[i + 1]]."""
+
+    values: Whole
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[Whole]) -> Ragged:
+        if isinstance(rows, Ragged):
+            return rows
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.concatenate(rows) if rows else np.zeros(0, np.int32), _offsets(lengths))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> Whole: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ragged: ...
+    def __getitem__(self, row: int | slice) -> Whole | Ragged:
+        if isinstance(row, slice):
+            return self.take(np.arange(len(self))[row])
+        place = range(len(self))[row]
+        return self.values[self.offsets[place] : self.offsets[place + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def take(self, rows: NDArray[np.integer[Any]]) -> Ragged:
+        starts = self.offsets[:-1][rows]
+        lengths = self.offsets[1:][rows] - starts
+        offsets = _offsets(lengths)
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(self.values[places], offsets)
+
+    def padded(self, rows: NDArray[np.integer[Any]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """These rows as a matrix, each filled up on the right; and where it holds them."""
+        taken = self.take(rows)
+        lengths = taken.lengths
+        there = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+        filled = np.full(there.shape, fill, np.int64)
+        filled[there] = taken.values
+        return filled, there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows(Sequence[Tokens]):
+    """The tokens of many texts, as columns."""
+
+    ids: Ragged
+    type_ids: Ragged | None
+    cut: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, row: int) -> Tokens: ...
+    @overload
+    def __getitem__(self, row: slice) -> TokenRows: ...
+    def __getitem__(self, row: int | slice) -> Tokens | TokenRows:
+        if isinstance(row, slice):
+            return self.take(np.arange(len(self))[row])
+        return Tokens(self.ids[row], None if self.type_ids is None else self.type_ids[row], bool(self.cut[row]))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self.ids.lengths
+
+    def take(self, rows: Any) -> TokenRows:
+        """`rows`: their places."""
+        places = np.asarray(rows, np.int64)
+        types = None if self.type_ids is None else self.type_ids.take(places)
+        return TokenRows(self.ids.take(places), types, self.cut[places])
+
+
+def join(parts: Iterable[TokenRows]) -> TokenRows:
+    """One after the other; all with token types, or none."""
+    found = list(parts)
+    types = [part.type_ids for part in found if part.type_ids is not None]
+    cut = np.concatenate([part.cut for part in found] or [np.zeros(0, bool)])
+    return TokenRows(_joined([part.ids for part in found]), _joined(types) if types else None, cut)
+
+
+def gives_types(tokenizer: Any, *, types: bool) -> bool:
+    return types and "token_type_ids" in tokenizer.model_input_names
+
+
+def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
     """Special tokens included, cut to `limit` (of a pair the longer text first), whatever the tokenizer's own limit."""
+    types = gives_types(tokenizer, types=types)
     if not texts:
-        return []
+        return _rows([], [] if types else None, [])
+    if speaks_plainly(tokenizer):
+        return _encode_plainly(tokenizer, texts, limit, types=types)
+    return _encode_by_call(tokenizer, texts, limit, types=types)
+
+
+def speaks_plainly(tokenizer: Any) -> bool:
+    """Whether its backend in Rust, asked directly, gives what the tokenizer itself would."""
+    from transformers import PreTrainedTokenizerFast as Plain
+
+    kind = type(tokenizer)
+    return isinstance(tokenizer, Plain) and all(
+        getattr(kind, name) is getattr(Plain, name) for name in ("__call__", "_encode_plus")
+    )
+
+
+def _encode_plainly(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
+    """On all cores, without the characters' offsets and without a Python list for a text."""
+    backend = tokenizer.backend_tokenizer
+    pairs = len(texts[0]) > 1
+    cutting = {"max_length": limit, "stride": 0, "strategy": "longest_first" if pairs else "only_first"}
+    cutting["direction"] = tokenizer.truncation_side
+    if backend.truncation != cutting:
+        backend.enable_truncation(**cutting)
+    if backend.padding is not None:
+        backend.no_padding()
+    if backend.encode_special_tokens != tokenizer.split_special_tokens:
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+    encoded = backend.encode_batch_fast([text if pairs else text[0] for text in texts], add_special_tokens=True)
+    # Only a text that fills the limit can have been cut, and what was cut off is slow to ask for.
+    cut = [len(one) >= limit and bool(one.overflowing) for one in encoded]
+    return _rows([one.ids for one in encoded], [one.type_ids for one in encoded] if types else None, cut)
+
+
+def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
     fields = [list(field) for field in zip(*texts, strict=True)]
     options: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
-    types = types and "token_type_ids" in tokenizer.model_input_names
     if types:
         options["return_token_type_ids"] = True
     cutting = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
@@ -36,8 +167,27 @@ def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, type
         cut = [bool(one.overflowing) for one in encoded.encodings]
     else:  # a tokenizer in Python does not say what it cut
         cut = [len(whole) > limit for whole in tokenizer(*fields, **options)["input_ids"]]
-    type_ids = encoded.get("token_type_ids") if types else None
-    return [
-        Tokens(np.array(ids, np.int32), None if type_ids is None else np.array(type_ids[row], np.int32), cut[row])
-        for row, ids in enumerate(encoded["input_ids"])
-    ]
+    return _rows(encoded["input_ids"], encoded.get("token_type_ids") if types else None, cut)
+
+
+def _rows(ids: list[list[int]], types: list[list[int]] | None, cut: list[bool]) -> TokenRows:
+    """Types are small numbers: a byte each."""
+    return TokenRows(
+        _ragged(ids, np.int32), None if types is None else _ragged(types, np.int8), np.array(cut, np.bool_)
+    )
+
+
+def _ragged(rows: list[list[int]], dtype: type[np.integer[Any]]) -> Ragged:
+    offsets = _offsets(np.fromiter(map(len, rows), np.int64, len(rows)))
+    return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1])), offsets)
+
+
+def _joined(parts: list[Ragged]) -> Ragged:
+    if not parts:
+        return Ragged.of([])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), _offsets(lengths))
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -163,16 +163,28 @@ def _records(run: Run) -> Iterator[tuple[Path, Record]]:
 
 def _in_use(run: Run) -> set[str]:
     """What HEAD's manifests name, and the records that stand for it."""
+    from amalgam.stages.token_store import ROOM, is_of
+
     kept: set[str] = set()
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         if manifest is not None:
             kept.add(str((run.store.folder(stage, entry["fingerprint"]) / MANIFEST).relative_to(run.store.root)))
             kept |= {file.path for file in manifest.files}
+    texts = _texts_in_use(run)
     for path, record in _records(run):
+        if path.relative_to(run.store.root).parts[0] == ROOM and is_of(record, texts):
+            kept |= {file.path for file in record.files}
         if any(file.path in kept for file in record.files):
             kept.add(str(path.relative_to(run.store.root)))
     return kept
+
+
+def _texts_in_use(run: Run) -> set[str]:
+    """The digests of the last corpus's files: tokens are kept as long as their texts are there."""
+    entry = run.store.head().get("read-corpus")
+    manifest = run.store.manifest("read-corpus", entry["fingerprint"]) if entry else None
+    return {file.sha256 for file in manifest.files} if manifest else set()
 
 
 def _files(root: Path) -> Iterator[tuple[Path, int]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.plan import library_versions
@@ -18,13 +19,18 @@ from amalgam.stages.teachers import KnownTeacher
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from amalgam.data.tokens import Tokens
+    from amalgam.data.tokens import TokenRows
     from amalgam.stages.cache_teachers.family import Ask
     from amalgam.stages.cache_teachers.teacher import Teacher
+
+SMALL_PART = 4
+"""Of a bucket: fewer than one text in so many are tokenised without keeping the tokens."""
 
 
 def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
     """Teacher by teacher: one is in memory at a time."""
+    from amalgam.stages.token_store import tokenizer_digest
+
     by_name = {known.name: known for known in teachers}
     buckets = _buckets(run, units)
     order = {name: place for place, name in enumerate(by_name)}
@@ -34,8 +40,10 @@ def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Uni
         known = by_name[name]
         teacher = loaded_teacher(run, known, dtype, passes=max(unit.work.last for unit in asked))
         budget = launch_budget(run, teacher)
-        read, write = partial(_question, run, known, teacher, buckets), partial(_commit, run)
-        run.memory["clock"] = ask_in_pools(run, teacher, asked, batch_tokens=budget, read=read, write=write)
+        read = Reader(run, known, teacher, tokenizer_digest(teacher.tokenizer, known.files), buckets)
+        run.memory["clock"] = ask_in_pools(
+            run, teacher, asked, batch_tokens=budget, read=read, write=partial(_commit, run)
+        )
 
 
 def launch_budget(run: Run, teacher: Teacher) -> int:
@@ -44,17 +52,38 @@ def launch_budget(run: Run, teacher: Teacher) -> int:
     return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
 
-def _question(
-    run: Run, known: KnownTeacher, teacher: Teacher, buckets: dict[tuple[str, str], Bucket], unit: Unit
-) -> Question:
-    ask: Ask = unit.work
-    rows = read_bucket(run, buckets[ask.part, ask.prefix])
-    if ask.rows is not None:
-        rows = rows.take(ask.rows)
-    tokens = teacher.tokenise(fields(rows))
-    if run.experiment.cache.on_long == "error" and any(token.cut for token in tokens):
-        _refuse_long(rows, tokens, known)
-    return Question(unit, rows.column("key").to_pylist(), tokens)
+@dataclass(frozen=True)
+class Reader:
+    """Makes a unit's question: its texts in the tokens of one teacher."""
+
+    run: Run
+    known: KnownTeacher
+    teacher: Teacher
+    tokenizer: str
+    buckets: dict[tuple[str, str], Bucket]
+
+    def __call__(self, unit: Unit) -> Question:
+        ask: Ask = unit.work
+        bucket = self.buckets[ask.part, ask.prefix]
+        rows = read_bucket(self.run, bucket)
+        if ask.rows is not None:
+            rows = rows.take(ask.rows)
+        tokens = self._tokens(bucket, rows, ask.rows)
+        self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
+        if self.run.experiment.cache.on_long == "error" and tokens.cut.any():
+            _refuse_long(rows, tokens, self.known)
+        return Question(unit, rows.column("key").to_pylist(), tokens)
+
+    def _tokens(self, bucket: Bucket, rows: pa.Table, places: Any) -> TokenRows:
+        """Kept ones, or those of the whole bucket, made and kept; of a small part of a bucket, made in passing."""
+        from amalgam.data.tokens import encode
+        from amalgam.stages.token_store import tokens_of
+
+        tokenizer, limit, types = self.teacher.tokenizer, self.teacher.limit, self.teacher.takes_types
+        if places is not None and SMALL_PART * len(places) < bucket.rows:
+            return encode(tokenizer, fields(rows), limit, types=types)
+        tokens = tokens_of(self.run, bucket, tokenizer, digest=self.tokenizer, limit=limit, types=types)
+        return tokens if places is None else tokens.take(places)
 
 
 def _buckets(run: Run, units: Sequence[Unit]) -> dict[tuple[str, str], Bucket]:
@@ -116,12 +145,12 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
     return found
 
 
-def _refuse_long(rows: pa.Table, tokens: list[Tokens], known: KnownTeacher) -> None:
+def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None:
     from amalgam.data.keys import shown
 
-    first = next(index for index, token in enumerate(tokens) if token.cut)
+    first = int(tokens.cut.argmax())
     raise DataError(
-        f"{sum(token.cut for token in tokens)} texts are longer than {known.max_tokens} tokens of teacher {known.name}",
+        f"{int(tokens.cut.sum())} texts are longer than {known.max_tokens} tokens of teacher {known.name}",
         where=f"the first: {shown(rows.column('text')[first].as_py())}",
         fix="cache.on_long=truncate cuts and counts them, or raise cache.max_tokens",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from amalgam.data.tokens import Tokens
+    from amalgam.data.tokens import TokenRows
     from amalgam.pipeline.stage import Run, Unit
     from amalgam.stages.cache_teachers.teacher import Teacher
 
@@ -38,11 +38,11 @@ class Question:
 
     unit: Unit
     keys: list[bytes]
-    tokens: Sequence[Tokens]
-    lengths: int = field(init=False)
+    tokens: TokenRows
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", sum(len(one) for one in self.tokens))
+    @property
+    def total(self) -> int:
+        return len(self.tokens.ids.values)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _pools(questions: Iterable[Question], enough: int, clock: Clock) -> Iterator
     for question in questions:
         ask = question.unit.work
         pool.append(question)
-        tokens += question.lengths * max(1, ask.last - ask.first)
+        tokens += question.total * max(1, ask.last - ask.first)
         texts += len(question.keys)
         if tokens >= enough or texts >= POOL_TEXTS:
             clock.waiting += time.monotonic() - began
@@ -133,6 +133,7 @@ def _pools(questions: Iterable[Question], enough: int, clock: Clock) -> Iterator
 
 
 def _answered(run: Run, teacher: Teacher, pool: list[Question], batch_tokens: int, clock: Clock) -> Iterator[Answer]:
+    from amalgam.data.tokens import join
     from amalgam.stages.cache_teachers.launches import run_passes
 
     run.signals.check()
@@ -140,7 +141,7 @@ def _answered(run: Run, teacher: Teacher, pool: list[Question], batch_tokens: in
     began = time.monotonic()
     logits, passes = run_passes(
         teacher,
-        [tokens for question in pool for tokens in question.tokens],
+        join(question.tokens for question in pool),
         [key for question in pool for key in question.keys],
         range(ask.first, ask.last),
         deterministic=ask.logits,
@@ -150,12 +151,12 @@ def _answered(run: Run, teacher: Teacher, pool: list[Question], batch_tokens: in
     )
     seconds = time.monotonic() - began
     clock.asking += seconds
-    total = max(1, sum(question.lengths for question in pool))
+    total = max(1, sum(question.total for question in pool))
     end = 0
     for question in pool:
         first, end = end, end + len(question.keys)
         facts = _facts(question, teacher)
-        made = {"seconds": round(seconds * question.lengths / total, 3)}
+        made = {"seconds": round(seconds * question.total / total, 3)}
         yield Answer(question, None if logits is None else logits[first:end], passes[first:end], facts, made)
 
 
@@ -167,8 +168,8 @@ def _facts(question: Question, teacher: Teacher) -> dict[str, Any]:
         "first": ask.first,
         "last": ask.last,
         "rows": len(question.keys),
-        "cut": sum(token.cut for token in question.tokens),
-        "tokens": question.lengths,
+        "cut": int(question.tokens.cut.sum()),
+        "tokens": question.total,
         "device": str(teacher.device),
         "halved_launches": teacher.halved,
     }

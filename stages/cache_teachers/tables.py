@@ -5,25 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     import pyarrow as pa
 
-    from amalgam.data.tokens import Tokens
+    from amalgam.data.tokens import TokenRows
 
     Array = np.ndarray[Any, Any]
 
 
-def answer_table(keys: list[bytes], tokens: Sequence[Tokens], logits: Array | None, passes: Array) -> pa.Table:
+def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
     import pyarrow as pa
 
     from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
 
     columns: dict[str, Any] = {
         "key": pa.array(keys, pa.binary(16)),
-        "tokens": pa.array([len(token.ids) for token in tokens], pa.int32()),
-        "cut": pa.array([token.cut for token in tokens]),
+        "tokens": pa.array(tokens.lengths, pa.int32()),
+        "cut": pa.array(tokens.cut),
     }
     sizes: dict[str, int] = {}
     schema = list(CACHE_TEXTS)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from amalgam.data.tokens import Tokens, encode
+from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
 from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder, lean_encoder
 from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -94,7 +94,7 @@ class Teacher:
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
-        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self._sites: tuple[Site, ...] | None = None
@@ -117,19 +117,22 @@ class Teacher:
 
     def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Token ids, special tokens included, cut to the limit (the longer text of a pair first)."""
-        tokens = encode(self.tokenizer, texts, self.limit, types=self._takes_types)
-        for text, one in zip(texts, tokens, strict=True):
-            if not len(one):
-                raise DataError(
-                    f"teacher {self.name}: its tokenizer finds no token in a text",
-                    where=f"text {text[0][:40]!a}",
-                    fix="leave the text out (corpus.on_bad_row: skip leaves out empty ones)",
-                )
-        self._check_vocabulary(tokens)
-        return tokens
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.takes_types)
+        self.check(tokens, lambda row: texts[row][0])
+        return list(tokens)
 
-    def _check_vocabulary(self, tokens: Sequence[Tokens]) -> None:
-        highest = max((int(one.ids.max()) for one in tokens), default=0)
+    def check(self, tokens: TokenRows, text_of: Callable[[int], str]) -> None:
+        """Refuses what this teacher cannot read; `text_of` gives the text of a row, for the message."""
+        empty = np.flatnonzero(tokens.lengths == 0)
+        if len(empty):
+            raise DataError(
+                f"teacher {self.name}: its tokenizer finds no token in a text",
+                where=f"text {text_of(int(empty[0]))[:40]!a}",
+                fix="leave the text out (corpus.on_bad_row: skip leaves out empty ones)",
+            )
+        self._check_vocabulary(int(tokens.ids.values.max(initial=0)))
+
+    def _check_vocabulary(self, highest: int) -> None:
         if highest >= self._vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(highest)
             raise ModelError(
@@ -285,11 +288,11 @@ class Teacher:
         tokens = []
         for length in lengths:
             probe = [(PROBE_TEXT * (length // 10 + 1),)]
-            [one] = encode(self.tokenizer, probe, length, types=self._takes_types)
+            [one] = encode(self.tokenizer, probe, length, types=self.takes_types)
             if len(one) != length:
                 raise ModelError(f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens")
             tokens.append(one)
-        self._check_vocabulary(tokens)
+        self._check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
         return tokens
 
     def _find_sites(self) -> tuple[Site, ...]:

@@ -7,18 +7,19 @@ processes or accumulated parts: those only share it out.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from amalgam.data.tokens import Ragged
 
+if TYPE_CHECKING:
     import torch
 
-Ids = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int64]
 
 # Texts of so many batches are sorted by length together: little padding, and still a random order.
@@ -29,8 +30,8 @@ SORTED_TOGETHER = 50
 class Examples:
     """Texts as token ids (special tokens included), and what to learn of each: a distribution and a weight."""
 
-    tokens: list[Ids]
-    type_ids: list[Ids] | None
+    tokens: Sequence[Ids]
+    type_ids: Sequence[Ids] | None
     targets: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
 
@@ -39,20 +40,23 @@ class Examples:
         counts |= set() if self.type_ids is None else {len(self.type_ids)}
         if len(counts) > 1 or self.targets.ndim != 2:
             raise ValueError(f"examples of unequal length: {sorted(counts)}, targets of shape {self.targets.shape}")
+        # End to end, whatever they came as: batches are gathered from one array.
+        object.__setattr__(self, "tokens", Ragged.of(self.tokens))
+        object.__setattr__(self, "type_ids", None if self.type_ids is None else Ragged.of(self.type_ids))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def lengths(self) -> Rows:
-        return np.fromiter(map(len, self.tokens), dtype=np.int64, count=len(self))
+        return Ragged.of(self.tokens).lengths
 
     def digest(self) -> str:
         """Identity of everything that is learned from, in its order."""
         total = hashlib.sha256(self.lengths.tobytes())
         for texts in (self.tokens, self.type_ids):
             if texts:
-                total.update(np.concatenate(texts, dtype=np.int32).data)
+                total.update(Ragged.of(texts).values.astype(np.int32, copy=False).data)
         total.update(repr(self.targets.shape).encode())
         total.update(np.ascontiguousarray(self.targets, dtype=np.float32).data)
         total.update(np.ascontiguousarray(self.weights, dtype=np.float32).data)
@@ -89,26 +93,16 @@ def token_batches(lengths: Rows, batch_tokens: int) -> list[Rows]:
     return [*batches, order[start:]] if len(order) else []
 
 
-def padded(texts: Sequence[Ids], pad_id: int) -> npt.NDArray[np.int64]:
-    filled = np.full((len(texts), max(map(len, texts))), pad_id, dtype=np.int64)
-    for row, text in enumerate(texts):
-        filled[row, : len(text)] = text
-    return filled
-
-
 def model_inputs(
     tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: Rows, pad_id: int
 ) -> dict[str, torch.Tensor]:
     """What the encoder is called with: these rows, padded to the longest of them."""
     import torch
 
-    texts = [tokens[row] for row in rows]
-    arrays = {
-        "input_ids": padded(texts, pad_id),
-        "attention_mask": padded([np.ones(len(text), dtype=np.int32) for text in texts], 0),
-    }
+    ids, there = Ragged.of(tokens).padded(rows, pad_id)
+    arrays = {"input_ids": ids, "attention_mask": there.astype(np.int64)}
     if type_ids is not None:
-        arrays["token_type_ids"] = padded([type_ids[row] for row in rows], 0)
+        arrays["token_type_ids"], _ = Ragged.of(type_ids).padded(rows, 0)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

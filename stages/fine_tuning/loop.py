@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.stages.fine_tuning.batches import (
@@ -39,7 +40,7 @@ from amalgam.stages.fine_tuning.checkpoint import (
 from amalgam.stages.fine_tuning.learner import Objective, WeightedKL, adamw, as_learner, start_accelerator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
@@ -341,17 +342,18 @@ def learning_rate(step: int, total: int, training: Training) -> float:
 
 def predict(  # noqa: PLR0913 - every argument is named by the caller
     model: torch.nn.Module,
-    tokens: list[Ids],
+    tokens: Sequence[Ids],
     *,
     pad_id: int,
     batch_tokens: int,
-    type_ids: list[Ids] | None = None,
+    type_ids: Sequence[Ids] | None = None,
     bf16: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Logits [n, C] in the order of `tokens`, dropout off. bf16, on CUDA alone: as in training, to choose by."""
     import torch
 
-    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
+    lengths = tokens.lengths
     device = next(model.parameters()).device
     config: Any = model.config
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)

@@ -48,10 +48,10 @@ class Classifier:
         tokens = encode(self._tokenizer, texts, self._limit, types=takes_types(self._model.config))
         found = predict(
             self._model,
-            [token.ids for token in tokens],
+            tokens.ids,
             pad_id=int(self._tokenizer.pad_token_id or 0),
             batch_tokens=BATCH_TOKENS,
-            type_ids=[token.type_ids for token in tokens if token.type_ids is not None] or None,
+            type_ids=tokens.type_ids,
         )
         return found[:, self._order].astype(np.float64)
 

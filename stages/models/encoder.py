@@ -17,6 +17,7 @@ class Beginner:
 
     model: Any
     tokenizer: Any
+    tokenizer_digest: str
     limit: int
     types: bool
     pad_id: int
@@ -40,6 +41,7 @@ def encoder_digest(run: Run, said: Student | TrainTeachers, where: str) -> str:
 
 def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], where: str) -> Beginner:
     from amalgam.stages.models.loading import check_tokens, load_student, load_tokenizer, token_limit
+    from amalgam.stages.token_store import tokenizer_digest
 
     files = encoder_files(run, said, where)
     layers = said.layers if isinstance(said, Student) else None
@@ -47,8 +49,9 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
     tokenizer = load_tokenizer(files)
     for note in check_tokens(model, tokenizer, name=where):
         run.console.note(note)
+    digest = tokenizer_digest(tokenizer, files)
     limit = token_limit(model.config, tokenizer, said.max_tokens)
-    return Beginner(model, tokenizer, limit, takes_types(model.config), int(tokenizer.pad_token_id))
+    return Beginner(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
 
 
 def takes_types(config: Any) -> bool:

@@ -66,10 +66,10 @@ def train_part(run: Run) -> Part:
     return part
 
 
-def read_bucket(run: Run, bucket: Bucket) -> pa.Table:
+def read_bucket(run: Run, bucket: Bucket, columns: list[str] | None = None) -> pa.Table:
     import pyarrow.parquet as pq
 
-    return pq.read_table(run.store.checked(bucket.file))
+    return pq.read_table(run.store.checked(bucket.file), columns=columns)
 
 
 def tables(run: Run, part: Part) -> Iterator[pa.Table]:

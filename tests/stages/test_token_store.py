@@ -1,0 +1,215 @@
+"""Kept tokens: the very ones the tokenizer gives, made once for all who share it, and made again where damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amalgam.data.tokens import Ragged, TokenRows, encode, join, speaks_plainly
+from amalgam.pipeline.stage import Run
+from amalgam.stages import token_store
+from amalgam.stages.commands import open_run
+from amalgam.stages.models.encoder import encoder_files
+from amalgam.stages.models.loading import load_tokenizer
+from amalgam.stages.read_corpus.parts import fields, part_of, read_bucket
+from amalgam.stages.teachers import teachers_of
+from amalgam.stages.token_store import tokenizer_digest, tokens_of
+from amalgam.tests.stages.tiny_models import word_tokenizer
+from amalgam.tests.workshop import Shop, flip
+
+PAIRS = [("word1 word2 word3", "word4"), ("word5", "word6 WORD7 unknown word8 word9"), ("[SEP] word1", "")]
+SINGLES = [(text,) for pair in PAIRS for text in pair]
+
+
+def kept_files(shop: Shop) -> list[Path]:
+    return sorted((shop.artifacts / "tokens").glob("*/*.parquet"))
+
+
+def opened(shop: Shop) -> Run:
+    """A run whose corpus is known."""
+    _, run = open_run(shop.config, [])
+    manifest = run.store.manifest("read-corpus", run.store.head()["read-corpus"]["fingerprint"])
+    assert manifest is not None
+    run.results["read-corpus"] = ("known", manifest)
+    return run
+
+
+def tokenizer_of_the_student(run: Run) -> tuple[Any, str]:
+    files = encoder_files(run, run.experiment.student, "student.encoder")
+    tokenizer = load_tokenizer(files)
+    return tokenizer, tokenizer_digest(tokenizer, files)
+
+
+def tokens_of_training(run: Run, limit: int = 32) -> TokenRows:
+    tokenizer, digest = tokenizer_of_the_student(run)
+    part = part_of(run, "train")
+    assert part is not None
+    return join(tokens_of(run, bucket, tokenizer, digest=digest, limit=limit, types=True) for bucket in part.buckets)
+
+
+def made_anew(run: Run, limit: int = 32) -> TokenRows:
+    tokenizer, _ = tokenizer_of_the_student(run)
+    part = part_of(run, "train")
+    assert part is not None
+    made = [encode(tokenizer, fields(read_bucket(run, bucket)), limit, types=True) for bucket in part.buckets]
+    return join(made)
+
+
+def assert_same(one: TokenRows, other: TokenRows) -> None:
+    assert np.array_equal(one.ids.values, other.ids.values)
+    assert np.array_equal(one.ids.offsets, other.ids.offsets)
+    assert np.array_equal(one.cut, other.cut)
+    assert (one.type_ids is None) == (other.type_ids is None)
+    if one.type_ids is not None and other.type_ids is not None:
+        assert np.array_equal(one.type_ids.values, other.type_ids.values)
+        assert one.type_ids.values.dtype == other.type_ids.values.dtype
+
+
+def no_tokenizer(*_: object, **__: object) -> TokenRows:
+    raise AssertionError("a tokenizer was called")
+
+
+@pytest.mark.parametrize("limit", [5, 500])
+def test_kept_tokens_are_the_very_ones_the_tokenizer_gives(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    run = opened(shop)
+    anew = made_anew(run, limit)
+    assert_same(tokens_of_training(run, limit), anew)
+    monkeypatch.setattr(token_store, "encode", no_tokenizer)
+    assert_same(tokens_of_training(opened(shop), limit), anew)
+    assert anew.cut.any() == (limit == 5)
+
+
+def test_a_second_student_with_the_same_tokenizer_makes_no_token(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_store, "encode", no_tokenizer)
+    shop("train-student", "student.seed=5")
+    monkeypatch.undo()
+    before = kept_files(shop)
+    shop("train-student", "student.max_tokens=9")
+    assert len(kept_files(shop)) == len(before) + 1  # the training texts, cut elsewhere
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+def test_damaged_tokens_are_made_again_and_the_student_is_the_same(
+    shop: Shop, damage: Callable[[Path], object]
+) -> None:
+    student = shop.folder / "students"
+    weights = next(student.glob("*/model.safetensors")).read_bytes()
+    path = kept_files(shop)[0]
+    whole = path.read_bytes()
+    damage(path)
+    shop("train-student", "--force")
+    assert path.read_bytes() == whole
+    assert next(student.glob("*/model.safetensors")).read_bytes() == weights
+    assert shop("verify", "--json").json["damaged"] == []
+
+
+def test_a_flipped_bit_is_told(shop: Shop) -> None:
+    flip(kept_files(shop)[0])
+    assert "damaged" in shop("train-student", "--force").err
+    assert len(list((shop.artifacts / "quarantine").iterdir())) >= 1
+
+
+def test_verify_looks_at_tokens_too(shop: Shop) -> None:
+    path = kept_files(shop)[0]
+    flip(path)
+    said = shop.tries("verify", "--json")
+    assert [row["path"] for row in said.json["damaged"]] == [str(path.relative_to(shop.artifacts))]
+
+
+def test_gc_keeps_the_tokens_of_the_corpus_and_no_others(shop: Shop) -> None:
+    before = kept_files(shop)
+    shop("gc", "--unused", "--yes")
+    assert kept_files(shop) == before
+    shop.write([*shop.texts(), ("a wholly new text about the law", "law")])
+    shop("run")
+    grown = kept_files(shop)
+    shop("gc", "--unused", "--yes")
+    left = kept_files(shop)
+    assert set(left) < set(grown)
+    assert not set(left) & set(before)
+    assert_same(tokens_of_training(opened(shop)), made_anew(opened(shop)))
+
+
+def test_teachers_and_student_share_tokens_when_their_tokenizers_do_the_same(shop: Shop, tmp_path: Path) -> None:
+    run = opened(shop)
+    tokenizer, digest = tokenizer_of_the_student(run)
+    for teacher in teachers_of(run):
+        assert tokenizer_digest(load_tokenizer(teacher.files), teacher.files) == digest
+    # Another name, another folder, another limit of its own, other calls before: the same tokens.
+    tokenizer(["word1 word2"], truncation=True, max_length=3, padding=True)
+    tokenizer.model_max_length, tokenizer.name_or_path = 7, "elsewhere"
+    tokenizer.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**said, "name_or_path": "somewhere"}))
+    files = teachers_of(run)[0].files
+    assert tokenizer_digest(tokenizer.from_pretrained(str(tmp_path)), files) == digest
+
+
+def test_a_tokenizer_that_does_otherwise_has_another_digest(shop: Shop) -> None:
+    run = opened(shop)
+    files = teachers_of(run)[0].files
+
+    def changed(change: Callable[[Any], object]) -> str:
+        tokenizer = word_tokenizer()
+        change(tokenizer)
+        return tokenizer_digest(tokenizer, files)
+
+    class InPython(type(word_tokenizer())):  # type: ignore[misc]
+        def _encode_plus(self, *given: Any, **more: Any) -> Any:
+            return super()._encode_plus(*given, **more)
+
+    digests = [
+        changed(lambda _: None),
+        changed(lambda tokenizer: tokenizer.add_tokens(["new"])),
+        changed(lambda tokenizer: setattr(tokenizer, "truncation_side", "left")),
+        changed(lambda tokenizer: setattr(tokenizer, "split_special_tokens", True)),
+        changed(lambda tokenizer: setattr(tokenizer.backend_tokenizer, "normalizer", None)),
+        tokenizer_digest(InPython(tokenizer_object=word_tokenizer().backend_tokenizer), files),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert changed(lambda _: None) == digests[0]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("limit", [4, 6, 32])
+@pytest.mark.parametrize("texts", [SINGLES, PAIRS], ids=["singles", "pairs"])
+def test_the_backend_asked_directly_says_what_the_tokenizer_says(
+    texts: list[tuple[str, ...]], limit: int, split: bool, side: str
+) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.truncation_side, tokenizer.split_special_tokens = side, split
+    assert speaks_plainly(tokenizer)
+    tokenizer(["word1", "word2 word3"], padding=True, truncation=True, max_length=3)  # another's settings do not stay
+    tokens = encode(tokenizer, texts, limit, types=True)
+    fields = [list(field) for field in zip(*texts, strict=True)]
+    cutting = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
+    said = tokenizer(*fields, **cutting, return_token_type_ids=True)
+    assert [one.ids.tolist() for one in tokens] == said["input_ids"]
+    assert [one.type_ids.tolist() for one in tokens if one.type_ids is not None] == said["token_type_ids"]
+    whole = tokenizer(*fields)["input_ids"]
+    assert tokens.cut.tolist() == [len(ids) > limit for ids in whole]
+
+
+def test_ragged_rows_are_taken_and_padded_as_lists_would_be() -> None:
+    rows = [[5, 6, 7], [], [8], [9, 10]]
+    ragged = Ragged.of([np.array(row, np.int32) for row in rows])
+    assert [row.tolist() for row in ragged] == rows
+    assert ragged[-1].tolist() == [9, 10]
+    assert ragged[0].base is not None  # a view
+    assert [row.tolist() for row in ragged.take(np.array([3, 0, 3, 1]))] == [[9, 10], [5, 6, 7], [9, 10], []]
+    assert [row.tolist() for row in ragged[1:3]] == [[], [8]]
+    filled, there = ragged.padded(np.array([2, 0]), -1)
+    assert filled.tolist() == [[8, -1, -1], [5, 6, 7]]
+    assert there.tolist() == [[True, False, False], [True, True, True]]
+    with pytest.raises(IndexError):
+        ragged[4]
+    assert len(Ragged.of([])) == 0
+    assert len(join([])) == 0

@@ -1,0 +1,1 @@
+"""What amalgam costs beside its rivals, by one protocol."""

@@ -1,4 +1,4 @@
-"""What the cache holds about one bucket of texts: for each teacher its distribution, its logits and its confidence.
+"""What the cache holds about the texts of a unit: for each teacher its distribution, its logits and its confidence.
 
 Read by key, never by position: a text's answers may lie in any file of the family whose bucket overlaps.
 """
@@ -6,18 +6,23 @@ Read by key, never by position: a text's answers may lie in any file of the fami
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
-from amalgam.data.keys import overlaps
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.experiment import Targets
+from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import StoredFile
-from amalgam.stages.build_targets.probabilities import each_pass, softmax, width
-from amalgam.stages.build_targets.uncertainty import COUNT, confidence, mean_probability, sums_over_passes
-from amalgam.stages.cache_teachers.stage import family_in, prefix_in
+from amalgam.stages.build_targets.answers import Answers, read_answers
+from amalgam.stages.build_targets.passes import sums_over_raw
+from amalgam.stages.build_targets.probabilities import softmax, width
+from amalgam.stages.build_targets.uncertainty import (
+    COUNT,
+    confidence,
+    counted,
+    mean_probability,
+    sums_over_passes,
+)
 
 
 @dataclass(frozen=True)
@@ -30,69 +35,63 @@ class Evidence:
     confidence: pl.Series
 
 
-def gather(run: Run, teacher: str, family: str, prefix: str, keys: pl.Series) -> Evidence:
+def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
+    """`prefixes`: the buckets that the keys are of."""
     targets = run.experiment.targets
-    files = [
-        file
-        for file in run.result("cache-teachers").files
-        if family_in(file.path) == family and overlaps(prefix_in(file.path), prefix)
-    ]
-    frames = [_read(run, file, keys) for file in files]
-    logits = _aligned(_logits(frames), keys, teacher)["logits"]
+    answers = read_answers(run, family, prefixes, keys)
+    logits = _aligned(_logits(answers), keys, teacher)["logits"]
     full = run.experiment.cache.passes if targets.passes is None else targets.passes
     certain = softmax(logits)
     if full == 0:
         sums = pl.DataFrame(sums_over_passes([logits], targets.uncertainty))
     else:
         found = [
-            _summed(run, files, frames if some is None else [_of(frame, some) for frame in frames], take, targets)
-            for take, some in _takes(run, prefix, full)
+            _summed(answers if some is None else [_of(one, some) for one in answers], take, run.experiment)
+            for take, some in _takes(run, prefixes, full)
         ]
         sums = _aligned(pl.concat([frame for frame in found if not frame.is_empty()] or found[:1]), keys, teacher)
     distribution = mean_probability(sums) if targets.distribution == "mc-mean" else certain
     return Evidence(teacher, logits, distribution, confidence(sums, targets.uncertainty, full))
 
 
-def _of(frame: pl.DataFrame, some: pl.DataFrame) -> pl.DataFrame:
-    return frame.join(some, on="key", how="semi")
+def _of(answers: Answers, some: pl.DataFrame) -> Answers:
+    return replace(answers, frame=answers.frame.join(some, on="key", how="semi"))
 
 
-def _takes(run: Run, prefix: str, full: int) -> list[tuple[int, pl.DataFrame | None]]:
+def _takes(run: Run, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
     """How many passes of which texts count: all of them the same, unless stage 1 was adaptive."""
     said = run.result("cache-teachers").facts.get("ladder")
     if said is None:
         return [(full, None)]
-    file = next(file for file in run.result("cache-teachers").files if file.path == said[prefix])
-    takes = pl.read_parquet(run.store.checked(file)).with_columns(pl.col("passes").clip(upper_bound=full))
+    wanted = {said[prefix] for prefix in prefixes}
+    files = [file for file in run.result("cache-teachers").files if file.path in wanted]
+    takes = pl.concat([pl.read_parquet(run.store.checked(file)) for file in files])
+    takes = takes.with_columns(pl.col("passes").clip(upper_bound=full))
     return [(int(take), rows.select("key")) for (take,), rows in takes.group_by("passes", maintain_order=True)]
 
 
-def _read(run: Run, file: StoredFile, keys: pl.Series) -> pl.DataFrame:
-    frame = pl.read_parquet(run.store.checked(file))
-    return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
+def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
+    found = [one.frame.select("key", "logits") for one in answers if "logits" in one.frame.columns]
+    if len(found) == 1:
+        return found[0]
+    return pl.concat(found).unique("key", keep="first", maintain_order=True) if found else pl.DataFrame()
 
 
-def _logits(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    with_logits = [frame.select("key", "logits") for frame in frames if "logits" in frame.columns]
-    return pl.concat(with_logits).unique("key", keep="first", maintain_order=True) if with_logits else pl.DataFrame()
-
-
-def _summed(
-    run: Run, files: Sequence[StoredFile], frames: Sequence[pl.DataFrame], take: int, targets: Targets
-) -> pl.DataFrame:
+def _summed(answers: Sequence[Answers], take: int, experiment: Experiment) -> pl.DataFrame:
     """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once.
     """
     total = pl.DataFrame()
-    adaptive = run.experiment.cache.adaptive
-    for (first, last), frame in sorted(zip(_ranges(run, files), frames, strict=True), key=lambda item: item[0]):
+    measure, adaptive = experiment.targets.uncertainty, experiment.cache.adaptive
+    for first, last, frame in ((one.first, one.last, one.frame) for one in answers):
         if "passes" not in frame.columns or first >= take or frame.is_empty():
             continue
-        classes = width(frame["mean_probability"])
+        classes = width(frame["passes"]) // (last - first)
         for count, rows in _by_count(frame, total):
             if first <= count < min(last, take):
-                further = each_pass(rows["passes"], classes, min(last, take) - first)[count - first :]
-                sums = sums_over_passes(further, targets.uncertainty, squares=adaptive)
+                until = min(last, take)
+                raw = rows["passes"].to_numpy()[:, (count - first) * classes : (until - first) * classes]
+                sums = counted(until - count, len(raw)) | sums_over_raw(raw, classes, measure, squares=adaptive)
                 total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
@@ -116,15 +115,11 @@ def _grown(total: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([total.join(found, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
 
 
-def _ranges(run: Run, files: Sequence[StoredFile]) -> list[tuple[int, int]]:
-    """The pass range of each file, as the manifest has it: a unit's own record may be lost."""
-    ranges = run.result("cache-teachers").facts["ranges"]
-    return [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
-
-
 def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:
     if frame.is_empty():
         raise _incomplete(teacher, len(keys), len(keys))
+    if frame["key"].equals(keys):
+        return frame
     joined = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
     absent = joined[joined.columns[1]].null_count()
     if absent:

@@ -1,4 +1,4 @@
-"""Arithmetic on rows of numbers (Polars Array columns): softmax, entropy, sums over passes.
+"""Arithmetic on rows of numbers (Polars Array columns): softmax, entropy, columns.
 
 A series of n arrays of C numbers is worked on flat, which is one vectorised operation whatever n and C are.
 """
@@ -29,13 +29,6 @@ def shaped(numbers: pl.Series, classes: int) -> pl.Series:
     )
 
 
-def each_pass(passes: pl.Series, classes: int, take: int) -> list[pl.Series]:
-    """The raw passes of n texts, as one series of n arrays for each of the first `take` passes."""
-    count = width(passes) // classes
-    arrays = shaped(flat(passes), classes)
-    return [arrays.gather_every(count, offset) for offset in range(min(take, count))]
-
-
 def softmax(logits: pl.Series) -> pl.Series:
     classes = width(logits)
     raised = shaped(flat(logits - logits.arr.max()).exp(), classes)
@@ -46,11 +39,6 @@ def entropy_nats(probability: pl.Series) -> pl.Series:
     """Natural log; 0 * log 0 = 0."""
     numbers = flat(probability)
     return -shaped((numbers * numbers.log()).fill_nan(0.0), width(probability)).arr.sum()
-
-
-def log_sum_exp(logits: pl.Series) -> pl.Series:
-    top = logits.arr.max()
-    return shaped(flat(logits - top).exp(), width(logits)).arr.sum().log() + top
 
 
 def total(series: Iterable[pl.Series]) -> pl.Series:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from amalgam.data.labels import LabelSpace
@@ -83,8 +84,8 @@ def _margin(confidence: pl.Series) -> pl.Series:
     """c_max - c_second + 1e-6; a single teacher has nothing to be weighed against: 1."""
     if width(confidence) == 1:
         return pl.Series([1.0]).new_from_index(0, len(confidence))
-    ordered = confidence.arr.sort(descending=True)
-    return column(ordered, 0) - column(ordered, 1) + LEAST_MARGIN
+    ordered = np.partition(confidence.to_numpy(), -2, axis=1)  # not arr.sort: that takes as long as all the rest
+    return pl.Series("confidence", ordered[:, -1] - ordered[:, -2] + LEAST_MARGIN)
 
 
 def _unchosen(target: pl.Series, teachers: int) -> Ruling:

@@ -1,8 +1,9 @@
-"""Stage build-targets: a unit is one bucket of training texts; memory does not grow with the corpus."""
+"""Stage build-targets: a unit is a few neighbouring buckets of training texts; memory does not grow with the corpus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from amalgam.stages.build_targets.rules import Ruling
+
+
+UNIT_TEXTS = 1 << 15
+"""Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
+
+TEACHERS_AT_ONCE = 2
 
 
 class BuildTargets(UnitByUnit):
@@ -50,13 +57,18 @@ class BuildTargets(UnitByUnit):
         return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        return [Unit(bucket.prefix, folder / "units", bucket.rows, bucket) for bucket in train_part(run).buckets]
+        return [
+            Unit(_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
+            for buckets in _neighbours(train_part(run).buckets)
+        ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
+        import pyarrow as pa
+
         from amalgam.data.shards import write_table
         from amalgam.stages.build_targets.summary import summarise
 
-        rows = read_bucket(run, unit.work)
+        rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.work)
         ruling = _rule(run, unit.work, rows)
         _check(run, ruling, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -86,7 +98,24 @@ class BuildTargets(UnitByUnit):
                 run.console.say(f"  {line}")
 
 
-def _rule(run: Run, bucket: Bucket, rows: pa.Table) -> Ruling:
+def _neighbours(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:
+    """In key order, as many as hold UNIT_TEXTS between them. The corpus decides alone, so all processes agree."""
+    group: list[Bucket] = []
+    for bucket in buckets:
+        if group and sum(one.rows for one in group) + bucket.rows > UNIT_TEXTS:
+            yield tuple(group)
+            group = []
+        group.append(bucket)
+    if group:
+        yield tuple(group)
+
+
+def _name(buckets: Sequence[Bucket]) -> str:
+    """Names in order are keys in order."""
+    return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
+
+
+def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     import polars as pl
 
     from amalgam.stages.build_targets.evidence import gather
@@ -94,10 +123,11 @@ def _rule(run: Run, bucket: Bucket, rows: pa.Table) -> Ruling:
 
     space = label_space(run)
     if run.experiment.targets.mode == "supervised":
-        return one_hot(pl.Series(rows.column("label").to_pylist(), dtype=pl.String), space)
-    keys = pl.Series("key", rows.column("key").to_pylist(), dtype=pl.Binary)
-    families = families_of(run)
-    evidence = [gather(run, name, families[name], bucket.prefix, keys) for name in space.columns]
+        return one_hot(pl.Series("label", rows.column("label"), dtype=pl.String), space)
+    keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
+    families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
+    with ThreadPoolExecutor(TEACHERS_AT_ONCE) as gatherers:
+        evidence = list(gatherers.map(lambda name: gather(run, name, families[name], prefixes, keys), space.columns))
     return rule(evidence, space, run.experiment.targets)
 
 
@@ -129,8 +159,8 @@ def _table(rows: pa.Table, ruling: Ruling) -> pa.Table:
         "key": rows.column("key"),
         "target": _arrays(ruling.target, sizes["target"]),
         "weight": pa.array(ruling.weight.to_numpy(), pa.float32()),
-        "teacher": pa.array(ruling.teacher.to_list(), pa.string()),
-        "margin": pa.array(ruling.margin.to_list(), pa.float32()),
+        "teacher": ruling.teacher.to_arrow().cast(pa.string()),
+        "margin": ruling.margin.to_arrow().cast(pa.float32()),
         "confidence": _arrays(ruling.confidence, sizes["confidence"]),
     }
     return pa.table(columns, schema=schema)
@@ -145,9 +175,16 @@ def _arrays(series: pl.Series, size: int) -> pa.Array:
 
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
-    """The targets, bucket by bucket, in key order: aligned with the training texts by key."""
-    import pyarrow.parquet as pq
+    """The targets, bucket by bucket of the training texts, in key order."""
+    import pyarrow as pa
 
-    manifest = run.result("build-targets")
-    for file in sorted(manifest.files, key=lambda file: Path(file.path).name):
-        yield pq.read_table(run.store.checked(file))
+    from amalgam.data.shards import read_table
+
+    files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
+    left: pa.Table | None = None
+    for bucket in train_part(run).buckets:
+        while left is None or left.num_rows < bucket.rows:
+            further = read_table(run.store.checked(next(files)))
+            left = further if left is None or not left.num_rows else pa.concat_tables([left, further])
+        yield left.slice(0, bucket.rows).combine_chunks()
+        left = left.slice(bucket.rows)

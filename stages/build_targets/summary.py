@@ -32,7 +32,7 @@ def summarise(ruling: Ruling, rows: pa.Table, space: LabelSpace) -> dict[str, An
         "chosen": {teacher: int((chosen == teacher).sum()) for teacher in space.columns} if len(chosen) else {},
         "selection": {},
     }
-    gold = pl.Series(rows.column("label").to_pylist(), dtype=pl.String)
+    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if len(chosen) and gold.null_count() < len(gold):
         facts["selection"] = _selection(ruling, gold, space)
     return facts

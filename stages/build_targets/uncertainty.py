@@ -9,40 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import polars as pl
 
-from amalgam.stages.build_targets.probabilities import (
-    entropy_nats,
-    flat,
-    log_sum_exp,
-    shaped,
-    side_by_side,
-    softmax,
-    total,
-    width,
-)
+from amalgam.stages.build_targets.passes import sums_over_raw
+from amalgam.stages.build_targets.probabilities import entropy_nats, flat, shaped, width
 
 COUNT = "passes_counted"
 
 
 def sums_over_passes(passes: list[pl.Series], name: str, *, squares: bool = False) -> dict[str, pl.Series]:
-    """The additive facts of some passes that the measure `name` needs; those of several files are simply added.
-    `squares`: also what the entropies of fewer passes than K are corrected by.
-    """
-    probabilities = [softmax(logits) for logits in passes]
-    found = {
-        COUNT: pl.Series([float(len(passes))]).new_from_index(0, len(passes[0])),
-        "probability": total(probabilities),
-    }
-    if squares and name in ("entropy", "mutual-information"):
-        found["squares"] = total(probability * probability for probability in probabilities)
-    if name in ("expected-entropy", "mutual-information"):
-        found["entropy"] = total(entropy_nats(probability) for probability in probabilities)
-    if name == "variation-ratio":
-        found["votes"] = _votes(probabilities)
-    if name == "energy":
-        found["energy"] = total(_bounded_energy(logits) for logits in passes)
-    return found
+    """The additive facts of some passes that the measure `name` needs; those of several files are simply added."""
+    raw = np.concatenate([logits.to_numpy() for logits in passes], axis=1)
+    return {**counted(len(passes), len(raw)), **sums_over_raw(raw, width(passes[0]), name, squares=squares)}
+
+
+def counted(passes: int, texts: int) -> dict[str, pl.Series]:
+    return {COUNT: pl.Series([float(passes)]).new_from_index(0, texts)}
 
 
 def mean_probability(sums: pl.DataFrame) -> pl.Series:
@@ -103,21 +86,3 @@ MEASURES: dict[str, Callable[[pl.DataFrame], pl.Series]] = {
     "max-probability": _max_probability,
     "energy": _energy,
 }
-
-
-def _bounded_energy(logits: pl.Series) -> pl.Series:
-    """exp(free energy of the centred logits) x C, in (0, 1]: 1 when all logits are equal.
-
-    Reading: the free energy -logsumexp(z) has no scale that two teachers share, since softmax does not fix the level of
-    its logits; centring fixes it, and the exponential bounds it.
-    """
-    classes = width(logits)
-    centred = logits - logits.arr.mean()
-    return (math.log(classes) - log_sum_exp(centred)).exp()
-
-
-def _votes(probabilities: list[pl.Series]) -> pl.Series:
-    """For each label, how many passes put it first."""
-    classes = width(probabilities[0])
-    first = [probability.arr.arg_max() for probability in probabilities]
-    return side_by_side([total((one == label).cast(pl.Float64) for one in first) for label in range(classes)], "votes")

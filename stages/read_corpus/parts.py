@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -66,10 +66,10 @@ def train_part(run: Run) -> Part:
     return part
 
 
-def read_bucket(run: Run, bucket: Bucket, columns: list[str] | None = None) -> pa.Table:
-    import pyarrow.parquet as pq
+def read_bucket(run: Run, bucket: Bucket, columns: Sequence[str] | None = None) -> pa.Table:
+    from amalgam.data.shards import read_table
 
-    return pq.read_table(run.store.checked(bucket.file), columns=columns)
+    return read_table(run.store.checked(bucket.file), columns)
 
 
 def tables(run: Run, part: Part) -> Iterator[pa.Table]:

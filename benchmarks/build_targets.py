@@ -1,0 +1,167 @@
+"""Stage 2 beside merely scanning the same files with Polars, and its memory from 10^5 texts to 10^7.
+
+python benchmarks/build_targets.py [--texts 100000 1000000 10000000] [--mode soft] [--json]
+
+The texts are keys and the answers drawn numbers (synthetic_shards.py), written by the store as stage 1 writes them.
+Each figure is from a process of its own, its imports before the clock; files are warm from the pass before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from amalgam.benchmarks.protocol import interleaved, median, paired, row, show, spread
+from amalgam.benchmarks.synthetic_shards import Shape, quiet_run, write_answers, write_corpus, write_experiment
+
+SAMPLE = 64
+CLOSE = 1e-6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--teachers", type=int, default=2)
+    parser.add_argument("--labels", type=int, default=4, help="of each teacher")
+    parser.add_argument("--passes", type=int, default=16)
+    parser.add_argument("--mode", choices=("soft", "hard", "vanilla-kd"), default="soft")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scratch", type=Path, help="where the synthetic workspaces stand; default: the system's")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        what, folder = options.worker
+        print(json.dumps(WORKERS[what](Path(folder), options.mode)))  # noqa: T201  read by the process that measures
+        return
+    rows = []
+    for texts in options.texts:
+        with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+            rows += _compared(Path(scratch) / "run", texts, options)
+    show(rows, as_json=options.json)
+
+
+def _compared(base: Path, texts: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    shape = Shape(texts, options.teachers, options.labels, options.passes)
+    config = write_experiment(base, shape)
+    write_corpus(config, shape)
+    write_answers(config, shape)
+    peaks: dict[str, list[float]] = {name: [] for name in WORKERS}
+    said: dict[str, dict[str, Any]] = {}
+
+    def ask(what: str) -> float:
+        said[what] = _in_own_process(what, base, options.mode)
+        peaks[what].append(said[what]["peak_rss_mb"])
+        return float(said[what]["seconds"])
+
+    seconds = interleaved({what: partial(ask, what) for what in WORKERS}, options.repeats)
+    _gate(base, shape, options.mode)
+    return [
+        row(
+            "build-targets",
+            what,
+            texts=texts,
+            texts_per_s=round(texts / median(taken)),
+            seconds=round(median(taken), 2),
+            spread=round(spread(taken), 3),
+            of_scan=round(paired(taken, seconds["polars scan"]), 2),
+            peak_rss_mb=round(max(peaks[what])),
+            mb_read=round(said[what]["bytes"] / 1e6),
+            files=said[what]["files"],
+        )
+        for what, taken in seconds.items()
+    ]
+
+
+def _in_own_process(what: str, base: Path, mode: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--mode", mode, "--worker", what, str(base)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _build(base: Path, mode: str) -> dict[str, Any]:
+    """`amalgam build-targets`, from the decision what is missing to the closed manifest."""
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.build_targets import rules, summary  # noqa: F401  imported before the clock starts
+    from amalgam.stages.order import STAGES
+
+    run = quiet_run(base / "amalgam.yaml", f"targets.mode={mode}")
+    shutil.rmtree(run.store.root / "build-targets", ignore_errors=True)
+    began = time.perf_counter()
+    bring_up_to_date(STAGES, run, target="build-targets")
+    return _said(began, [run.store.path(file) for file in run.result("cache-teachers").files])
+
+
+def _scan(base: Path, mode: str) -> dict[str, Any]:  # noqa: ARG001
+    """What any reader of these files must do: unpack the columns that stage 2 uses, and add them up."""
+    import polars as pl
+
+    run = quiet_run(base / "amalgam.yaml")
+    manifest = run.store.record(next(run.store.root.glob("cache-teachers/*/MANIFEST.json")))
+    if manifest is None:
+        raise SystemExit("the synthetic workspace has no cache")
+    files = [run.store.path(file) for file in manifest.files]
+    began = time.perf_counter()
+    columns = pl.col("key").max(), *(pl.col(name).arr.sum().sum() for name in ("logits", "passes"))
+    pl.scan_parquet(files).select(columns).collect(engine="streaming")
+    return _said(began, files)
+
+
+def _said(began: float, files: list[Path]) -> dict[str, Any]:
+    seconds = time.perf_counter() - began
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    total = sum(path.stat().st_size for path in files)
+    return {"seconds": seconds, "peak_rss_mb": int(peak.split()[1]) / 1e3, "bytes": total, "files": len(files)}
+
+
+def _gate(base: Path, shape: Shape, mode: str) -> None:
+    """Every text has a target, and those of a sample are what NumPy makes of the raw passes by the book."""
+    import numpy as np
+    import polars as pl
+
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.order import STAGES
+
+    run = quiet_run(base / "amalgam.yaml", f"targets.mode={mode}")
+    bring_up_to_date(STAGES, run, target="build-targets")
+    made = pl.scan_parquet([run.store.path(file) for file in run.result("build-targets").files])
+    if made.select(pl.len()).collect().item() != shape.texts:
+        raise SystemExit("not every text has a target")
+    if mode != "soft":
+        return
+    sample = made.head(SAMPLE).collect()
+    cached = pl.scan_parquet([run.store.path(f) for f in run.result("cache-teachers").files], include_file_paths="file")
+    found = cached.filter(pl.col("key").is_in(sample["key"].implode())).collect()
+    confidences = []
+    for _, one in found.group_by(pl.col("file").str.extract(r"([^/]+)/[^/]+/[^/]+$"), maintain_order=True):
+        ordered = sample.select("key").join(one, on="key", how="left", maintain_order="left")
+        passes = ordered["passes"].to_numpy().astype(np.float64).reshape(SAMPLE, shape.passes, shape.labels)
+        mean = _softmax(passes).mean(axis=1)
+        confidences.append(1 + (mean * np.log(mean)).sum(axis=1) / np.log(shape.labels))
+    expected = [np.sort(confidence) for confidence in np.stack(confidences, axis=1)]
+    got = np.sort(sample["confidence"].to_numpy(), axis=1)
+    if not np.allclose(got, expected, atol=1e-5) or not np.allclose(sample["target"].arr.sum(), 1, atol=CLOSE):
+        raise SystemExit("the targets are not what the raw passes say")
+
+
+def _softmax(logits: Any) -> Any:
+    import numpy as np
+
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return raised / raised.sum(axis=-1, keepdims=True)
+
+
+WORKERS = {"amalgam": _build, "polars scan": _scan}
+
+
+if __name__ == "__main__":
+    main()

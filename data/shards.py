@@ -53,9 +53,10 @@ def _leaf(field: Any) -> str:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, pre_buffer=False) as file:
+    with pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 

@@ -7,6 +7,7 @@ done (run_units), and what is to be remembered of the whole (finish). What is al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,11 +91,18 @@ class UnitByUnit:
     """For a stage whose units have nothing to share while they are being done."""
 
     name: ClassVar[str]
+    at_once: ClassVar[int] = 1
+    """Units that are worked on at the same time, by a thread each."""
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        for unit in units:
+        def work(unit: Unit) -> None:
             run.signals.check()
             patiently(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
+
+        with ThreadPoolExecutor(self.at_once) as workers:
+            done = map(work, units) if self.at_once == 1 else workers.map(work, units)
+            for unit, _ in zip(units, done, strict=True):
+                run.console.advance(unit.size)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         raise NotImplementedError

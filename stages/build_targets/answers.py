@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +21,6 @@ from amalgam.pipeline.store import StoredFile
 from amalgam.stages.cache_teachers.stage import family_in, prefix_in
 
 COLUMNS = ("key", "logits", "passes")
-READERS = 2
-"""Threads: a file is checked and unpacked outside the interpreter's lock."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ def read_answers(run: Run, family: str, prefixes: Sequence[str], keys: pl.Series
     """In the order of pass ranges; a text stands once in each."""
     ranges = run.result("cache-teachers").facts["ranges"]  # a unit's own record may be lost
     files = _shelves(run)[family].about(prefixes) if family in _shelves(run) else []
-    with ThreadPoolExecutor(READERS) as readers:
-        tables = list(readers.map(lambda file: read_table(run.store.checked(file), COLUMNS), files))
+    tables = [read_table(run.store.checked(file), COLUMNS) for file in files]
     alike: dict[tuple[Any, ...], list[pa.Table]] = {}
     for file, table in zip(files, tables, strict=True):
         first, last = ranges[file.path]

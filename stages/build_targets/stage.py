@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
 UNIT_TEXTS = 1 << 15
 """Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
 
-TEACHERS_AT_ONCE = 2
-
 
 class BuildTargets(UnitByUnit):
     name: ClassVar[str] = "build-targets"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "texts"
+    at_once: ClassVar[int] = 2
 
     def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every student has targets
         return True
@@ -74,7 +72,6 @@ class BuildTargets(UnitByUnit):
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, ruling), draft.folder / "unit.parquet")
             draft.facts = summarise(ruling, rows, label_space(run))
-        run.console.advance(unit.size)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         from amalgam.stages.build_targets.summary import merge
@@ -126,8 +123,7 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
         return one_hot(pl.Series("label", rows.column("label"), dtype=pl.String), space)
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
-    with ThreadPoolExecutor(TEACHERS_AT_ONCE) as gatherers:
-        evidence = list(gatherers.map(lambda name: gather(run, name, families[name], prefixes, keys), space.columns))
+    evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
     return rule(evidence, space, run.experiment.targets)
 
 

@@ -57,7 +57,6 @@ class ReadCorpus(UnitByUnit):
                 require_label=needs_label,
             )
             draft.facts = {"part": unit.name, **facts.to_json()}
-        run.console.advance(1)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         from amalgam.data.corpus import leaks

@@ -50,7 +50,6 @@ class Report(UnitByUnit):
         found = evaluate_all(run)
         with run.store.draft(unit.folder, unit.name) as draft:
             (draft.folder / "evaluation.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-        run.console.advance(1)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"method": method_of(run.experiment.targets.mode)}

@@ -60,7 +60,6 @@ class TrainTeachers(UnitByUnit):
                 save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
-        run.console.advance(1)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from amalgam.pipeline.runner import MENDINGS, PartDoneError, bring_up_to_date
 from amalgam.pipeline.stage import Run, Unit
 from amalgam.pipeline.store import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
-from amalgam.tests.pipeline.toy_stages import Before, calls, outcome, toy_base, toy_run, toy_stages
+from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
 
 UNITS = ["a", "b", "c", "joined", "pair"]
 
@@ -80,6 +81,39 @@ def test_a_target_that_is_no_stage_is_refused_with_the_stages(tmp_path: Path) ->
     with pytest.raises(ExperimentError) as raised:
         bring_up_to_date(toy_stages(), toy_run(toy_base(tmp_path)), target="trio")
     assert str(raised.value) == "this experiment has no stage trio\nfix: its stages: letters, joined, pair"
+
+
+class TwoAtOnce(Letters):
+    at_once = 2
+
+
+def test_units_at_once_are_worked_on_at_the_same_time_and_give_the_same(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=30)  # breaks unless two units are under way together
+
+    def meet(_run: Run, unit: Unit) -> None:
+        if unit.name in {"a", "b"}:
+            both.wait()
+
+    one, two = toy_run(toy_base(tmp_path / "one")), toy_run(toy_base(tmp_path / "two"))
+    bring_up_to_date([Letters()], one)
+    bring_up_to_date([TwoAtOnce(meet)], two)
+    assert one.result("letters") == two.result("letters")
+
+
+def test_of_units_at_once_one_that_fails_ends_the_run_and_what_was_done_stays(tmp_path: Path) -> None:
+    def fail(_run: Run, unit: Unit) -> None:
+        if unit.name == "b":
+            raise WorkError("no b")
+
+    lines = "".join(f"{chr(letter)}\n" for letter in range(ord("a"), ord("z")))
+    run = toy_run(toy_base(tmp_path, lines))
+    with pytest.raises(WorkError, match="no b"):
+        bring_up_to_date([TwoAtOnce(fail)], run)
+    begun = calls(tmp_path)
+    assert "a" in begun
+    assert len(begun) < 25
+    bring_up_to_date([TwoAtOnce()], toy_run(tmp_path))
+    assert calls(tmp_path).count("a") == 1
 
 
 def test_only_refuses_to_run_what_comes_before(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ class Letters(Toy):
             shouted = [f"{line.upper()} {run.experiment.cache.seed}" for line in unit.work]
             (draft.folder / "group.txt").write_text("\n".join(shouted))
             draft.facts = {"lines": len(unit.work)}
-        run.console.advance(unit.size)
 
 
 class Joined(Toy):

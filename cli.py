@@ -111,11 +111,18 @@ def run(
 
 
 @app.command()
-def plan(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """What `run` would do, and why. Nothing runs."""
+def plan(
+    overrides: Overrides = None,
+    config: Config = FILE,
+    as_json: AsJson = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Try this machine for some seconds where the cost is not known yet.")
+    ] = False,
+) -> None:
+    """What `run` would do, why, and what it would cost. Nothing runs."""
     from amalgam.stages.commands import show_plan
 
-    show_plan(config, overrides or [], as_json=as_json)
+    show_plan(config, overrides or [], as_json=as_json, measure=measure)
 
 
 @app.command()

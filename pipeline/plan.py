@@ -30,6 +30,8 @@ class StageState:
     total: int | None
     fingerprint: str | None
     warnings: tuple[str, ...] = ()
+    missing: tuple[Unit, ...] = ()
+    """The units that are not there, where they are known."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,8 +75,10 @@ def examine(stage: Stage, run: Run) -> StageState:
     run.results.pop(stage.name, None)
     units = stage.units(run, run.store.folder(stage.name, name))
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
-    done = sum(is_done(run, unit) for unit in units)
-    return StageState(stage.name, "partial" if done else "missing", reason, detail, done, len(units), name)
+    missing = tuple(unit for unit in units if not is_done(run, unit))
+    done = len(units) - len(missing)
+    state: State = "partial" if done else "missing"
+    return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)
 
 
 def identity_of(stage: Stage, run: Run) -> dict[str, Any]:

@@ -135,23 +135,29 @@ def _yaml(value: Any) -> str:
 # ---- looking
 
 
-def show_plan(config: Path, overrides: list[str], *, as_json: bool) -> None:
+def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool) -> None:
+    from amalgam.stages.bill.bill import bill
+
     _, run = open_run(config, overrides)
     with working(run):
         states = plan(STAGES, run)
+        costs = bill(run, states, measure=measure)
     if as_json:
-        run.console.json({"stages": [state.to_json() for state in states]})
+        run.console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
         return
     rows = [
         [
             state.stage,
             state.state,
             "-" if state.total is None else f"{state.done}/{state.total}",
+            *costs.cells(state.stage),
             f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
         ]
         for state in states
     ]
-    run.console.table("", ["stage", "state", "units", "why"], rows)
+    run.console.table("", ["stage", "state", "units", "time", "memory", "disk", "why"], rows)
+    for line in costs.lines():
+        run.console.result(line)
     for state in states:
         for warning in state.warnings:
             run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")

@@ -44,7 +44,7 @@ def tokens_of(  # noqa: PLR0913 - what tokens are a function of, each by name
         return kept
     tokens = encode(tokenizer, fields(read_bucket(run, bucket)), limit, types=types)
     with run.store.draft(folder, name, ".parquet") as draft:
-        write_table(_table(tokens), draft.folder / "tokens.parquet")
+        write_table(token_table(tokens), draft.folder / "tokens.parquet")
         draft.facts = {"bucket": bucket.file.sha256, "rows": len(tokens), "tokens": int(tokens.lengths.sum())}
         draft.made = {"libraries": library_versions()}
     return tokens
@@ -78,7 +78,7 @@ def _kept(run: Run, record: Record, bucket: Bucket) -> TokenRows | None:
     return tokens if len(tokens) == bucket.rows else None
 
 
-def _table(tokens: TokenRows) -> Any:
+def token_table(tokens: TokenRows) -> Any:
     import pyarrow as pa
 
     columns: Mapping[str, Ragged] = {"ids": tokens.ids} | ({"type_ids": tokens.type_ids} if tokens.type_ids else {})

@@ -26,32 +26,32 @@ class ReadCorpus(UnitByUnit):
 
     def prepare(self, run: Run) -> None:
         """Remote files are fetched once; what they held then is pinned."""
-        for sources in _sources(run.experiment).values():
+        for sources in sources_of(run.experiment).values():
             for source in sources:
                 if source.startswith(REMOTE) and _fetched(run, source) is None:
                     _fetch(run, source)
 
     def identity(self, run: Run) -> Identity:
         said: dict[str, Any] = {"corpus": run.experiment.corpus.model_dump(exclude=PATHS)}
-        if "teachers" in _sources(run.experiment):
-            said["train_teachers"] = {"limit": _corpus_for(run.experiment, "teachers").limit}
-        return Identity(said, {part: _part_identity(run, part) for part in _sources(run.experiment)})
+        if "teachers" in sources_of(run.experiment):
+            said["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
+        return Identity(said, {part: part_identity(run, part) for part in sources_of(run.experiment)})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a part is shared by all experiments
         return [
             Unit(part, run.store.folder(self.name, f"part-{_part_fingerprint(run, part)}"), 1, part)
-            for part in _sources(run.experiment)
+            for part in sources_of(run.experiment)
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.data.corpus import read_part
 
-        files = [path for source in _sources(run.experiment)[unit.name] for path in _local(run, source)]
+        files = [path for source in sources_of(run.experiment)[unit.name] for path in local_files(run, source)]
         with run.store.draft(unit.folder, unit.name) as draft:
             needs_label = unit.name == "train" and _train_needs_label(run.experiment)
             facts = read_part(
                 files,
-                _corpus_for(run.experiment, unit.name),
+                corpus_for(run.experiment, unit.name),
                 part=unit.work,
                 folder=draft.folder,
                 require_label=needs_label,
@@ -90,7 +90,7 @@ def _counts(facts: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _corpus_for(experiment: Experiment, part: str) -> Corpus:
+def corpus_for(experiment: Experiment, part: str) -> Corpus:
     """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
     own = experiment.train_teachers.limit if experiment.train_teachers else None
     limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
@@ -99,11 +99,11 @@ def _corpus_for(experiment: Experiment, part: str) -> Corpus:
 
 def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
-    config = _corpus_for(run.experiment, part).model_dump(exclude=PATHS)
-    return fingerprint([ReadCorpus.VERSION, part, config, _part_identity(run, part)])
+    config = corpus_for(run.experiment, part).model_dump(exclude=PATHS)
+    return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
 
 
-def _sources(experiment: Experiment) -> dict[str, list[str]]:
+def sources_of(experiment: Experiment) -> dict[str, list[str]]:
     corpus = experiment.corpus
     own = experiment.train_teachers.texts if experiment.train_teachers else None
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
@@ -115,20 +115,20 @@ def _train_needs_label(experiment: Experiment) -> bool:
     return trains or experiment.targets.mode == "supervised"
 
 
-def _part_identity(run: Run, part: str) -> list[str]:
+def part_identity(run: Run, part: str) -> list[str]:
     found: list[str] = []
-    for source in _sources(run.experiment)[part]:
+    for source in sources_of(run.experiment)[part]:
         if source.startswith(REMOTE):
             digest = run.store.get("remote", source)
             if digest is None:
                 raise NotKnownYetError(source)
             found.append(digest)
         else:
-            found += [run.digest_of(path) for path in _local(run, source)]
+            found += [run.digest_of(path) for path in local_files(run, source)]
     return sorted(found)
 
 
-def _local(run: Run, source: str) -> list[Path]:
+def local_files(run: Run, source: str) -> list[Path]:
     from amalgam.data.sources import files_of
 
     if source.startswith(REMOTE):

@@ -15,6 +15,7 @@ from amalgam.stages.train_student.training import accuracy_on, learn
 from amalgam.stages.train_teachers.stage import settings_of
 
 HELD_OUT = 0.05
+EVALUATE_EVERY = 100
 
 
 def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
@@ -22,7 +23,16 @@ def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tupl
     settings = settings_of(run)
     new = beginner(run, settings, labels, "train_teachers.encoder")
     material = labelled(run, part, new, labels, held_out=HELD_OUT)
-    training = Training(
+    training = training_settings(run)
+    score = accuracy_on(material.held_out or material.learn, new.pad_id)
+    facts = learn(run, new, material.learn, training, score, checkpoint)
+    chosen_on = "held out" if material.held_out else "on its training texts"
+    return new, {**facts, "labels": list(labels), "texts": len(material.learn), "selected_by": chosen_on}
+
+
+def training_settings(run: Run) -> Training:
+    settings = settings_of(run)
+    return Training(
         epochs=settings.epochs,
         learning_rate=settings.learning_rate,
         batch_size=settings.batch_size,
@@ -30,11 +40,7 @@ def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tupl
         warmup=settings.warmup,
         weight_decay=settings.weight_decay,
         clip=1.0,
-        evaluate_every=100,
+        evaluate_every=EVALUATE_EVERY,
         seed=settings.seed,
         checkpoint_seconds=run.experiment.execution.training_checkpoint_seconds,
     )
-    score = accuracy_on(material.held_out or material.learn, new.pad_id)
-    facts = learn(run, new, material.learn, training, score, checkpoint)
-    chosen_on = "held out" if material.held_out else "on its training texts"
-    return new, {**facts, "labels": list(labels), "texts": len(material.learn), "selected_by": chosen_on}

@@ -1,0 +1,1 @@
+"""What is missing will cost: time, memory, disk."""

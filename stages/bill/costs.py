@@ -1,0 +1,248 @@
+"""What each stage costs: how much of its work is missing, times what a trial of it took on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.plan import StageState
+from amalgam.pipeline.stage import NotKnownYetError, Run
+from amalgam.stages.bill import trials
+from amalgam.stages.bill.rates import Figures, Rates
+from amalgam.stages.bill.survey import Survey, sample, survey
+from amalgam.stages.models.encoder import encoder_digest
+from amalgam.stages.read_corpus.stage import corpus_for, part_identity, sources_of
+from amalgam.stages.teachers import KnownTeacher, teachers_of
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.experiment import Student, TrainTeachers
+    from amalgam.stages.cache_teachers.teacher import Teacher
+
+MEGABYTE = 1e6
+BARE_MB = 400
+"""A process with its libraries: what has no trial of its own is taken to need no more."""
+TARGET_BYTES = 60
+"""Of a text's target beside its numbers: key, weight, teacher, margin."""
+ENCODER = {"teachers": "train_teachers.encoder", "student": "student.encoder"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    memory_mb: float
+    disk_mb: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage that is not current."""
+
+    run: Run
+    rates: Rates
+    state: StageState
+
+    def survey(self, part: str) -> Survey:
+        return survey(self.run, part, self.rates)
+
+    @property
+    def kind_of_texts(self) -> Any:
+        """Rates are kept for texts like these: appended ones are taken to be of the same kind."""
+        said = self.run.experiment.corpus
+        return [said.text, said.train]
+
+    @property
+    def teachers_part(self) -> str:
+        settings = self.run.experiment.train_teachers
+        return "teachers" if settings and settings.texts else "train"
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The teachers that are to be trained, and their labels."""
+        from amalgam.data.labels import cut_in_groups
+
+        settings = self.run.experiment.train_teachers
+        groups = settings.groups if settings else {}
+        if isinstance(groups, dict):
+            return groups
+        names = cut_in_groups(sorted(self.survey(self.teachers_part).labels), groups)
+        return {f"teacher-{number}": own for number, own in enumerate(names, 1)}
+
+
+# ---- texts
+
+
+def _reading(job: Job) -> Cost:
+    run = job.run
+    missing = [unit.name for unit in job.state.missing] or list(sources_of(run.experiment))
+    rates = job.rates.of(
+        "reading texts",
+        [job.kind_of_texts, part_identity(run, "train")],
+        lambda: trials.reading(sample(run, "train"), corpus_for(run.experiment, "train")),
+    )
+    rows = sum(job.survey(part).texts for part in missing)
+    return Cost(rows * rates["seconds_per_row"], BARE_MB, rows * rates["mb_per_row"])
+
+
+# ---- trainings
+
+
+@dataclass(frozen=True)
+class _Lessons:
+    """What a training goes through: texts learned from, texts looked at again and again, and how often."""
+
+    learned: float
+    looked_at: float
+    epochs: int
+    batch: int
+    every: int
+
+    def seconds(self, rates: Figures) -> float:
+        steps = self.epochs * -(-self.learned // self.batch)
+        looks = -(-steps // self.every)
+        learning, looking = steps * rates["seconds_per_step"], looks * self.looked_at * rates["seconds_per_read"]
+        return rates["setup_seconds"] + learning + looking
+
+
+def _training_teachers(job: Job) -> Cost:
+    from amalgam.stages.train_teachers.stage import settings_of
+
+    settings, part, groups = settings_of(job.run), job.survey(job.teachers_part), job.groups
+    wanted = {unit.name for unit in job.state.missing} or set(groups)
+    rates = _training_rates(job, settings, "teachers")
+    held_out, every = trials.TEACHER_HELD_OUT, trials.TEACHER_EVERY
+    seconds = 0.0
+    for labels in (labels for name, labels in groups.items() if name in wanted):
+        size = part.texts * part.share_of(labels)
+        lessons = _Lessons(size * (1 - held_out), size * held_out, settings.epochs, settings.batch_size, every)
+        seconds += lessons.seconds(rates)
+    return Cost(seconds, rates["memory_mb"], len(wanted) * rates["model_mb"])
+
+
+def _training_student(job: Job) -> Cost:
+    student, texts = job.run.experiment.student, job.survey("train").texts
+    validation = job.survey("validation").texts if student.select != "held-out" else 0
+    held_out = 0.0 if validation else student.held_out
+    looked_at = validation or texts * (held_out or 1.0)
+    lessons = _Lessons(texts * (1 - held_out), looked_at, student.epochs, student.batch_size, student.evaluate_every)
+    rates = _training_rates(job, student, "student")
+    tokens_mb = 4 * texts * rates["tokens_per_text"] / MEGABYTE
+    return Cost(lessons.seconds(rates), rates["memory_mb"] + tokens_mb, rates["model_mb"])
+
+
+def _training_rates(job: Job, said: Student | TrainTeachers, who: str) -> Figures:
+    sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
+    about = [encoder_digest(job.run, said, ENCODER[who]), sizes, job.kind_of_texts]
+    part = job.teachers_part if who == "teachers" else "train"
+
+    def measure() -> Figures:
+        return trials.training(job.run, said, ENCODER[who], sample(job.run, part))
+
+    return job.rates.of(f"training {said.encoder}", about, measure)
+
+
+def _report(job: Job) -> Cost:
+    rates = _training_rates(job, job.run.experiment.student, "student")
+    seconds = rates["setup_seconds"] + job.survey("test").texts * rates["seconds_per_read"]
+    return Cost(seconds, rates["memory_mb"], 0.1)
+
+
+# ---- teachers
+
+
+def _asking(job: Job) -> Cost:
+    passes = job.run.experiment.cache.passes
+    train, test = job.survey("train").texts, job.survey("test").texts
+    rows = _rows_missing(job)
+    rates = {name: _asking_rates(job, name) for name in rows} if rows is not None else _stand_ins(job)
+    rows = rows if rows is not None else dict.fromkeys(rates, train * (passes + 1) + test)
+    seconds = sum(rates[name]["setup_seconds"] + rows[name] * rates[name]["seconds_per_pass"] for name in rows)
+    disk = sum(rates[name]["mb_per_text"] * rows[name] / (passes + 1) for name in rows)
+    tokens = max((one["token_mb_per_text"] for one in rates.values()), default=0.0) * (train + test)
+    return Cost(seconds, max((one["memory_mb"] for one in rates.values()), default=BARE_MB), disk + tokens)
+
+
+def _rows_missing(job: Job) -> dict[str, float] | None:
+    """Text-passes that each teacher still lacks; None: the teachers are not there yet."""
+    if job.state.total is None:
+        try:
+            teachers_of(job.run)
+        except NotKnownYetError as unknown:
+            if unknown.stage == "train-teachers" and not job.run.experiment.teachers:
+                return None
+            raise
+        whole = job.survey("train").texts * (job.run.experiment.cache.passes + 1) + job.survey("test").texts
+        return {known.name: whole for known in teachers_of(job.run)}
+    rows: dict[str, float] = {}
+    for unit in job.state.missing:
+        teacher = getattr(unit.work, "teacher", None)
+        if teacher is not None:
+            rows[teacher] = rows.get(teacher, 0) + unit.size
+    return rows
+
+
+def _asking_rates(job: Job, name: str) -> Figures:
+    known: KnownTeacher = next(one for one in teachers_of(job.run) if one.name == name)
+
+    def load(dtype: str) -> Teacher:
+        from amalgam.stages.cache_teachers.asking import loaded_teacher
+
+        return loaded_teacher(job.run, known, dtype, passes=job.run.experiment.cache.passes)
+
+    return _asked(job, known.name, known.identity, load)
+
+
+def _stand_ins(job: Job) -> dict[str, Figures]:
+    """Teachers that are not trained yet are measured by what they will be: their encoder under a new head."""
+    from amalgam.stages.train_teachers.stage import settings_of
+
+    settings = settings_of(job.run)
+    content = [encoder_digest(job.run, settings, ENCODER["teachers"]), settings.max_tokens]
+    return {
+        name: _asked(job, settings.encoder, [content, len(labels)], partial(trials.stand_in, job.run, settings, labels))
+        for name, labels in job.groups.items()
+    }
+
+
+def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
+    cache = job.run.experiment.cache
+    dtype = job.run.store.get("dtype", "auto") or "auto" if cache.dtype == "auto" else cache.dtype
+
+    def measure() -> Figures:
+        return trials.asking(job.run, load, dtype, sample(job.run, "train"))
+
+    return job.rates.of(f"asking {name}", [about, cache.passes, dtype, job.kind_of_texts], measure)
+
+
+# ---- targets
+
+
+def _targets(job: Job) -> Cost:
+    said = job.run.experiment.targets
+    passes = job.run.experiment.cache.passes if said.passes is None else said.passes
+    sizes = [] if said.mode == "supervised" else _label_counts(job)
+    known = job.state.total is not None
+    texts = sum(unit.size for unit in job.state.missing) if known else job.survey("train").texts
+    seconds = 0.0
+    for labels in sizes:
+        rates = job.rates.of("building targets", [labels, passes], partial(trials.summing, labels, passes))
+        seconds += texts * rates["seconds_per_text"]
+    return Cost(seconds, BARE_MB, texts * (4 * (sum(sizes) + len(sizes)) + TARGET_BYTES) / MEGABYTE)
+
+
+def _label_counts(job: Job) -> list[int]:
+    try:
+        return [len(known.labels) for known in teachers_of(job.run)]
+    except NotKnownYetError:
+        return [len(labels) for labels in job.groups.values()]
+
+
+COSTS: Mapping[str, Callable[[Job], Cost]] = {
+    "read-corpus": _reading,
+    "train-teachers": _training_teachers,
+    "cache-teachers": _asking,
+    "build-targets": _targets,
+    "train-student": _training_student,
+    "report": _report,
+}

@@ -1,0 +1,276 @@
+"""Short trials of the work itself: a few launches of a teacher, a few steps of a training, on texts of this corpus.
+
+Every trial runs the code that the stage runs, so that its figures need no model of the machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from amalgam.stages.bill.rates import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from amalgam.data.tokens import TokenRows
+    from amalgam.pipeline.experiment import Corpus, Student, TrainTeachers
+    from amalgam.pipeline.stage import Run
+    from amalgam.stages.cache_teachers.teacher import Teacher
+    from amalgam.stages.fine_tuning.batches import Examples
+    from amalgam.stages.fine_tuning.loop import Training
+
+    Texts = Sequence[tuple[str, ...]]
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+ROUNDS = 3
+FIRST_STEPS, STEPS = 2, 8
+"""Steps of a trial training: the first ones are slower and do not count."""
+ROWS_READ = 4096
+SUMMED = 4096
+MEGABYTE = 1e6
+TEACHER_HELD_OUT, TEACHER_EVERY = 0.05, 100
+"""What stages/train_teachers keeps aside, and how many steps lie between two looks at it."""
+
+
+def starting() -> Figures:
+    """What any command pays before its first launch: Python and the libraries, in a process of their own."""
+    began = time.perf_counter()
+    libraries = "import torch, transformers, accelerate, polars, pyarrow.parquet"
+    subprocess.run([sys.executable, "-c", libraries], check=True, capture_output=True)
+    return {"seconds": time.perf_counter() - began}
+
+
+def reading(texts: Texts, corpus: Corpus) -> Figures:
+    """Seconds per row of read-corpus, and bytes per text of its buckets."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from amalgam.data.corpus import read_part
+
+    with tempfile.TemporaryDirectory() as scratch:
+        source, folder = Path(scratch) / "rows.parquet", Path(scratch) / "part"
+        folder.mkdir()
+        rows = [texts[row % len(texts)] for row in range(ROWS_READ)]
+        columns = {name: [f"{row} {text[i]}" for row, text in enumerate(rows)] for i, name in enumerate(corpus.text)}
+        pq.write_table(pa.table(columns), source)
+        plain = corpus.model_copy(update={"label": None, "id": "auto", "limit": None})
+        began = time.perf_counter()
+        read_part([source], plain, part="train", folder=folder)
+        seconds = time.perf_counter() - began
+        size = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+    return {"seconds_per_row": seconds / ROWS_READ, "mb_per_row": size / MEGABYTE / ROWS_READ}
+
+
+def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -> Figures:
+    """A teacher's set-up, seconds per text and pass, and what a text takes on the disk."""
+    from amalgam.stages.cache_teachers.asking import launch_budget
+    from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
+
+    if dtype == "auto":  # most likely: the gate that settles it is not passed here
+        dtype = dtype_for(pick_device(run.experiment.execution.device))
+    passes = run.experiment.cache.passes
+    with _Peak() as peak:
+        began = time.perf_counter()
+        teacher = load(dtype)
+        _ = teacher.lean, teacher.sites if passes else ()
+        setup = time.perf_counter() - began
+        tokens = _tokens(teacher, texts)
+        seconds = _per_row(teacher, tokens, passes, launch_budget(run, teacher))
+    return {
+        "setup_seconds": setup,
+        "seconds_per_pass": seconds,
+        **_bytes_of(tokens, teacher.labels, passes),
+        "memory_mb": peak.megabytes,
+    }
+
+
+def stand_in(run: Run, settings: TrainTeachers, labels: list[str], dtype: str) -> Teacher:
+    """What a teacher will be once it is trained, as far as time and memory go."""
+    import torch
+
+    from amalgam.stages.cache_teachers.hardware import pick_device
+    from amalgam.stages.cache_teachers.teacher import Teacher
+    from amalgam.stages.models.encoder import beginner
+    from amalgam.stages.models.loading import DTYPES
+
+    new = beginner(run, settings, labels, "train_teachers.encoder")
+    device = pick_device(run.experiment.execution.device)
+    kind: torch.dtype = getattr(torch, DTYPES[dtype])
+    return Teacher(new.model, new.tokenizer, digest="stand-in", seed=0, limit=new.limit, device=device, dtype=kind)
+
+
+def _tokens(teacher: Teacher, texts: Texts) -> TokenRows:
+    from amalgam.data.tokens import encode
+
+    return encode(teacher.tokenizer, texts, teacher.limit, types=teacher.takes_types)
+
+
+def _per_row(teacher: Teacher, tokens: TokenRows, passes: int, budget: int) -> float:
+    """Full launches of a few lengths, and between them a straight line; the mean over the lengths of the sample."""
+    import numpy as np
+
+    from amalgam.stages.cache_teachers.launches import run_passes
+
+    order = np.argsort(tokens.lengths, kind="stable")
+    chosen = {int(tokens.lengths[row]): tokens[int(row)] for row in order[[int(q * len(order)) for q in QUANTILES]]}
+    taken: dict[int, list[float]] = {length: [] for length in chosen}
+    for _ in range(1 + ROUNDS):
+        for length, text in chosen.items():
+            count = max(1, budget // length // max(passes, 1))
+            keys = [row.to_bytes(16, "big") for row in range(count)]
+            began = time.perf_counter()
+            run_passes(teacher, [text] * count, keys, range(passes), deterministic=not passes, batch_tokens=budget)
+            taken[length].append((time.perf_counter() - began) / count / max(passes, 1))
+    lengths = sorted(taken)
+    medians = [float(np.median(taken[length][1:])) for length in lengths]
+    return float(np.interp(tokens.lengths, lengths, medians).mean())
+
+
+def _bytes_of(tokens: TokenRows, labels: int, passes: int) -> Figures:
+    import numpy as np
+
+    from amalgam.data.shards import write_table
+    from amalgam.stages.cache_teachers.tables import answer_table
+    from amalgam.stages.token_store import token_table
+
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(len(tokens), labels)).astype(np.float32)
+    raw = random.normal(size=(len(tokens), passes, labels)).astype(np.float16)
+    keys = [random.bytes(16) for _ in range(len(tokens))]
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "table.parquet"
+        write_table(answer_table(keys, tokens, logits, raw), path)
+        answers = path.stat().st_size
+        write_table(token_table(tokens), path)
+        kept = path.stat().st_size
+    return {"mb_per_text": answers / MEGABYTE / len(tokens), "token_mb_per_text": kept / MEGABYTE / len(tokens)}
+
+
+def training(run: Run, said: Student | TrainTeachers, where: str, texts: Texts) -> Figures:
+    """A training's set-up, seconds per step and per text that is only read, and the finished model's size."""
+    import numpy as np
+
+    from amalgam.data.tokens import encode
+    from amalgam.stages.fine_tuning.loop import fit, predict
+    from amalgam.stages.models.classifier import BATCH_TOKENS
+    from amalgam.stages.models.encoder import beginner
+
+    with _Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+        began = time.perf_counter()
+        new = beginner(run, said, ["one", "two"], where)
+        setup = time.perf_counter() - began
+        tokens = encode(new.tokenizer, texts, new.limit, types=new.types)
+        ends = [time.perf_counter()]
+        fit(
+            new.model,
+            _examples(tokens, said.batch_size),
+            _settings(said),
+            pad_id=new.pad_id,
+            score=lambda _: 0.0,
+            checkpoint=Path(scratch),
+            stop=lambda: False,
+            on_step=lambda *_: ends.append(time.perf_counter()),
+            cpu=run.experiment.execution.device == "cpu",
+        )
+        began = time.perf_counter()
+        predict(new.model, tokens.ids, pad_id=new.pad_id, batch_tokens=BATCH_TOKENS, type_ids=tokens.type_ids)
+        read = (time.perf_counter() - began) / len(tokens)
+    return {
+        "setup_seconds": setup,
+        "seconds_per_step": float(np.diff(ends)[FIRST_STEPS:].mean()),
+        "seconds_per_read": read,
+        "memory_mb": peak.megabytes,
+        "model_mb": sum(weight.numel() * 4 for weight in new.model.parameters()) / MEGABYTE,
+        "tokens_per_text": float(tokens.lengths.mean()),
+    }
+
+
+def _settings(said: Student | TrainTeachers) -> Training:
+    from amalgam.stages.fine_tuning.loop import Training
+
+    return Training(
+        epochs=1,
+        learning_rate=said.learning_rate,
+        batch_size=said.batch_size,
+        accumulate=getattr(said, "accumulate", 1),
+        warmup=said.warmup,
+        weight_decay=said.weight_decay,
+        clip=1.0,
+        evaluate_every=FIRST_STEPS + STEPS,
+        seed=said.seed,
+    )
+
+
+def _examples(tokens: TokenRows, batch: int) -> Examples:
+    """As many rows as the trial's steps take; texts come again where the sample is small."""
+    import numpy as np
+
+    from amalgam.stages.fine_tuning.batches import Examples
+
+    random = np.random.default_rng(0)
+    rows = random.permutation(np.arange(batch * (FIRST_STEPS + STEPS)) % len(tokens))
+    taken = tokens.take(rows)
+    targets = np.eye(2, dtype=np.float32)[rows % 2]
+    return Examples(taken.ids, taken.type_ids, targets, np.ones(len(rows), np.float32))
+
+
+def summing(labels: int, passes: int) -> Figures:
+    """Stage 2's seconds per text and teacher: the file read, its passes summed, the targets written."""
+    import numpy as np
+    import polars as pl
+
+    from amalgam.data.shards import read_table, write_table
+    from amalgam.data.tokens import Ragged, TokenRows
+    from amalgam.stages.build_targets.uncertainty import confidence, sums_over_passes
+    from amalgam.stages.cache_teachers.tables import answer_table
+
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(SUMMED, labels)).astype(np.float32)
+    raw = random.normal(size=(SUMMED, passes, labels)).astype(np.float16)
+    tokens = TokenRows(Ragged(np.zeros(SUMMED, np.int32), np.arange(SUMMED + 1)), None, np.zeros(SUMMED, bool))
+    table = answer_table([random.bytes(16) for _ in range(SUMMED)], tokens, logits, raw)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "table.parquet"
+        write_table(table, path)
+        taken = []
+        for _ in range(1 + ROUNDS):
+            began = time.perf_counter()
+            found = pl.DataFrame(read_table(path))
+            each = [pl.Series(found["logits"].to_numpy())] if not passes else _each(found["passes"].to_numpy(), passes)
+            confidence(pl.DataFrame(sums_over_passes(each, "entropy")), "entropy")
+            write_table(table.select(["key", "logits"]), path.with_name("targets.parquet"))
+            taken.append(time.perf_counter() - began)
+    return {"seconds_per_text": float(np.median(taken[1:])) / SUMMED}
+
+
+def _each(raw: Any, passes: int) -> list[Any]:
+    import numpy as np
+    import polars as pl
+
+    return [pl.Series(np.ascontiguousarray(part)) for part in np.split(raw, passes, axis=1)]
+
+
+class _Peak:
+    """The most memory of this process since the block began; where a system cannot say that, since the process did."""
+
+    megabytes = 0.0
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        with suppress(OSError, StopIteration):
+            status = Path("/proc/self/status").read_text(encoding="utf-8")
+            peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+        self.megabytes = peak / MEGABYTE

@@ -1,0 +1,133 @@
+"""The bill of `amalgam plan`: counted work times rates that were measured once; no test here looks at a clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.stages.bill.rates import Rates
+from amalgam.stages.bill.survey import FIRST_ROWS, sample, survey
+from amalgam.stages.commands import open_run
+from amalgam.tests.workshop import PASSES, TEST, TRAIN, Shop
+
+FIGURES = ("seconds", "memory_mb", "disk_mb")
+
+
+def _bill(shop: Shop, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = shop("plan", "--json", *arguments).json["bill"]
+    return found
+
+
+def _kept(shop: Shop) -> dict[str, dict[str, float]]:
+    entries = json.loads((shop.artifacts / "rates.json").read_text()).values()
+    return {entry["kind"]: entry["figures"] for entry in entries}
+
+
+def test_without_measured_rates_the_costs_are_unknown_and_the_way_to_know_them_is_said(fresh: Shop) -> None:
+    said = fresh("plan")
+    assert said.out.count("?") >= 3 * 5
+    assert "`amalgam plan --measure` tries this machine" in said.out
+    assert not (fresh.artifacts / "rates.json").exists()
+    assert _bill(fresh)["total"] is None
+
+
+def test_measured_once_the_costs_of_every_missing_stage_are_known_from_then_on(fresh: Shop) -> None:
+    said = fresh("plan", "--measure")
+    assert "measuring, once on this machine: asking first" in said.err
+    assert "in all about " in said.out
+    bill = _bill(fresh)
+    assert set(bill["stages"]) == {"read-corpus", "cache-teachers", "build-targets", "train-student", "report"}
+    assert all(cost[figure] > 0 for cost in bill["stages"].values() for figure in FIGURES)
+    total = bill["starting_seconds"] + sum(cost["seconds"] for cost in bill["stages"].values())
+    assert bill["total"]["seconds"] == pytest.approx(total)
+    assert bill["total"]["memory_mb"] == max(cost["memory_mb"] for cost in bill["stages"].values())
+    again = fresh("plan", "--measure")
+    assert "measuring" not in again.err
+    assert again.out == said.out
+
+
+def test_what_is_current_costs_nothing(shop: Shop) -> None:
+    assert _bill(shop, "--measure") == {"stages": {}, "starting_seconds": 0.0, "total": None, "notes": {}}
+    assert not (shop.artifacts / "rates.json").exists()
+
+
+def test_the_bill_of_stage_1_is_its_missing_passes_times_the_rate(shop: Shop) -> None:
+    """K from 4 to 6 with 4 cached: 2 passes of the training texts, none of the test texts, for each of two teachers."""
+    cost = _bill(shop, "--measure", "cache.passes=6")["stages"]["cache-teachers"]
+    rates = _kept(shop)
+    asked = [rates["asking first"], rates["asking second"]]
+    expected = sum(one["setup_seconds"] + 2 * TRAIN * one["seconds_per_pass"] for one in asked)
+    assert cost["seconds"] == pytest.approx(expected)
+
+
+def test_before_the_texts_are_read_the_whole_of_stage_1_is_on_the_bill(fresh: Shop) -> None:
+    cost = _bill(fresh, "--measure")["stages"]["cache-teachers"]
+    rates = _kept(fresh)
+    rows = TRAIN * (PASSES + 1) + TEST
+    asked = [rates["asking first"], rates["asking second"]]
+    assert cost["seconds"] == pytest.approx(sum(one["setup_seconds"] + rows * one["seconds_per_pass"] for one in asked))
+
+
+def test_the_bill_of_the_student_counts_its_steps_and_its_looks_at_what_was_held_out(fresh: Shop) -> None:
+    cost = _bill(fresh, "--measure", "student.epochs=3", "student.evaluate_every=5")["stages"]["train-student"]
+    rates = next(figures for kind, figures in _kept(fresh).items() if kind.startswith("training"))
+    steps = 3 * -(-int(TRAIN * 0.95) // 32)
+    looks = -(-steps // 5)
+    seconds = steps * rates["seconds_per_step"] + looks * 0.05 * TRAIN * rates["seconds_per_read"]
+    assert cost["seconds"] == pytest.approx(rates["setup_seconds"] + seconds)
+
+
+def test_teachers_that_are_to_be_trained_are_on_the_bill_and_measured_as_what_they_will_be(fresh: Shop) -> None:
+    text = fresh.config.read_text()
+    start, end = text.index("teachers:"), text.index("cache:")
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 2\n  max_tokens: 32\n"
+    fresh.config.write_text(text[:start] + trained + text[end:])
+    bill = _bill(fresh, "--measure")
+    assert bill["notes"] == {}
+    assert bill["stages"]["train-teachers"]["seconds"] > 0
+    assert "asking ./models/encoder" in _kept(fresh)
+
+
+def test_a_model_that_must_be_fetched_leaves_its_cost_unknown_and_the_rest_known(fresh: Shop) -> None:
+    bill = _bill(fresh, "--measure", "student.encoder=someone/some-encoder")
+    assert bill["stages"]["train-student"] is None
+    assert bill["notes"]["train-student"] == "after someone/some-encoder"
+    assert bill["stages"]["cache-teachers"]["seconds"] > 0
+    assert bill["total"] is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', '{"a": {"figures": {"seconds": "x"}}}'])
+def test_a_damaged_file_of_rates_is_measured_anew(fresh: Shop, content: str) -> None:
+    fresh.artifacts.mkdir()
+    (fresh.artifacts / "rates.json").write_text(content)
+    _, run = open_run(fresh.config, [])
+    assert Rates(run, measure=True).of("a", 1, lambda: {"seconds": 2.0}) == {"seconds": 2.0}
+    assert Rates(run, measure=False).of("a", 1, dict) == {"seconds": 2.0}
+
+
+# ---- counting texts that are not read yet
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_texts_are_counted_in_their_files(fresh: Shop, suffix: str) -> None:
+    rows = fresh.texts()
+    fresh.write([*rows, ("a text of\ntwo lines", rows[0][1])], suffix=suffix)
+    _, run = open_run(fresh.config, [f"corpus.train=texts/train.{suffix}"])
+    found = survey(run, "train", Rates(run, measure=True))
+    assert found.texts == TRAIN + 1
+    assert sum(found.labels.values()) == TRAIN + 1
+    assert {text for (text,) in sample(run, "train")} == {text for text, _ in rows} | {"a text of\ntwo lines"}
+
+
+def test_a_long_csv_is_counted_by_its_lines_and_a_limit_is_kept_to(tmp_path: Path) -> None:
+    count = 3 * FIRST_ROWS
+    lines = "".join(f'"text {row}\nof two lines"\n' for row in range(count))
+    (tmp_path / "train.csv").write_text(f"text\n{lines}")
+    (tmp_path / "amalgam.yaml").write_text("corpus: {train: train.csv}\nteachers: [{name: a, model: ./a}]\n")
+    _, run = open_run(tmp_path / "amalgam.yaml", [])
+    assert survey(run, "train", Rates(run, measure=True)).texts == pytest.approx(count, rel=0.01)
+    _, run = open_run(tmp_path / "amalgam.yaml", ["corpus.limit=100"])
+    assert survey(run, "train", Rates(run, measure=True)).texts == 100

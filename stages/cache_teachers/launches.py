@@ -7,6 +7,7 @@ rows are grouped changes no result beyond rounding, since masks are keyed.
 from __future__ import annotations
 
 import gc
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,12 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from amalgam.data.tokens import Tokens
-    from amalgam.stages.cache_teachers.teacher import Teacher
+    from amalgam.stages.cache_teachers.teacher import Teacher, UnderWay
 
 KEYS_SHOWN = 5
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
@@ -87,14 +88,14 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     lengths = [len(one) for one in tokens]
     logits = np.empty((len(tokens), teacher.labels), np.float32) if deterministic else None
     if logits is not None:
-        for launch in plan_launches(lengths, range(DROPOUT_OFF, 0), batch_tokens=batch_tokens, fold=True):
-            for part, found in work.done(launch):
-                logits[part.texts] = found
+        launches = plan_launches(lengths, range(DROPOUT_OFF, 0), batch_tokens=batch_tokens, fold=True)
+        for part, found in work.done(launches):
+            logits[part.texts] = found
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
     if len(passes):
-        for launch in plan_launches(lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds):
-            for part, found in work.done(launch):
-                raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
+        launches = plan_launches(lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds)
+        for part, found in work.done(launches):
+            raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
     return logits, raw
 
 
@@ -117,30 +118,44 @@ class _Work:
         self.ceiling: int | None = None
         teacher.halved = 0
 
-    def done(self, launch: Launch) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
-        """The launch's logits, in parts if memory does not suffice for all of it."""
-        waiting = [launch]
-        while waiting:
-            part = waiting.pop()
-            size = len(part) * len(self.tokens[part.texts[0]])
-            if self.ceiling is not None and size > self.ceiling and len(part) > 1:
-                waiting += reversed(part.halves())
-                continue
-            self.stop()
-            found = self._tried(part)
-            if found is None:
-                self._halve(part)
-                waiting += reversed(part.halves())
-                continue
+    def done(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
+        """The launches' logits, in parts if memory does not suffice. While a GPU computes, the next is prepared."""
+        started: deque[tuple[Launch, UnderWay]] = deque()
+        for launch in launches:
+            waiting = [launch]
+            while waiting:
+                part = waiting.pop()
+                size = len(part) * len(self.tokens[part.texts[0]])
+                if self.ceiling is not None and size > self.ceiling and len(part) > 1:
+                    waiting += reversed(part.halves())
+                    continue
+                self.stop()
+                found = self._tried(part)
+                if found is None:
+                    yield from self._arrived(started, 0)
+                    self._halve(part)
+                    waiting += reversed(part.halves())
+                    continue
+                started.append((part, found))
+                yield from self._arrived(started, self.teacher.ahead)
+        yield from self._arrived(started, 0)
+
+    def _arrived(
+        self, started: deque[tuple[Launch, UnderWay]], but: int
+    ) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
+        """In their order, all `but` the last few."""
+        while len(started) > but:
+            part, under_way = started.popleft()
+            found = under_way.wait().numpy()
             _check_finite(found, part, self.teacher, self.keys)
             self.on_progress(len(part))
             yield part, found
 
-    def _tried(self, part: Launch) -> NDArray[np.float32] | None:
+    def _tried(self, part: Launch) -> UnderWay | None:
         """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
         tokens, keys = [self.tokens[i] for i in part.texts], [self.keys[i] for i in part.texts]
         try:
-            return self.teacher.run(Rows(tokens, keys, part.passes)).numpy()
+            return self.teacher.start(Rows(tokens, keys, part.passes))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             known = isinstance(error, torch.OutOfMemoryError)
             if not known and not any(words in str(error).lower() for words in OUT_OF_MEMORY):

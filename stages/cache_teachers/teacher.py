@@ -45,6 +45,30 @@ class Rows:
     """Pad to at least so many tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """Logits on their way to the host, and what says that they have arrived; nothing on a device that is the host."""
+
+    logits: torch.Tensor
+    arrival: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.logits
+
+
+def under_way(logits: torch.Tensor) -> UnderWay:
+    """The copy is queued behind its own launch: waiting for it does not wait for launches started since."""
+    if logits.device.type != "cuda":
+        return UnderWay(logits.cpu(), None)
+    host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+    host.copy_(logits, non_blocking=True)
+    arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record()
+    return UnderWay(host, arrival)
+
+
 def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
     """Sets every dropout rate of a model's config, and of the configs inside it. Returns the names it set.
 
@@ -89,6 +113,8 @@ class Teacher:
         self.dtype: torch.dtype = self.model.dtype
         self.labels: int = model.config.num_labels
         self.name = name
+        self.ahead = 1 if self.device.type == "cuda" else 0
+        """Launches that are started before the answer of an earlier one is looked at."""
         self.halved = 0
         """Launches of the latest work that had to be halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
@@ -143,11 +169,15 @@ class Teacher:
 
     def run(self, rows: Rows) -> torch.Tensor:
         """Logits [rows, labels], float32, on the CPU."""
+        return self.start(rows).wait()
+
+    def start(self, rows: Rows) -> UnderWay:
+        """As `run`, but on a GPU the host goes on while the device computes."""
         inputs = self.inputs(rows)
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
             logits = self._plain(inputs, self.lean) if off else self._dropped(rows, inputs, self.sites, self.lean)
-        return logits.float().cpu()
+            return under_way(logits.float())
 
     def _plain(self, inputs: dict[str, torch.Tensor], lean: LeanEncoder | None) -> torch.Tensor:
         self._switch(training=False)

@@ -138,6 +138,22 @@ def test_progress_counts_every_row() -> None:
     assert len(done) > 5
 
 
+@pytest.mark.parametrize("rows", [3, 1000])
+def test_launches_started_before_earlier_ones_are_looked_at_change_nothing(rows: int) -> None:
+    """As on a GPU: two launches under way at most, answers in their order, also where memory does not suffice."""
+    wanted = passes_of(teacher_of(), range(5), batch_tokens=64)
+    teacher = teacher_of()
+    _ = teacher.lean
+    teacher.ahead = 1
+    asked = starve(teacher, rows=rows)
+    seen: list[int] = []
+    found = passes_of(teacher, range(5), batch_tokens=64, on_progress=lambda _: seen.append(len(asked)))
+    assert np.allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
+    assert len(seen) > 2
+    assert seen[0] >= 2
+    assert seen[-1] == len(asked)
+
+
 def test_a_stop_takes_effect_before_the_next_launch() -> None:
     done: list[int] = []
 

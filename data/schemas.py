@@ -55,6 +55,13 @@ CACHE_PASSES = (
     Column("confidence_se", "float32", "its Monte-Carlo standard error (jackknife); null for one pass", nullable=True),
 )
 
+FEATURES = (
+    Column("key", "key", "the text"),
+    Column(
+        "features", "array<float16>", "its state in an encoder: the mean of the last block over its tokens, of length 1"
+    ),
+)
+
 # Kept by bucket of the corpus, in its order.
 TOKENS = (
     Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),
@@ -63,6 +70,10 @@ TOKENS = (
 TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token is of"),)
 
 # Stage 2.
+WEIGHTS = (
+    Column("key", "key", "the text"),
+    Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),
+)
 TARGETS = (
     Column("key", "key", "the text"),
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),

@@ -120,8 +120,9 @@ class Cache(Section):
 class Targets(Section):
     """What the student is to learn, built from the cache alone."""
 
-    mode: Literal["soft", "hard", "vanilla-kd", "supervised"] = "soft"
-    """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. supervised: the gold labels."""
+    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "supervised"] = "soft"
+    """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. uhc: each teacher on its own labels.
+    supervised: the gold labels."""
     uncertainty: Literal[
         "entropy", "expected-entropy", "mutual-information", "variation-ratio", "max-probability", "energy"
     ] = "entropy"
@@ -133,7 +134,25 @@ class Targets(Section):
     passes: Annotated[int, Field(ge=0)] | None = None
     """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """T of vanilla-kd."""
+    """T of vanilla-kd and uhc."""
+    weights: Literal["muka", "standardised", "mixture"] = "muka"
+    """Of the teachers, in soft and hard targets. muka: by each text's own confidences. standardised: by each teacher's
+    signal in its own deviations over the texts. mixture: the teachers' shares of the texts are estimated too."""
+    signal: Literal["confidence", "margin"] = "confidence"
+    """What says that a teacher knows a text, where weights are not muka: its confidence, or its logit margin."""
+    neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Average the signal over so many of the most similar texts, by the student's encoder; not with muka."""
+    smoothings: Annotated[int, Field(ge=1, le=10)] = 1
+    """How often the signal is averaged over the neighbours."""
+
+    @property
+    def weighs_together(self) -> bool:
+        """Whether teachers' weights on a text depend on the other texts."""
+        return self.mode in {"soft", "hard"} and self.weights != "muka"
+
+    @property
+    def looks_at_neighbours(self) -> bool:
+        return self.weighs_together and self.neighbours > 0
 
 
 class Student(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from amalgam.pipeline.plan import StageState, identity_of, plan
 from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
 from amalgam.pipeline.store import Store
-from amalgam.stages.methods import METHODS
+from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.stages.order import STAGES
 
 
 def open_run(
     config: Path, overrides: list[str], *, part: str | None = None, console: Console | None = None
 ) -> tuple[LoadedExperiment, Run]:
-    loaded = load_experiment(config, overrides, presets=METHODS)
+    loaded = load_experiment(config, overrides, presets=PRESETS)
     execution = loaded.experiment.execution
     root = (loaded.base / execution.workspace).absolute()
     run = Run(
@@ -265,13 +266,18 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
 def show_methods(*, as_json: bool) -> None:
     console = Console()
     if as_json:
-        console.json({name: dict(preset) for name, preset in METHODS.items()})
+        console.json({name: asdict(method) for name, method in METHODS.items()})
         return
     rows = [
-        [name, ", ".join(f"{s}.{k}={v}" for s, fields in preset.items() for k, v in fields.items())]
-        for name, preset in METHODS.items()
+        [
+            name,
+            method.source,
+            method.needs,
+            ", ".join(f"{s}.{k}={v}" for s, fields in method.defaults.items() for k, v in fields.items()),
+        ]
+        for name, method in METHODS.items()
     ]
-    console.table("", ["student.method", "sets"], rows)
+    console.table("", ["student.method", "from", "needs", "sets"], rows)
 
 
 def show_schema() -> None:

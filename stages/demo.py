@@ -122,7 +122,7 @@ def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool)
     told = [
         f"student.method={method}",
         f"student.name={method}",
-        f"targets.mode={METHODS[method]['targets']['mode']}",
+        *(f"targets.{field}={value}" for field, value in METHODS[method].defaults["targets"].items()),
         *overrides,
     ]
     _, run = open_run(config, told, console=_Silent(quiet=quiet))

@@ -59,7 +59,7 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
-        "build-targets": lambda: f"{method_of(config['targets']['mode'])}, {facts['summary']['texts']:,} texts",
+        "build-targets": lambda: f"{method_of(config['targets'])}, {facts['summary']['texts']:,} texts",
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from amalgam.pipeline.stage import Stage
 from amalgam.stages.build_targets.stage import BuildTargets
+from amalgam.stages.cache_features.stage import CacheFeatures
 from amalgam.stages.cache_teachers.stage import CacheTeachers
 from amalgam.stages.read_corpus.stage import ReadCorpus
 from amalgam.stages.report.stage import Report
 from amalgam.stages.train_student.stage import TrainStudent
 from amalgam.stages.train_teachers.stage import TrainTeachers
+from amalgam.stages.weigh_teachers.stage import WeighTeachers
 
 STAGES: tuple[Stage, ...] = (
     ReadCorpus(),  #     texts, checked and keyed once
     TrainTeachers(),  #  optional: teachers from labelled texts
     CacheTeachers(),  #  every teacher, every text, K passes: the expensive part, done once
+    CacheFeatures(),  #  optional: each text's state in an encoder, for methods that look at neighbours
+    WeighTeachers(),  #  optional: which teacher is right on which text, seen from all of them
     BuildTargets(),  #   Polars: what the student is to learn, seconds
     TrainStudent(),  #   from cached targets alone
     Report(),  #         every teacher, the ensemble and the student on labelled test texts

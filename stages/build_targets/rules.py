@@ -2,6 +2,7 @@
 
 soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's distribution,
 padded; still soft inside its block; ties go to the first.  vanilla-kd: one softmax over all logits side by side.
+uhc (Vongkulbhisal et al. 2019): the distributions at temperature T side by side, for a loss on each one's own labels.
 Reading: T_i is the dropout-off distribution (targets.distribution offers the mean of the passes).
 """
 
@@ -30,13 +31,17 @@ class Ruling:
     confidence: pl.Series
 
 
-def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets) -> Ruling:
+def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, given: pl.Series | None = None) -> Ruling:
+    """`given`: the teachers' weights on each text, where it is not their confidences that make them."""
     texts = len(evidence[0].logits)
     if targets.mode == "vanilla-kd":
         return _unchosen(_side_by_side_softmax(evidence, space, targets.kd_temperature), len(evidence))
-    confidence = side_by_side([one.confidence for one in evidence], "confidence")
+    if targets.mode == "uhc":
+        sides = [column(side, place) for side in _tempered(evidence, targets) for place in range(width(side))]
+        return _unchosen(side_by_side(sides, "target"), len(evidence))
+    confidence = given if given is not None else side_by_side([one.confidence for one in evidence], "confidence")
     chosen = confidence.arr.arg_max()
-    shares = softmax(confidence / targets.temperature) if targets.mode == "soft" else None
+    shares = _shares(confidence, targets, given) if targets.mode == "soft" else None
     weights = [
         column(shares, index) if shares is not None else (chosen == index).cast(pl.Float64)
         for index in range(len(evidence))
@@ -50,6 +55,18 @@ def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets) -> R
         names.gather(chosen),
         margin,
         confidence,
+    )
+
+
+def _tempered(evidence: Sequence[Evidence], targets: Targets) -> list[pl.Series]:
+    return [
+        softmax(one.logits.cast(pl.Array(pl.Float64, width(one.logits))) / targets.kd_temperature) for one in evidence
+    ]
+
+
+def _shares(confidence: pl.Series, targets: Targets, given: pl.Series | None) -> pl.Series:
+    return (
+        softmax(confidence / targets.temperature) if given is None else given.cast(pl.Array(pl.Float64, width(given)))
     )
 
 

@@ -52,12 +52,13 @@ class BuildTargets(UnitByUnit):
             if run.experiment.cache.adaptive:
                 inputs["adaptive"] = run.experiment.cache.passes
             inputs["passes"] = run.experiment.cache.passes if targets.passes is None else targets.passes
-        return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs)
+        weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if targets.weighs_together else {}
+        return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs, weighed)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
             Unit(_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
-            for buckets in _neighbours(train_part(run).buckets)
+            for buckets in neighbouring_buckets(train_part(run).buckets)
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -82,7 +83,9 @@ class BuildTargets(UnitByUnit):
         return {
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "student_temperature": targets.kd_temperature if targets.mode == "vanilla-kd" else 1.0,
+            "objective": "restricted" if targets.mode == "uhc" else "kl",
+            "columns": [list(places) for places in space.columns.values()],
+            "student_temperature": targets.kd_temperature if targets.mode in {"vanilla-kd", "uhc"} else 1.0,
             "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
             "summary": summary,
         }
@@ -95,7 +98,7 @@ class BuildTargets(UnitByUnit):
                 run.console.say(f"  {line}")
 
 
-def _neighbours(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:
+def neighbouring_buckets(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:
     """In key order, as many as hold UNIT_TEXTS between them. The corpus decides alone, so all processes agree."""
     group: list[Bucket] = []
     for bucket in buckets:
@@ -124,7 +127,23 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
-    return rule(evidence, space, run.experiment.targets)
+    return rule(evidence, space, run.experiment.targets, _weights(run, buckets, keys))
+
+
+def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series | None:
+    """The teachers' weights on these texts, where they were found by looking at all texts."""
+    import polars as pl
+
+    from amalgam.pipeline.errors import WorkError
+    from amalgam.stages.weigh_teachers.stage import weights_of
+
+    if not run.experiment.targets.weighs_together:
+        return None
+    before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
+    table = weights_of(run).slice(before, len(keys))
+    if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
+        raise WorkError("weights and texts do not have the same keys", fix="`amalgam verify`, then run again")
+    return pl.Series("weight", table.column("weight"))
 
 
 def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:

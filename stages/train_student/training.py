@@ -11,11 +11,13 @@ import numpy as np
 from amalgam.pipeline.experiment import Student
 from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.learner import Objective
 from amalgam.stages.fine_tuning.loop import Stopped, Training, fit, predict
-from amalgam.stages.models.classifier import BATCH_TOKENS, log_softmax
+from amalgam.stages.models.classifier import BATCH_TOKENS
 from amalgam.stages.models.encoder import Beginner, beginner
 from amalgam.stages.read_corpus.parts import part_of
 from amalgam.stages.train_student.lessons import labelled, lessons
+from amalgam.stages.train_student.objectives import objective_of
 
 Score = Callable[[Any], float]
 
@@ -27,20 +29,27 @@ def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
     new = beginner(run, student, labels, "student.encoder")
     validation = part_of(run, "validation") if student.select != "held-out" else None
     material = lessons(run, new, held_out=0.0 if validation else student.held_out)
-    temperature = float(taught["student_temperature"])
+    temperature, objective = float(taught["student_temperature"]), objective_of(taught)
     if validation:
         selected_by = "accuracy on labelled validation"
         score = accuracy_on(labelled(run, validation, new, labels).learn, new.pad_id)
     else:
         selected_by = "KL to held-out targets, no labels used" if material.held_out else "KL to the targets themselves"
-        score = closeness_to(material.held_out or material.learn, new.pad_id, temperature)
-    facts = learn(run, new, material.learn, training_of(run, student, temperature), score, checkpoint)
+        score = closeness_to(material.held_out or material.learn, new.pad_id, objective)
+    settings = training_of(run, student, temperature)
+    facts = learn(run, new, material.learn, settings, score, checkpoint, objective)
     more = {"selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
     return new, {**facts, **more}
 
 
 def learn(  # noqa: PLR0913 - the loop's own needs, each by name
-    run: Run, new: Beginner, examples: Examples, training: Training, score: Score, checkpoint: Path
+    run: Run,
+    new: Beginner,
+    examples: Examples,
+    training: Training,
+    score: Score,
+    checkpoint: Path,
+    objective: Objective | None = None,
 ) -> dict[str, Any]:
     """`fit` with this run's progress, signals and device."""
     with run.console.steps(checkpoint.parent.name, training.epochs * -(-len(examples) // training.batch_size)) as show:
@@ -54,6 +63,7 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
                 checkpoint=checkpoint,
                 stop=run.signals.requested,
                 on_step=show,
+                objective=objective,
                 cpu=run.experiment.execution.device == "cpu",
             )
         except Stopped:
@@ -96,15 +106,18 @@ def accuracy_on(examples: Examples, pad_id: int) -> Score:
     return score
 
 
-def closeness_to(examples: Examples, pad_id: int, temperature: float) -> Score:
-    """Minus the mean weighted KL to the targets: higher is better."""
+def closeness_to(examples: Examples, pad_id: int, objective: Objective) -> Score:
+    """Minus the mean of what is minimised: higher is better."""
 
     def score(model: Any) -> float:
+        import torch
+
         logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
-        log_student = log_softmax(logits.astype(np.float64) / temperature)
-        targets = examples.targets.astype(np.float64)
-        log_target = np.log(np.where(targets > 0, targets, 1.0))
-        divergence = (targets * (log_target - log_student)).sum(axis=1)
-        return -float((examples.weights * divergence).mean())
+        batch = {
+            "targets": torch.from_numpy(examples.targets.astype(np.float64)),
+            "weights": torch.from_numpy(examples.weights.astype(np.float64)),
+        }
+        with torch.no_grad():
+            return -float(objective(torch.from_numpy(logits.astype(np.float64)), batch).mean())
 
     return score

@@ -1,0 +1,50 @@
+"""What a student minimises, by the name that the targets carry; each is a few lines over fp32 logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amalgam.stages.fine_tuning.learner import Objective, WeightedKL
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class RestrictedKL:
+    """UHC: for each teacher KL(its distribution || the student's over that teacher's labels), summed; times T^2.
+
+    Targets are the teachers' distributions side by side; `columns` says which labels of the union they are over.
+    """
+
+    columns: tuple[tuple[int, ...], ...]
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        import torch
+        from torch.nn.functional import kl_div, log_softmax
+
+        parts, start = [], 0
+        for own in self.columns:
+            target = batch["targets"][:, start : start + len(own)]
+            student = log_softmax(logits[:, list(own)] / self.temperature, dim=-1)
+            parts.append(kl_div(student, target, reduction="none").sum(dim=-1))
+            start += len(own)
+        return batch["weights"] * self.temperature**2 * torch.stack(parts).sum(dim=0)
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        return ()
+
+
+def objective_of(taught: Mapping[str, Any]) -> Objective:
+    """By what build-targets says of its targets."""
+    temperature = float(taught["student_temperature"])
+    if taught["objective"] == "restricted":
+        return RestrictedKL(_tuples(taught["columns"]), temperature)
+    return WeightedKL(temperature)
+
+
+def _tuples(columns: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(column) for column in own) for own in columns)

@@ -1,0 +1,1 @@
+"""Which teacher is the right one, text by text, from the cache alone."""

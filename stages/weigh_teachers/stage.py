@@ -1,0 +1,89 @@
+"""Stage weigh-teachers: one unit, the weight of every teacher on every training text, from the cache alone.
+
+Wanted where `targets.weights` is not MUKA's own, which looks at one text at a time: these look at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment, Targets
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.store import Record
+from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.read_corpus.parts import train_part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class WeighTeachers(UnitByUnit):
+    name: ClassVar[str] = "weigh-teachers"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
+    measure: ClassVar[str] = "weighings"
+
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.targets.weighs_together
+
+    def prepare(self, run: Run) -> None: ...
+
+    def identity(self, run: Run) -> Identity:
+        targets = run.experiment.targets
+        run.result("cache-teachers")
+        inputs = {
+            "texts": train_part(run).texts_digest,
+            "families": families_of(run),
+            "dtype": dtype_of(run),
+            "passes": run.experiment.cache.passes if targets.passes is None else targets.passes,
+        }
+        if run.experiment.cache.adaptive:
+            inputs["adaptive"] = run.experiment.cache.passes
+        looks = targets.looks_at_neighbours
+        return Identity(
+            {"targets": said_of(targets)},
+            inputs,
+            {"cache-features": run.fingerprint("cache-features")} if looks else {},
+        )
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
+        return [Unit("weights", folder)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.data.shards import write_table
+        from amalgam.stages.weigh_teachers.weights import weigh
+
+        table, facts = weigh(run)
+        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+            write_table(table, draft.folder / "weights.parquet")
+            draft.facts = facts
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        return dict(records[0].facts)
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if not fresh:
+            return
+        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())
+        run.console.say(f"  estimated shares of the texts: {shares}")
+        for note in manifest.facts["notes"]:
+            run.console.note(note)
+
+
+def said_of(targets: Targets) -> dict[str, Any]:
+    """Of the targets section, what weights depend on."""
+    fields = {"weights", "signal"} | ({"neighbours", "smoothings"} if targets.looks_at_neighbours else set())
+    return targets.model_dump(include=fields | ({"uncertainty"} if targets.signal == "confidence" else set()))
+
+
+def weights_of(run: Run) -> pa.Table:
+    """In the order of the corpus's buckets and their keys."""
+    from amalgam.data.shards import read_table
+
+    name = run.fingerprint("weigh-teachers")
+    known = run.memory.get("weights", ("", None))
+    if known[0] != name:
+        known = run.memory["weights"] = (name, read_table(run.store.checked(run.result("weigh-teachers").files[0])))
+    return known[1]

@@ -28,6 +28,7 @@ from amalgam.tests.workshop import (
 )
 
 READ, CACHE, TARGETS, STUDENT, REPORT = "read-corpus", "cache-teachers", "build-targets", "train-student", "report"
+FEATURES, WEIGH = "cache-features", "weigh-teachers"
 NOTHING: set[str] = set()
 STUDENT_ON = {STUDENT, REPORT}
 TARGETS_ON = {TARGETS, *STUDENT_ON}
@@ -73,7 +74,11 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "targets.distribution": (["targets.distribution=mc-mean"], TARGETS_ON),
     "targets.reweight": (["targets.reweight=none"], TARGETS_ON),
     "targets.passes": (["targets.passes=2"], TARGETS_ON),
-    "targets.kd_temperature": (["targets.kd_temperature=2"], TARGETS_ON),
+    "targets.kd_temperature": (["targets.kd_temperature=2"], NOTHING),  # vanilla-kd and uhc read it
+    "targets.weights": (["targets.weights=standardised"], {WEIGH, *TARGETS_ON}),
+    "targets.signal": (["targets.signal=margin"], NOTHING),  # read where weights are not muka
+    "targets.neighbours": (["targets.neighbours=3"], NOTHING),
+    "targets.smoothings": (["targets.smoothings=2"], NOTHING),
     "student.name": (["student.name=other"], NOTHING),  # only a place
     "student.method": (["student.method=muka-soft"], NOTHING),  # only a preset
     "student.encoder": (["student.encoder=./models/encoder2"], STUDENT_ON),

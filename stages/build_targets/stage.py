@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import Experiment, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
@@ -49,11 +49,9 @@ class BuildTargets(UnitByUnit):
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
             inputs["dtype"] = dtype_of(run)
-            if run.experiment.cache.adaptive:
-                inputs["adaptive"] = run.experiment.cache.passes
-            inputs["passes"] = run.experiment.cache.passes if targets.passes is None else targets.passes
+            inputs |= passes_counted(run) if _looks_at_passes(targets) else {}
         weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if targets.weighs_together else {}
-        return Identity({"targets": targets.model_dump(exclude={"passes"})}, inputs, weighed)
+        return Identity({"targets": targets.model_dump(include=_read(targets))}, inputs, weighed)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
@@ -96,6 +94,30 @@ class BuildTargets(UnitByUnit):
 
             for line in lines(manifest.facts["summary"], run.experiment.targets):
                 run.console.say(f"  {line}")
+
+
+def passes_counted(run: Run) -> dict[str, Any]:
+    """How many of the cached passes count, for the identity of what is made of them."""
+    said = run.experiment.targets.passes
+    found: dict[str, Any] = {"passes": run.experiment.cache.passes if said is None else said}
+    return found | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+
+
+def _looks_at_passes(targets: Targets) -> bool:
+    by_confidence = targets.mode in {"soft", "hard"} and not targets.weighs_together
+    return by_confidence or (targets.mode in {"soft", "hard"} and targets.distribution == "mc-mean")
+
+
+def _read(targets: Targets) -> set[str]:
+    """The fields that this mode reads: others change nothing."""
+    if targets.mode in {"vanilla-kd", "uhc"}:
+        return {"mode", "kd_temperature"}
+    if targets.mode == "supervised":
+        return {"mode"}
+    fields = {"mode", "distribution", "reweight"}
+    if targets.weighs_together:
+        return fields
+    return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
 
 
 def neighbouring_buckets(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:

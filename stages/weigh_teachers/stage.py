@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from amalgam.pipeline.experiment import Experiment, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.build_targets.stage import passes_counted
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.read_corpus.parts import train_part
 
@@ -33,20 +34,10 @@ class WeighTeachers(UnitByUnit):
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
         run.result("cache-teachers")
-        inputs = {
-            "texts": train_part(run).texts_digest,
-            "families": families_of(run),
-            "dtype": dtype_of(run),
-            "passes": run.experiment.cache.passes if targets.passes is None else targets.passes,
-        }
-        if run.experiment.cache.adaptive:
-            inputs["adaptive"] = run.experiment.cache.passes
-        looks = targets.looks_at_neighbours
-        return Identity(
-            {"targets": said_of(targets)},
-            inputs,
-            {"cache-features": run.fingerprint("cache-features")} if looks else {},
-        )
+        inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
+        inputs |= passes_counted(run) if targets.signal == "confidence" else {}
+        features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_neighbours else {}
+        return Identity({"targets": said_of(targets)}, inputs, features)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("weights", folder)]

@@ -17,9 +17,9 @@ SHARPNESS = 0.5
 """Of the softmax over standardised signals, in deviations."""
 ROUNDS = 500
 SETTLED = 1e-6
-LEAST_SEPARATION = 0.5
-LEAST_VARIANCE = 0.05
-PRIOR = 0.1
+SEPARATIONS = (0.5, 8.0)
+HALVINGS = 40
+PRIOR = 0.02
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
@@ -30,7 +30,7 @@ class Weighing:
     shares: Array
     """Of the texts, by teacher: estimated by the mixture, the mean weight otherwise."""
     separation: float | None
-    """Between texts that are a teacher's and those that are not, in deviations; the mixture's alone."""
+    """Between texts that are a teacher's and those that are not, in deviations of the noise; the mixture's alone."""
 
 
 def standardised(signal: Array) -> Weighing:
@@ -39,11 +39,12 @@ def standardised(signal: Array) -> Weighing:
 
 
 def mixture(signal: Array) -> Weighing:
-    """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d where j = i.
+    """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
-    Each teacher's signal is standardised, so its mean is 0 and its variance 1: that fixes its two means, -pi_i d and
-    (1 - pi_i) d, and its variance, 1 - pi_i (1 - pi_i) d^2, by the shares and the one separation d that all share. With
-    means and variances of its own for every teacher, EM loses a teacher as soon as there are more than two.
+    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation for all teachers, in
+    deviations of the signal's own noise, the shares then fix the rest: noise sigma_i^2 = 1 / (1 + pi_i (1 - pi_i) s^2),
+    d_i = s sigma_i, and the means -pi_i d_i and (1 - pi_i) d_i. With means and variances of its own for every teacher,
+    EM loses a teacher as soon as there are more than two.
     """
     texts, teachers = signal.shape
     standard = _standard(signal)
@@ -51,7 +52,7 @@ def mixture(signal: Array) -> Weighing:
     shares, separation = weights.mean(axis=0), 1.0
     for _ in range(ROUNDS if teachers > 1 else 0):
         shares = (weights.sum(axis=0) + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-        separation = max(LEAST_SEPARATION, _separation(standard, weights))
+        separation = _separation(_distance(standard, weights), shares)
         found = _posterior(standard, shares, separation)
         change, weights = float(np.abs(found - weights).max()), found
         if change < SETTLED:
@@ -59,7 +60,7 @@ def mixture(signal: Array) -> Weighing:
     return Weighing(weights, shares, separation)
 
 
-def _separation(standard: Array, weights: Array) -> float:
+def _distance(standard: Array, weights: Array) -> float:
     """Mean over teachers of: their signal on their own texts less that on the others."""
     own, others = weights.sum(axis=0), (1 - weights).sum(axis=0)
     inside = (weights * standard).sum(axis=0) / np.maximum(own, 1e-9)
@@ -67,10 +68,25 @@ def _separation(standard: Array, weights: Array) -> float:
     return float((inside - outside).mean())
 
 
+def _separation(distance: float, shares: Array) -> float:
+    """The separation, in deviations of the noise, that gives this mean distance: by halving, since it grows with it."""
+    low, high = SEPARATIONS
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        smaller = float((middle * _noise(shares, middle)).mean()) < distance
+        low, high = (middle, high) if smaller else (low, middle)
+    return low
+
+
+def _noise(shares: Array, separation: float) -> Array:
+    found: Array = 1 / np.sqrt(1 + shares * (1 - shares) * separation**2)
+    return found
+
+
 def _posterior(standard: Array, shares: Array, separation: float) -> Array:
-    outside, inside = -shares * separation, (1 - shares) * separation
-    variance = np.maximum(1 - shares * (1 - shares) * separation**2, LEAST_VARIANCE)
-    gain = ((standard - outside) ** 2 - (standard - inside) ** 2) / (2 * variance)
+    noise = _noise(shares, separation)
+    outside, inside = -shares * separation * noise, (1 - shares) * separation * noise
+    gain = ((standard - outside) ** 2 - (standard - inside) ** 2) / (2 * noise**2)
     return _softmax(gain + np.log(shares))
 
 

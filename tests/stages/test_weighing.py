@@ -1,0 +1,116 @@
+"""Which teacher is the right one: on synthetic scores whose right answer is known, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.stages.cache_features.pooling import mean_over_tokens
+from amalgam.stages.weigh_teachers.neighbours import nearest, smoothed
+from amalgam.stages.weigh_teachers.weighing import Weighing, mixture, standardised
+from amalgam.stages.weigh_teachers.weights import COHERENT, margin, over_neighbours
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def scores(shares: list[float], *, separation: float = 3.0, texts: int = 8000, seed: int = 0) -> tuple[Array, Array]:
+    """Signals whose scale and level differ by teacher, and the right teacher of each text."""
+    random = np.random.default_rng(seed)
+    right = random.choice(len(shares), texts, p=shares)
+    signal = random.normal(size=(texts, len(shares))) + separation * np.eye(len(shares))[right]
+    return signal * np.arange(1, len(shares) + 1) + 10 * np.arange(len(shares)), right
+
+
+def rightly(found: Weighing, right: Array) -> float:
+    return float((found.weights.argmax(axis=1) == right).mean())
+
+
+@pytest.mark.parametrize(
+    "shares", [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8], [0.25, 0.45, 0.1, 0.2], [0.2] * 5, [0.6, 0.1, 0.1, 0.1, 0.1]]
+)
+def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]) -> None:
+    signal, right = scores(shares)
+    found = mixture(signal)
+    assert np.abs(found.shares - np.bincount(right) / len(right)).max() < 0.04
+    assert rightly(found, right) > 0.9
+    assert found.weights.sum(axis=1) == pytest.approx(1)
+
+
+def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_where_they_are_not() -> None:
+    signal, right = scores([0.5, 0.5])
+    assert rightly(standardised(signal), right) > 0.97
+    signal, right = scores([0.85, 0.15])
+    assert rightly(mixture(signal), right) > rightly(standardised(signal), right) + 0.02
+
+
+def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
+    signal, right = scores([0.7, 0.3], separation=2.0, texts=20000)
+    weights = mixture(signal).weights
+    sure = weights.max(axis=1)
+    for low, high in ((0.5, 0.7), (0.7, 0.9), (0.9, 0.99)):
+        inside = (sure >= low) & (sure < high)
+        assert (weights.argmax(axis=1) == right)[inside].mean() == pytest.approx(sure[inside].mean(), abs=0.05)
+
+
+@pytest.mark.parametrize("weigh", [standardised, mixture])
+def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weigh: Any) -> None:
+    assert weigh(np.arange(5.0)[:, None]).weights.tolist() == [[1.0]] * 5
+    assert weigh(np.ones((4, 2))).weights == pytest.approx(np.full((4, 2), 0.5))
+    assert np.isfinite(weigh(np.array([[1.0, 2.0]])).weights).all()
+
+
+def test_the_margin_is_the_first_logit_less_the_second() -> None:
+    assert margin(np.array([[1.0, 5.0, 3.5], [-1.0, -1.0, -2.0]], np.float32)).tolist() == [1.5, 0.0]
+
+
+# ---- neighbours
+
+
+def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_itself() -> None:
+    features = np.random.default_rng(0).normal(size=(2100, 8)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    similarity = features @ features.T
+    np.fill_diagonal(similarity, -2)
+    found = nearest(features, 5)
+    assert found.shape == (2100, 5)
+    assert not (found == np.arange(2100)[:, None]).any()
+    found_similarity = np.take_along_axis(similarity, found, axis=1)
+    assert np.allclose(np.sort(found_similarity), np.sort(similarity)[:, -5:], atol=1e-6)
+
+
+def test_texts_that_are_equal_are_each_others_neighbours() -> None:
+    assert nearest(np.ones((2, 3), np.float32), 1).tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize("texts", [1, 2, 3])
+def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
+    near = nearest(np.eye(texts, dtype=np.float32), 50)
+    assert near.shape == (texts, texts - 1)
+    assert smoothed(np.ones((texts, 2)), near).shape == (texts, 2)
+
+
+def test_a_smoothed_signal_is_the_mean_over_the_neighbours() -> None:
+    signal = np.array([[1.0, 0.0], [3.0, 4.0], [5.0, 8.0]])
+    near = np.array([[1, 2], [0, 2], [0, 1]])
+    assert smoothed(signal, near).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
+    twice, _ = over_neighbours(signal, near, 2)
+    assert twice.tolist() == [[2.5, 3.0], [3.0, 4.0], [3.5, 5.0]]
+
+
+def test_coherence_tells_a_neighbourhood_that_helps_from_one_that_does_not() -> None:
+    signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
+    random = np.random.default_rng(1)
+    telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
+    smooth, coherence = over_neighbours(signal, telling, 1)
+    assert coherence > COHERENT
+    assert rightly(standardised(smooth), right) > rightly(standardised(signal), right) + 0.05
+    assert abs(over_neighbours(signal, random.integers(0, 1000, (1000, 20)), 1)[1]) < COHERENT
+
+
+def test_the_state_of_a_text_is_the_mean_of_its_own_tokens() -> None:
+    states = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[1.0, 1.0], [1.0, 1.0], [4.0, 1.0]]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert mean_over_tokens(states, mask).tolist() == [[2.0, 4.0], [2.0, 1.0]]

@@ -35,19 +35,18 @@ cache:                          # stage 1: asked once, kept for good
   max_tokens: 128
   # dropout: 0.1                # for teachers whose own dropout is zero
 
-targets:                        # stage 2: seconds, no teacher runs
-  mode: soft                    # soft | hard | vanilla-kd | supervised
-  temperature: 0.2
-  uncertainty: entropy          # or expected-entropy, mutual-information, variation-ratio, max-probability, energy
-  reweight: margin              # margin | margin-normalised | none
-
 student:                        # stage 3: never sees a teacher; a plain Hugging Face folder comes out
   name: student                 # -> students/student
+  method: amalgam               # or muka-soft, muka-hard, uhc, vanilla-kd ...: `amalgam methods` lists them
   encoder: sentence-transformers/all-MiniLM-L6-v2
   # layers: 4                   # only the first so many
   epochs: 3
   learning_rate: 2e-5
   batch_size: 32
+
+# targets:                      # stage 2, seconds: the method sets these, what is said here stands over it
+#   reweight: none              # margin | margin-normalised | none
+#   neighbours: 100
 
 # execution:                    # how, never what: nothing here changes a result
 #   workspace: artifacts

@@ -14,7 +14,6 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.commands import open_run, working
-from amalgam.stages.methods import METHODS
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 
@@ -24,13 +23,13 @@ TEXTS: dict[str, tuple[Part, int, int]] = {
     "test": ("test", 1000, 0),
 }
 """file: (part of the embedded corpus, texts, seed). Teachers learn from texts that the student never sees."""
-METHODS_SHOWN = ("vanilla-kd", "muka-hard", "muka-soft", "supervised")
+METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 EXPERIMENT = """\
 # The demo's experiment: an ordinary one. Try, in this folder:
 #   amalgam plan
-#   amalgam plan targets.temperature=0.5
-#   amalgam run  targets.temperature=0.5
+#   amalgam plan student.method=muka-soft
+#   amalgam run  student.method=muka-soft targets.temperature=0.5
 corpus:
   train: texts/train.parquet       # its labels are read by the supervised student alone, and to inform
   test: texts/test.parquet
@@ -52,11 +51,8 @@ cache:
   passes: 16
   max_tokens: 48
 
-targets:
-  mode: soft
-  temperature: 0.2
-
 student:
+  method: amalgam
   encoder: encoder
   max_tokens: 48
   epochs: 3
@@ -122,7 +118,6 @@ def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool)
     told = [
         f"student.method={method}",
         f"student.name={method}",
-        *(f"targets.{field}={value}" for field, value in METHODS[method].defaults["targets"].items()),
         *overrides,
     ]
     _, run = open_run(config, told, console=_Silent(quiet=quiet))

@@ -138,3 +138,23 @@ def test_the_union_keeps_first_seen_order_and_knows_who_owns_a_label() -> None:
 
 def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
     assert cut_in_groups(["d", "a", "c", "b", "e"], 2) == [["a", "b"], ["c", "d", "e"]]
+
+
+def test_weights_that_are_given_take_the_place_of_confidences() -> None:
+    teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    found = rule(teachers, SPACE, Targets(weights="mixture"), arrays([0.25, 0.75]))
+    assert found.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
+    assert found.weight.to_list() == pytest.approx([0.5 + 1e-6])
+    assert found.teacher.to_list() == ["b"]
+    hard = rule(teachers, SPACE, Targets(weights="mixture", mode="hard"), arrays([0.25, 0.75]))
+    assert hard.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
+
+
+def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_temperature() -> None:
+    teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    found = rule(teachers, SPACE, Targets(mode="uhc"))
+    assert found.target.to_list()[0] == pytest.approx([0.9, 0.1, 0.5, 0.3, 0.2])
+    assert found.weight.to_list() == [1.0]
+    assert found.teacher.to_list() == [None]
+    hot = rule(teachers, SPACE, Targets(mode="uhc", kd_temperature=2.0)).target.to_list()[0]
+    assert hot[:2] == pytest.approx([3 / 4, 1 / 4])  # square roots of 0.9 and 0.1

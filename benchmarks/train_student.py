@@ -21,7 +21,9 @@ from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb
 from amalgam.data.tokens import Ragged, encode
 from amalgam.stages.cache_teachers.hardware import pick_device
 from amalgam.stages.fine_tuning.batches import Examples, epoch_batches
-from amalgam.stages.fine_tuning.loop import Training, WeightedKL, fit, predict
+from amalgam.stages.fine_tuning.learner import training_dtype
+from amalgam.stages.fine_tuning.loop import Training, WeightedKL, fit
+from amalgam.stages.fine_tuning.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +45,7 @@ class Bench:
     student: Any
     tokenizer: Any
     device: torch.device
+    dtype: str
     scratch: Path
     real_share: dict[str, float] = field(default_factory=dict)
     accuracy: dict[str, float] = field(default_factory=dict)
@@ -72,7 +75,9 @@ def main() -> None:
         texts, labels = _texts(options)
         names = sorted(set(labels))
         student, tokenizer = beginner(len(names), random=options.random)
-        bench = Bench(student, tokenizer, pick_device(options.device), Path(scratch))
+        device = pick_device(options.device)
+        dtype = training_dtype(device) if options.dtype == "auto" else options.dtype
+        bench = Bench(student, tokenizer, device, dtype, Path(scratch))
         gold = np.array([names.index(label) for label in labels], np.int64)
         lesson = lesson_of(tokenizer, texts, gold, len(names), options.max_tokens)
         check(bench, lesson, EPOCHS_BY_HEART["random" if options.random else "pre-trained"])
@@ -91,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--random", action="store_true", help="the student's weights are random, its shape the same")
+    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
@@ -188,6 +194,7 @@ def in_our_loop(bench: Bench, lesson: Lesson, training: Training, *, hard: bool)
         stop=lambda: False,
         on_step=lambda *_: None,
         cpu=bench.device.type == "cpu",
+        dtype=bench.dtype,
     )
     _wait_for(bench.device)
     return model, time.perf_counter() - began
@@ -240,6 +247,7 @@ def _trainer_arguments(bench: Bench, training: Training, *, grouped: bool) -> An
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        bf16=bench.dtype == "bf16",
         use_cpu=bench.device.type == "cpu",
         **(grouping if grouped else {}),
     )
@@ -285,7 +293,7 @@ def check_update(bench: Bench, few: Lesson) -> None:
     config.update(off)
     still = AutoModelForSequenceClassification.from_config(config)
     still.load_state_dict(bench.student.state_dict())
-    same = replace(bench, student=still)
+    same = replace(bench, student=still, dtype="fp32")
     training = training_for(3, len(few), 1e-4)
     before = _logits(bench, still.to(bench.device), few)
     ours, theirs = (
@@ -345,6 +353,7 @@ def _figures(
         "accuracy": round(bench.accuracy[name], 3),
         "spread": round(spread(taken), 3),
         "peak_rss_mb": round(peak_rss_mb()),
+        "dtype": bench.dtype,
     }
     for rival in ("supervised", "trainer", "trainer-grouped"):
         if rival in seconds:

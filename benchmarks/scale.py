@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,16 +40,28 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where workspaces are made and deleted again")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [found for texts in options.texts for found in _scaled(texts, options)]
-    show([*rows, *_shards()], as_json=options.json)
+    rows: list[dict[str, Any]] = []
+    for found in _all_rows(options):
+        rows.append(found)
+        if options.json:  # at once: the last ones take their time
+            show([found], as_json=True)
+            sys.stdout.flush()
+    if not options.json:
+        show(rows, as_json=False)
 
 
-def _scaled(texts: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _all_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    yield from _shards()
+    for texts in options.texts:
+        yield from _scaled(texts, options)
+
+
+def _scaled(texts: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from amalgam.benchmarks.synthetic_workspace import Shape, write_experiments
 
     shape = Shape(texts, options.teachers, LABELS, PASSES, options.whole)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        return list(_rows(write_experiments(Path(scratch) / "scale", shape), shape, options.repeats))
+        yield from _rows(write_experiments(Path(scratch) / "scale", shape), shape, options.repeats)
 
 
 def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict[str, Any]]:
@@ -72,8 +85,8 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     total = len(units)
     yield _planned("half of one teacher missing", experiments.first, shape, repeats, (total - len(late), total))
     write_answers(experiments.first, late, shape)
-    seconds, peak, _ = _measured("cache-teachers", "-q", "-c", str(experiments.first))
-    yield _row("cache-teachers, nothing to ask", shape, seconds=round(seconds, 2), peak_rss_mb=round(peak))
+    spent = _measured("cache-teachers", "-q", "-c", str(experiments.first))
+    yield _row("cache-teachers, nothing to ask", shape, **spent.figures)
     write_targets(experiments.first)
     yield _planned("current", experiments.first, shape, repeats, (total, total))
     further = total // shape.teachers
@@ -81,8 +94,7 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     further = shape.teachers * changed_buckets(experiments)
     yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + further))
     for what in ("units", "keys"):
-        seconds, peak, _ = _measured(what, str(experiments.first))
-        yield _row(f"listing one teacher's {what}", shape, seconds=round(seconds, 2), peak_rss_mb=round(peak))
+        yield _row(f"listing one teacher's {what}", shape, **_measured(what, str(experiments.first)).figures)
     yield from _held(experiments.first.parent / "artifacts", shape, built)
 
 
@@ -91,17 +103,19 @@ def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
 
 
 def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tuple[int, int]) -> dict[str, Any]:
-    seconds, peaks = [], []
-    for _ in range(repeats):
-        taken, peak, said = _measured("plan", "--json", "-c", str(config))
-        seconds.append(taken)
-        peaks.append(peak)
-        state = next(one for one in json.loads(said)["stages"] if one["stage"] == "cache-teachers")
+    spent = [_measured("plan", "--json", "-c", str(config)) for _ in range(repeats)]
+    for one in spent:
+        state = next(state for state in json.loads(one.said)["stages"] if state["stage"] == "cache-teachers")
         if state["units"] != {"done": expected[0], "total": expected[1]}:
             raise SystemExit(f"{name}: plan says {state['units']}, true is {expected}")
-    return _row(
-        name, shape, plan_s=round(median(seconds), 2), spread=round(spread(seconds), 2), plan_rss_mb=round(max(peaks))
-    )
+    seconds = [one.seconds for one in spent]
+    figures = {
+        "plan_s": round(median(seconds), 2),
+        "spread": round(spread(seconds), 2),
+        "plan_cpu_s": round(median([one.cpu_seconds for one in spent]), 2),
+        "plan_rss_mb": round(max(one.peak_mb for one in spent)),
+    }
+    return _row(name, shape, **figures)
 
 
 def _held(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
@@ -141,8 +155,25 @@ def _shards() -> Iterator[dict[str, Any]]:
 # ---- processes of their own
 
 
-def _measured(*arguments: str) -> tuple[float, float, str]:
-    """Seconds and peak MB of a command from its start to its end, and what it said."""
+@dataclass(frozen=True)
+class Spent:
+    """By a command from the start of its process to its end, or by one of its calls where it timed that alone."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    said: str
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            "seconds": round(self.seconds, 2),
+            "cpu_s": round(self.cpu_seconds, 2),
+            "peak_rss_mb": round(self.peak_mb),
+        }
+
+
+def _measured(*arguments: str) -> Spent:
     began = time.perf_counter()
     worker = [sys.executable, __file__, "--worker", *arguments]
     done = subprocess.run(worker, check=False, capture_output=True, text=True)
@@ -150,16 +181,16 @@ def _measured(*arguments: str) -> tuple[float, float, str]:
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
     *said, told = done.stdout.splitlines()
-    own, peak = told.split()
-    return (float(own) or seconds), float(peak), "\n".join(said)
+    own, cpu, peak = (float(figure) for figure in told.split())
+    return Spent(own or seconds, cpu, peak, "\n".join(said))
 
 
 def _work(what: str, arguments: list[str]) -> None:
-    """Ends with its own seconds, if it counted them, and its peak: Linux keeps that of this program alone by name."""
+    """Linux hands a peak down from the process that started this one; the one of this program alone has a name."""
     seconds = _list(what, Path(arguments[0])) if what in {"units", "keys"} else _run([what, *arguments])
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    print(seconds, int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
+    print(seconds, time.process_time(), int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
 
 
 def _run(arguments: list[str]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,13 @@ class CachedUnits:
     def overlapping(self, prefix: str) -> list[CachedUnit]:
         if prefix == ALL:
             return list(self._units)
-        found = [ALL, *(prefix[:length] for length in range(1, len(prefix)))]
-        for name in self._prefixes[bisect_left(self._prefixes, prefix) :]:
-            if not name.startswith(prefix):
-                break
-            found.append(name)
-        return [self._units[place] for place in sorted(at for name in found for at in self._places.get(name, ()))]
+        shorter = [ALL, *(prefix[:length] for length in range(1, len(prefix)))]
+        start = bisect_left(self._prefixes, prefix)
+        longer = takewhile(
+            lambda name: name.startswith(prefix), (self._prefixes[at] for at in range(start, len(self._prefixes)))
+        )
+        found = [at for name in (*shorter, *longer) for at in self._places.get(name, ())]
+        return [self._units[at] for at in sorted(found)]
 
 
 def family_name(identity: dict[str, Any]) -> str:

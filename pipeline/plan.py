@@ -73,7 +73,7 @@ def examine(stage: Stage, run: Run) -> StageState:
     run.results.pop(stage.name, None)
     units = stage.units(run, run.store.folder(stage.name, name))
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
-    done = sum(is_done(run, unit) for unit in units)
+    done = sum(unit.there or is_done(run, unit) for unit in units)
     return StageState(stage.name, "partial" if done else "missing", reason, detail, done, len(units), name)
 
 

@@ -7,7 +7,7 @@ itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -169,6 +169,7 @@ class Asked:
         self._every = np.arange(len(keys))
         self._names: dict[tuple[bool, int, int], str] = {}
         self._held: dict[str, Any] = {}
+        self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
 
     def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
         if len(rows) < len(self.keys):
@@ -190,6 +191,15 @@ class Asked:
             self._held[unit.name] = self._every if whole else self._places(unit_keys(run, unit))
         return self._held[unit.name]
 
+    def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
+        """As the coverage says it; teachers that lack the same, as after texts were appended, are one question."""
+        import numpy as np
+
+        lack = (coverage.logits.tobytes(), coverage.passes.tobytes(), np.asarray(wanted).tobytes())
+        if self._lacking[0] != lack:
+            self._lacking = lack, list(coverage.missing(wanted))
+        return self._lacking[1]
+
     def _places(self, keys: Keys) -> Any:
         import numpy as np
 
@@ -206,10 +216,10 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
     coverage = Coverage.of(bucket.keys)
     for unit in cached.overlapping(bucket.prefix):
         if coverage.add(unit, bucket.held(run, unit), wanted):
-            yield Unit(unit.name, folder, unit.size)
+            yield Unit(unit.name, folder, unit.size, there=True)
             if coverage.whole(wanted):
                 return
-    for rows, logits, first, last in coverage.missing(wanted):
+    for rows, logits, first, last in bucket.missing(coverage, wanted):
         some = rows if len(rows) < len(bucket.keys) else None
         ask = Ask(teacher, bucket.part, bucket.prefix, some, logits, first, last)
         yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)

@@ -162,7 +162,8 @@ def training(run: Run, said: Student | TrainTeachers, where: str, texts: Texts) 
     import numpy as np
 
     from amalgam.data.tokens import encode
-    from amalgam.stages.fine_tuning.loop import fit, predict
+    from amalgam.stages.fine_tuning.loop import fit
+    from amalgam.stages.fine_tuning.prediction import predict
     from amalgam.stages.models.classifier import BATCH_TOKENS
     from amalgam.stages.models.encoder import beginner
 

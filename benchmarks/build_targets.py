@@ -2,7 +2,7 @@
 
 python benchmarks/build_targets.py [--texts 100000 1000000 10000000] [--mode soft] [--json]
 
-The texts are keys and the answers drawn numbers (synthetic_shards.py), written by the store as stage 1 writes them.
+The texts are keys and the answers drawn numbers (synthetic_workspace.py), written by the store as stage 1 writes them.
 Each figure is from a process of its own, its imports before the clock; files are warm from the pass before.
 """
 
@@ -17,10 +17,19 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.benchmarks.protocol import interleaved, median, paired, row, show, spread
-from amalgam.benchmarks.synthetic_shards import Shape, quiet_run, write_answers, write_corpus, write_experiment
+from amalgam.benchmarks.synthetic_workspace import (
+    Shape,
+    lacking,
+    write_answers,
+    write_corpora,
+    write_experiments,
+)
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.stage import Run
 
 SAMPLE = 64
 CLOSE = 1e-6
@@ -50,10 +59,10 @@ def main() -> None:
 
 
 def _compared(base: Path, texts: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    shape = Shape(texts, options.teachers, options.labels, options.passes)
-    config = write_experiment(base, shape)
-    write_corpus(config, shape)
-    write_answers(config, shape)
+    shape = Shape(texts, options.teachers, options.labels, options.passes, whole=True)
+    experiments = write_experiments(base, shape)
+    write_corpora(experiments, shape)
+    write_answers(experiments.first, lacking(experiments.first), shape)
     peaks: dict[str, list[float]] = {name: [] for name in WORKERS}
     said: dict[str, dict[str, Any]] = {}
 
@@ -93,22 +102,34 @@ def _build(base: Path, mode: str) -> dict[str, Any]:
     from amalgam.stages.build_targets import rules, summary  # noqa: F401  imported before the clock starts
     from amalgam.stages.order import STAGES
 
-    run = quiet_run(base / "amalgam.yaml", f"targets.mode={mode}")
+    run = _run(base, mode)
     shutil.rmtree(run.store.root / "build-targets", ignore_errors=True)
     began = time.perf_counter()
     bring_up_to_date(STAGES, run, target="build-targets")
-    return _said(began, [run.store.path(file) for file in run.result("cache-teachers").files])
+    return _said(began, _with_passes(run))
 
 
-def _scan(base: Path, mode: str) -> dict[str, Any]:  # noqa: ARG001
-    """What any reader of these files must do: unpack the columns that stage 2 uses, and add them up."""
-    import polars as pl
+def _run(base: Path, mode: str) -> Run:
+    from amalgam.pipeline.console import Console
+    from amalgam.stages.commands import open_run
 
-    run = quiet_run(base / "amalgam.yaml")
+    return open_run(base / "first.yaml", [f"targets.mode={mode}"], console=Console(quiet=True))[1]
+
+
+def _with_passes(run: Run) -> list[Path]:
+    """The files about training texts; of test texts only the dropout-off logits are there."""
     manifest = run.store.record(next(run.store.root.glob("cache-teachers/*/MANIFEST.json")))
     if manifest is None:
         raise SystemExit("the synthetic workspace has no cache")
-    files = [run.store.path(file) for file in manifest.files]
+    ranges = manifest.facts["ranges"]
+    return [run.store.path(file) for file in manifest.files if ranges[file.path][1] > 0]
+
+
+def _scan(base: Path, mode: str) -> dict[str, Any]:
+    """What any reader of these files must do: unpack the columns that stage 2 uses, and add them up."""
+    import polars as pl
+
+    files = _with_passes(_run(base, mode))
     began = time.perf_counter()
     columns = pl.col("key").max(), *(pl.col(name).arr.sum().sum() for name in ("logits", "passes"))
     pl.scan_parquet(files).select(columns).collect(engine="streaming")
@@ -131,7 +152,7 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.order import STAGES
 
-    run = quiet_run(base / "amalgam.yaml", f"targets.mode={mode}")
+    run = _run(base, mode)
     bring_up_to_date(STAGES, run, target="build-targets")
     made = pl.scan_parquet([run.store.path(file) for file in run.result("build-targets").files])
     if made.select(pl.len()).collect().item() != shape.texts:
@@ -139,7 +160,7 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     if mode != "soft":
         return
     sample = made.head(SAMPLE).collect()
-    cached = pl.scan_parquet([run.store.path(f) for f in run.result("cache-teachers").files], include_file_paths="file")
+    cached = pl.scan_parquet(_with_passes(run), include_file_paths="file")
     found = cached.filter(pl.col("key").is_in(sample["key"].implode())).collect()
     confidences = []
     for _, one in found.group_by(pl.col("file").str.extract(r"([^/]+)/[^/]+/[^/]+$"), maintain_order=True):

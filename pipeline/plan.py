@@ -75,7 +75,7 @@ def examine(stage: Stage, run: Run) -> StageState:
     run.results.pop(stage.name, None)
     units = stage.units(run, run.store.folder(stage.name, name))
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
-    missing = tuple(unit for unit in units if not is_done(run, unit))
+    missing = tuple(unit for unit in units if not (unit.there or is_done(run, unit)))
     done = len(units) - len(missing)
     state: State = "partial" if done else "missing"
     return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)

@@ -41,6 +41,8 @@ class Unit:
     """How much work it is, in the stage's own measure: for progress."""
     work: Any = None
     """What the stage itself needs to know to do it."""
+    there: bool = False
+    """It was seen to be whole when the units were listed."""
 
     @property
     def record_path(self) -> Path:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from amalgam.stages.cache_teachers.hardware import pick_device
+from amalgam.stages.fine_tuning.learner import training_dtype
 from amalgam.tests.workshop import KNOWS, TEST, TRAIN, Shop, flip, quiet_environment, write_texts
 
 STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
@@ -188,6 +190,7 @@ def test_the_student_trains_on_the_targets_that_were_built_last_and_says_so(shop
         (shop.artifacts / "train-student" / head_of(shop, "train-student") / "MANIFEST.json").read_text()
     )
     assert manifest["identity"]["upstream"]["build-targets"] == head_of(shop, "build-targets")
+    assert manifest["facts"]["dtype"] == training_dtype(pick_device("auto"))
     assert all(max(target) == pytest.approx(max(target)) for target, _ in shop.targets().values())
     shop("run")  # the file says soft, and `run` does what the file says
     assert shop.stale() == set()

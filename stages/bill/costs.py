@@ -25,6 +25,8 @@ BARE_MB = 400
 """A process with its libraries: what has no trial of its own is taken to need no more."""
 TARGET_BYTES = 60
 """Of a text's target beside its numbers: key, weight, teacher, margin."""
+FEATURE_BYTES = 800
+"""Of a text's state, as of MiniLM: 384 numbers in fp16, and its key."""
 ENCODER = {"teachers": "train_teachers.encoder", "student": "student.encoder"}
 
 
@@ -215,6 +217,26 @@ def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> F
     return job.rates.of(f"asking {name}", [about, cache.passes, dtype, job.kind_of_texts], measure)
 
 
+# ---- what is seen from all texts together
+
+
+def _features(job: Job) -> Cost:
+    rates = _training_rates(job, job.run.experiment.student, "student")
+    known = job.state.total is not None
+    texts = sum(unit.size for unit in job.state.missing) if known else job.survey("train").texts
+    seconds = rates["setup_seconds"] + texts * rates["seconds_per_read"]
+    return Cost(seconds, rates["memory_mb"], texts * FEATURE_BYTES / MEGABYTE)
+
+
+def _weighing(job: Job) -> Cost:
+    """Every text is compared with every other."""
+    texts, teachers = job.survey("train").texts, len(_label_counts(job))
+    looks = job.run.experiment.targets.looks_at_neighbours
+    rates = job.rates.of("comparing texts", None, trials.comparing)
+    memory = texts * (FEATURE_BYTES * 4 + 8 * teachers) / MEGABYTE if looks else 0.0
+    return Cost(texts**2 * rates["seconds_per_pair"] * looks, BARE_MB + memory, texts * (16 + 4 * teachers) / MEGABYTE)
+
+
 # ---- targets
 
 
@@ -242,6 +264,8 @@ COSTS: Mapping[str, Callable[[Job], Cost]] = {
     "read-corpus": _reading,
     "train-teachers": _training_teachers,
     "cache-teachers": _asking,
+    "cache-features": _features,
+    "weigh-teachers": _weighing,
     "build-targets": _targets,
     "train-student": _training_student,
     "report": _report,

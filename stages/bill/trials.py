@@ -162,7 +162,8 @@ def training(run: Run, said: Student | TrainTeachers, where: str, texts: Texts) 
     import numpy as np
 
     from amalgam.data.tokens import encode
-    from amalgam.stages.fine_tuning.loop import fit, predict
+    from amalgam.stages.fine_tuning.loop import fit
+    from amalgam.stages.fine_tuning.prediction import predict
     from amalgam.stages.models.classifier import BATCH_TOKENS
     from amalgam.stages.models.encoder import beginner
 
@@ -253,6 +254,21 @@ def summing(labels: int, passes: int) -> Figures:
             write_table(table.select(["key", "logits"]), path.with_name("targets.parquet"))
             taken.append(time.perf_counter() - began)
     return {"seconds_per_text": float(np.median(taken[1:])) / SUMMED}
+
+
+def comparing() -> Figures:
+    """Seconds per pair of texts whose states are compared."""
+    import numpy as np
+
+    from amalgam.stages.weigh_teachers.neighbours import nearest
+
+    states = np.random.default_rng(0).normal(size=(SUMMED, 384)).astype(np.float32)
+    taken = []
+    for _ in range(1 + ROUNDS):
+        began = time.perf_counter()
+        nearest(states, 50)
+        taken.append(time.perf_counter() - began)
+    return {"seconds_per_pair": float(np.median(taken[1:])) / SUMMED**2}
 
 
 def _each(raw: Any, passes: int) -> list[Any]:

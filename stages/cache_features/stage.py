@@ -13,7 +13,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
-from amalgam.stages.cache_teachers.family import cached_units, family_name, units_for
+from amalgam.stages.cache_teachers.family import Asked, cached_units, family_name, units_for
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 
@@ -79,8 +79,8 @@ def _units(run: Run) -> Iterator[Unit]:
     family = feature_family(run)
     cached = cached_units(run, family)
     for bucket in train_part(run).buckets:
-        keys = read_keys(run.store.checked(bucket.file))
-        yield from units_for(run, family, "encoder", "train", bucket.prefix, keys, cached, 0)
+        asked = Asked("train", bucket.prefix, read_keys(run.store.checked(bucket.file)))
+        yield from units_for(run, family, "encoder", asked, cached, 0)
 
 
 def _encoder(run: Run) -> Encoder:

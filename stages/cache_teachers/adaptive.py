@@ -40,8 +40,8 @@ class Verdict:
     passes: int
 
 
-Asks = Callable[[Bucket, Any, Any], Iterable[Unit]]
-"""(bucket, its keys, passes wanted by each) -> the units of all teachers that make or hold them."""
+Asks = Callable[[Bucket, Any], Iterable[Unit]]
+"""(bucket, passes wanted by each of its texts) -> the units of all teachers that make or hold them."""
 
 
 def ladder(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[str], asks: Asks) -> list[Unit]:
@@ -56,7 +56,7 @@ def ladder(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[s
             open_still = wanted[bucket.prefix]
             open_still[open_still == 0] = -rung
             open_still[audited(keys)] = 2 * passes
-        asked = [unit for bucket, keys in buckets for unit in asks(bucket, keys, np.abs(wanted[bucket.prefix]))]
+        asked = [unit for bucket, _ in buckets for unit in asks(bucket, np.abs(wanted[bucket.prefix]))]
         last = rung == passes
         new = [_verdict_unit(run, bucket, 0 if last else rung, families) for bucket, _ in buckets]
         if not all(is_done(run, unit) for unit in asked):
@@ -187,21 +187,20 @@ def raw_passes(  # noqa: PLR0913  which passes of which texts, and where they ar
     """[texts, passes first..last-1, labels], gathered by key from whatever units of the family hold them."""
     import numpy as np
 
-    from amalgam.data.keys import overlaps
     from amalgam.data.shards import matrix, read_table
 
     cached = run.memory.get("ladder units", {}).get(family) or cached_units(run, family)
     found: Array | None = None
-    for unit in cached:
+    for unit in cached.overlapping(prefix):
         low, high = max(first, unit.first), min(last, unit.last)
-        if low >= high or not overlaps(unit.prefix, prefix) or not len(keys):
+        if low >= high or not len(keys):
             continue
         held = unit_keys(run, unit)
         places = np.minimum(np.searchsorted(held, keys), len(held) - 1)
         rows = np.flatnonzero(held[places] == keys)
         if not len(rows):
             continue
-        raw = matrix(read_table(run.store.checked(unit.record.files[0]), ["passes"]).column(0))
+        raw = matrix(read_table(run.store.checked(unit.file), ["passes"]).column(0))
         raw = raw.reshape(len(held), unit.last - unit.first, -1)[places[rows]]
         if found is None:
             found = np.zeros((len(keys), last - first, raw.shape[2]), raw.dtype)

@@ -6,15 +6,17 @@ itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.keys import overlaps
+from amalgam.data.keys import ALL
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Run, Unit
-from amalgam.pipeline.store import Record
+from amalgam.pipeline.store import StoredFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 ENGINE = 1
 """Version of the numerics: raised whenever the same teacher, text, pass and seed give other numbers."""
+
+KEPT_UNITS = 64
+"""Units whose keys stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +44,46 @@ class Ask:
     last: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CachedUnit:
     """One committed unit of the family."""
 
+    name: str
     prefix: str
     logits: bool
     first: int
     last: int
-    record_path: Path
-    record: Record
+    rows: int
+    file: StoredFile
+
+    @property
+    def size(self) -> int:
+        return self.rows * (self.last - self.first + self.logits)
+
+
+class CachedUnits:
+    """A family's units in the order of pass ranges, found by bucket without looking through all of them."""
+
+    def __init__(self, units: Iterable[CachedUnit]) -> None:
+        self._units = sorted(units, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.name))
+        self._places: dict[str, list[int]] = {}
+        for place, unit in enumerate(self._units):
+            self._places.setdefault(unit.prefix, []).append(place)
+        self._prefixes = sorted(self._places)
+
+    def __iter__(self) -> Iterator[CachedUnit]:
+        return iter(self._units)
+
+    def overlapping(self, prefix: str) -> list[CachedUnit]:
+        if prefix == ALL:
+            return list(self._units)
+        shorter = [ALL, *(prefix[:length] for length in range(1, len(prefix)))]
+        start = bisect_left(self._prefixes, prefix)
+        longer = takewhile(
+            lambda name: name.startswith(prefix), (self._prefixes[at] for at in range(start, len(self._prefixes)))
+        )
+        found = [at for name in (*shorter, *longer) for at in self._places.get(name, ())]
+        return [self._units[at] for at in sorted(found)]
 
 
 def family_name(identity: dict[str, Any]) -> str:
@@ -59,15 +94,22 @@ def units_folder(run: Run, family: str) -> Path:
     return run.store.folder("cache-teachers", family) / "units"
 
 
-def cached_units(run: Run, family: str) -> list[CachedUnit]:
-    """What is there and whole, in the order of pass ranges."""
-    found = []
+def cached_units(run: Run, family: str) -> CachedUnits:
+    """What is there and whole."""
+    return CachedUnits(_whole_units(run, family))
+
+
+def was_asked(run: Run, family: str) -> bool:
+    """Whether anything is there and whole: the first unit found tells."""
+    return next(_whole_units(run, family), None) is not None
+
+
+def _whole_units(run: Run, family: str) -> Iterator[CachedUnit]:
     for path in sorted(units_folder(run, family).glob("*.json")):
         record = run.store.record(path)
         if record is not None and record.files and not run.store.absent(record):
-            facts = record.facts
-            found.append(CachedUnit(facts["prefix"], facts["logits"], facts["first"], facts["last"], path, record))
-    return sorted(found, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.record_path.name))
+            said = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
+            yield CachedUnit(name=path.stem, file=record.files[0], **said)
 
 
 @dataclass
@@ -84,13 +126,13 @@ class Coverage:
 
         return cls(keys, np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int32))
 
-    def add(self, unit: CachedUnit, keys: Keys, wanted: Any) -> bool:
-        """Count a cached unit in; True if it gives anything that was not covered. Units come in order of pass."""
+    def whole(self, wanted: Any) -> bool:
+        return bool(self.logits.all() and (self.passes >= wanted).all())
+
+    def add(self, unit: CachedUnit, rows: Any, wanted: Any) -> bool:
+        """Count in a cached unit that holds these rows; True if it gives what was not covered. In order of pass."""
         import numpy as np
 
-        places = np.searchsorted(self.keys, keys)
-        here = (places < len(self.keys)) & (self.keys[np.minimum(places, len(self.keys) - 1)] == keys)
-        rows = places[here]
         news = False
         if unit.logits:
             news = bool((~self.logits[rows]).any())
@@ -113,31 +155,85 @@ class Coverage:
                         yield rows, not logits, int(min(covered, last)), int(last)
 
 
+class Asked:
+    """One bucket of a part, for all teachers: which of its texts a cached unit holds is found once.
+
+    A unit's name holds the digest of its keys. So units of one name hold the same texts, and of a unit that is named
+    as the whole bucket would be, no file is opened: what planning reads is what changed.
+    """
+
+    def __init__(self, part: str, prefix: str, keys: Keys) -> None:
+        import numpy as np
+
+        self.part, self.prefix, self.keys = part, prefix, keys
+        self._every = np.arange(len(keys))
+        self._names: dict[tuple[bool, int, int], str] = {}
+        self._held: dict[str, Any] = {}
+        self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
+
+    def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
+        if len(rows) < len(self.keys):
+            return self._named(rows, logits, first, last)
+        known = (logits, first, last)
+        if known not in self._names:
+            self._names[known] = self._named(rows, logits, first, last)
+        return self._names[known]
+
+    def _named(self, rows: Any, logits: bool, first: int, last: int) -> str:
+        return f"{self.prefix}-{fingerprint([self.keys[rows].tobytes().hex(), logits, first, last])[:10]}"
+
+    def held(self, run: Run, unit: CachedUnit) -> Any:
+        """Where the unit's texts stand in the bucket."""
+        if unit.name not in self._held:
+            whole = unit.rows == len(self.keys) and unit.name == self.name(
+                self._every, unit.logits, unit.first, unit.last
+            )
+            self._held[unit.name] = self._every if whole else self._places(unit_keys(run, unit))
+        return self._held[unit.name]
+
+    def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
+        """As the coverage says it; teachers that lack the same, as after texts were appended, are one question."""
+        import numpy as np
+
+        lack = (coverage.logits.tobytes(), coverage.passes.tobytes(), np.asarray(wanted).tobytes())
+        if self._lacking[0] != lack:
+            self._lacking = lack, list(coverage.missing(wanted))
+        return self._lacking[1]
+
+    def _places(self, keys: Keys) -> Any:
+        import numpy as np
+
+        places = np.searchsorted(self.keys, keys)
+        here = (places < len(self.keys)) & (self.keys[np.minimum(places, len(self.keys) - 1)] == keys)
+        return places[here]
+
+
 def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
-    run: Run, family: str, teacher: str, part: str, prefix: str, keys: Keys, cached: list[CachedUnit], wanted: Any
+    run: Run, family: str, teacher: str, bucket: Asked, cached: CachedUnits, wanted: Any
 ) -> Iterator[Unit]:
     """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
     folder = units_folder(run, family)
-    coverage = Coverage.of(keys)
-    for unit in cached:
-        if overlaps(unit.prefix, prefix) and coverage.add(unit, unit_keys(run, unit), wanted):
-            yield Unit(unit.record_path.stem, folder, _size(unit.record.facts))
-    for rows, logits, first, last in coverage.missing(wanted):
-        ask = Ask(teacher, part, prefix, rows if len(rows) < len(keys) else None, logits, first, last)
-        mark = fingerprint([keys[rows].tobytes().hex(), logits, first, last])[:10]
-        yield Unit(f"{prefix}-{mark}", folder, len(rows) * (last - first + logits), ask)
+    coverage = Coverage.of(bucket.keys)
+    for unit in cached.overlapping(bucket.prefix):
+        if coverage.add(unit, bucket.held(run, unit), wanted):
+            yield Unit(unit.name, folder, unit.size, there=True)
+            if coverage.whole(wanted):
+                return
+    for rows, logits, first, last in bucket.missing(coverage, wanted):
+        some = rows if len(rows) < len(bucket.keys) else None
+        ask = Ask(teacher, bucket.part, bucket.prefix, some, logits, first, last)
+        yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)
 
 
 def unit_keys(run: Run, unit: CachedUnit) -> Keys:
+    """Buckets come in order, so the keys of a unit that several of them overlap are asked for again soon, or never."""
     from amalgam.data.shards import read_keys
 
-    known = run.memory.setdefault("unit keys", {})
-    path = unit.record.files[0].path
-    if path not in known:
-        known[path] = read_keys(run.store.checked(unit.record.files[0]))
-    found: Keys = known[path]
+    known: dict[str, Keys] = run.memory.setdefault("unit keys", {})
+    found = known.pop(unit.name, None)
+    if found is None:
+        found = read_keys(run.store.checked(unit.file))
+    known[unit.name] = found
+    if len(known) > KEPT_UNITS:
+        known.pop(next(iter(known)))
     return found
-
-
-def _size(facts: dict[str, Any]) -> int:
-    return int(facts["rows"]) * (int(facts["last"]) - int(facts["first"]) + bool(facts["logits"]))

@@ -17,7 +17,7 @@ from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
-from amalgam.stages.cache_teachers.family import Ask, cached_units, family_name, units_for
+from amalgam.stages.cache_teachers.family import Ask, Asked, cached_units, family_name, units_for, was_asked
 from amalgam.stages.read_corpus.parts import Bucket, Part, part_of, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
@@ -51,7 +51,7 @@ class CacheTeachers:
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
         if run.experiment.cache.adaptive and run.experiment.cache.passes:
             return _ladder_units(run)
-        return [unit for teacher in teachers_of(run) for unit in _teacher_units(run, teacher, _parts(run))]
+        return _plain_units(run, _parts(run))
 
     def further(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Who goes on after 4 passes is known once all teachers have run them."""
@@ -66,7 +66,8 @@ class CacheTeachers:
             _describe(run, teacher)
         ask_teachers(run, teachers, [unit for unit in units if isinstance(unit.work, Ask)], dtype_of(run))
         verdicts = [unit for unit in units if not isinstance(unit.work, Ask)]
-        run.memory["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
+        if verdicts:
+            run.memory["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
         for unit in verdicts:
             patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
@@ -104,7 +105,7 @@ def _try_new_teachers(run: Run) -> None:
     if run.memory.get("tried"):
         return
     for teacher in teachers_of(run):
-        if not cached_units(run, family_of(run, teacher)):
+        if not was_asked(run, family_of(run, teacher)):
             loaded_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
     run.memory["tried"] = True
 
@@ -172,26 +173,31 @@ def _ladder_units(run: Run) -> list[Unit]:
     teachers = teachers_of(run)
     part, _ = _parts(run)[0]
     cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
+    buckets = [(bucket, read_keys(run.store.checked(bucket.file))) for bucket in part.buckets]
+    asked = {bucket.prefix: Asked(part.name, bucket.prefix, keys) for bucket, keys in buckets}
 
-    def asks(bucket: Bucket, keys: Any, wanted: Any) -> Iterator[Unit]:
+    def asks(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
         for teacher in teachers:
             family, have = family_of(run, teacher), cached[teacher.name]
-            yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, have, wanted)
+            yield from units_for(run, family, teacher.name, asked[bucket.prefix], have, wanted)
 
-    buckets = [(bucket, read_keys(run.store.checked(bucket.file))) for bucket in part.buckets]
-    test = [unit for teacher in teachers for unit in _teacher_units(run, teacher, _parts(run)[1:])]
-    return [*ladder(run, buckets, [family_of(run, teacher) for teacher in teachers], asks), *test]
+    families = [family_of(run, teacher) for teacher in teachers]
+    return [*ladder(run, buckets, families, asks), *_plain_units(run, _parts(run)[1:])]
 
 
-def _teacher_units(run: Run, teacher: KnownTeacher, parts: Sequence[tuple[Part, int]]) -> Iterator[Unit]:
+def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
+    """Teacher by teacher; found bucket by bucket, so that a bucket's keys are read once for all of them."""
     from amalgam.data.shards import read_keys
 
-    family = family_of(run, teacher)
-    cached = cached_units(run, family)
+    families = families_of(run)
+    cached = {family: cached_units(run, family) for family in families.values()}
+    found: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
         for bucket in part.buckets:
-            keys = read_keys(run.store.checked(bucket.file))
-            yield from units_for(run, family, teacher.name, part.name, bucket.prefix, keys, cached, passes)
+            asked = Asked(part.name, bucket.prefix, read_keys(run.store.checked(bucket.file)))
+            for teacher, family in families.items():
+                found[teacher] += units_for(run, family, teacher, asked, cached[family], passes)
+    return [unit for units in found.values() for unit in units]
 
 
 def _describe(run: Run, teacher: KnownTeacher) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
     from accelerate import Accelerator
@@ -62,16 +62,29 @@ def as_learner(model: torch.nn.Module, objective: Objective) -> torch.nn.Module:
 
 
 def start_accelerator(learner: torch.nn.Module, batch: dict[str, torch.Tensor], *, cpu: bool) -> Accelerator:
-    import torch
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 
     cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
     state = PartialState(cpu=cpu)
-    bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     unused = state.num_processes > 1 and _some_unused(learner.to(state.device), batch, state.device)
     parallel = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu, kwargs_handlers=[parallel])
+    # Half precision is the loop's own: Accelerate would keep one choice for the whole process.
+    return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[parallel])
+
+
+def training_dtype(device: torch.device, computed: Callable[[torch.device], str] | None = None) -> str:
+    """bf16 where the hardware computes it, and fp32 elsewhere: gradients in fp16 would have to be scaled."""
+    from amalgam.stages.cache_teachers.hardware import dtype_for
+
+    return "bf16" if (computed or dtype_for)(device) == "bf16" else "fp32"
+
+
+def put_on(device: torch.device, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """From pinned memory to a GPU, so that the host need not wait until it has done what it was given before."""
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
 def _some_unused(learner: torch.nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> bool:

@@ -9,25 +9,20 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.stages.fine_tuning.batches import (
     Examples,
-    Ids,
     Rows,
     collate,
     epoch_batches,
-    model_inputs,
     share,
-    token_batches,
 )
 from amalgam.stages.fine_tuning.checkpoint import (
     Snapshot,
@@ -37,10 +32,18 @@ from amalgam.stages.fine_tuning.checkpoint import (
     restore_optimizer,
     save,
 )
-from amalgam.stages.fine_tuning.learner import Objective, WeightedKL, adamw, as_learner, start_accelerator
+from amalgam.stages.fine_tuning.learner import (
+    Objective,
+    WeightedKL,
+    adamw,
+    as_learner,
+    put_on,
+    start_accelerator,
+    training_dtype,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -54,7 +57,6 @@ __all__ = [
     "dropout_seed",
     "fit",
     "learning_rate",
-    "predict",
 ]
 
 # So many losses in a row that are no numbers end the run; single ones are skipped.
@@ -95,6 +97,8 @@ class Fitted:
     history: list[dict[str, Any]]
     """One entry an evaluation: step, epoch, score, mean loss since the one before, learning rate."""
     reused_from_step: int
+    dtype: str
+    """Of the products; weights and their updates are fp32 always."""
     notes: list[str]
     """What a person should be told: checkpoints that were passed over, steps that changed nothing."""
 
@@ -126,6 +130,7 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
     on_step: Callable[[int, int, float], None],
     objective: Objective | None = None,
     cpu: bool = False,
+    dtype: str = "auto",
 ) -> Fitted:
     """Train `model` in place; on return it is in eval mode, in fp32, and holds the weights of the best score.
 
@@ -135,7 +140,7 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
     if not len(examples):
         raise WorkError("there are no texts to train on", where="fine-tuning", fix="look at the corpus: amalgam status")
     objective = objective or WeightedKL(training.temperature)
-    run = _Run(model, examples, training, pad_id=pad_id, objective=objective, cpu=cpu)
+    run = _Run(model, examples, training, pad_id=pad_id, objective=objective, cpu=cpu, dtype=dtype)
     notes = run.resume(checkpoint)
     reused = run.progress.step
     while True:
@@ -164,6 +169,7 @@ class _Run:
         pad_id: int,
         objective: Objective,
         cpu: bool,
+        dtype: str,
     ) -> None:
         self.examples, self.training, self.pad_id = examples, training, pad_id
         self.per_epoch = -(-len(examples) // training.batch_size)
@@ -172,6 +178,7 @@ class _Run:
         self.learner = as_learner(model.float(), objective).train()
         self.accelerator = start_accelerator(self.learner, collate(examples, np.arange(1), pad_id), cpu=cpu)
         self.device: torch.device = self.accelerator.device
+        self.dtype = training_dtype(self.device) if dtype == "auto" else dtype
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
         self.wrapped = self.accelerator.prepare_model(self.learner)
@@ -193,8 +200,8 @@ class _Run:
         batch = self._batch(step)
         torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
         here = self._backward(batch)
-        loss, stopping, saving = self._agreed([here, float(stop()), float(self._checkpoint_is_due())])
-        self._update(loss, batch, checkpoint)
+        loss, stopping, saving, norm = self._measured(here, [float(stop()), float(self._checkpoint_is_due())])
+        self._update(loss, norm, batch, checkpoint)
         self.progress.step += 1
         # While losses are no numbers, the last good checkpoint stays.
         return loss, bool(stopping), bool(saving) and not self.progress.not_numbers
@@ -237,7 +244,8 @@ class _Run:
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
             notes = [*notes, f"{progress.skipped} steps had a loss that was not a number, and changed nothing"]
-        return Fitted(self.total, progress.best_step, progress.best_score, progress.history, reused, notes)
+        best = progress.best_step, progress.best_score
+        return Fitted(self.total, *best, progress.history, reused, self.dtype, notes)
 
     def save(self, folder: Path) -> None:
         if self.main:
@@ -285,27 +293,42 @@ class _Run:
             self.epoch = (epoch, batches)
         return self.epoch[1][position]
 
-    def _backward(self, batch: Rows) -> float:
-        """Gradients of the mean loss over the whole batch; returns this process's share of that mean."""
+    def _backward(self, batch: Rows) -> torch.Tensor:
+        """Gradients of the mean loss over the whole batch; returns this process's share of it, times processes."""
+        import torch
+
         accelerator, world = self.accelerator, self.world
         parts = share(batch, rank=accelerator.process_index, world=world, accumulate=self.training.accumulate)
         # Processes are averaged, rows are to be summed. One without a row still has to take part, with nothing.
         scale = world / len(batch) if parts else 0.0
         parts = parts or [batch[:1]]
-        total = 0.0
+        total = torch.zeros((), device=self.device)
         for part in parts:
-            with nullcontext() if part is parts[-1] else accelerator.no_sync(self.wrapped):
-                tensors = collate(self.examples, part, self.pad_id)
-                loss = self.wrapped({name: tensor.to(self.device) for name, tensor in tensors.items()}) * scale
+            with ExitStack() as around:
+                if part is not parts[-1]:
+                    around.enter_context(accelerator.no_sync(self.wrapped))
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bf16"):
+                    loss = self.wrapped(put_on(self.device, collate(self.examples, part, self.pad_id))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
-        return float(total) / world
+        return total
 
-    def _update(self, loss: float, batch: Rows, checkpoint: Path) -> None:
+    def _measured(self, total: torch.Tensor, wishes: list[float]) -> list[float]:
+        """Loss, the sum of each wish over the processes, gradient norm: the one wait for the device in a step."""
+        import torch
         from torch.nn.utils import clip_grad_norm_
 
+        norm = clip_grad_norm_(self.names, self.training.clip)
+        if self.world == 1:
+            loss, length = torch.stack([total, norm]).tolist()
+            return [loss, *wishes, length]
+        wished = [torch.full((), wish, dtype=torch.float64, device=self.device) for wish in wishes]
+        summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *wished]), reduction="sum")
+        found: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
+        return found
+
+    def _update(self, loss: float, norm: float, batch: Rows, checkpoint: Path) -> None:
         progress = self.progress
-        norm = float(clip_grad_norm_(self.names, self.training.clip))
         if math.isfinite(loss) and math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(progress.step, self.total, self.training)
@@ -338,35 +361,6 @@ def learning_rate(step: int, total: int, training: Training) -> float:
     warm = math.ceil(training.warmup * total)
     share_of_peak = (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
     return training.learning_rate * share_of_peak
-
-
-def predict(  # noqa: PLR0913 - every argument is named by the caller
-    model: torch.nn.Module,
-    tokens: Sequence[Ids],
-    *,
-    pad_id: int,
-    batch_tokens: int,
-    type_ids: Sequence[Ids] | None = None,
-    bf16: bool = False,
-) -> npt.NDArray[np.float32]:
-    """Logits [n, C] in the order of `tokens`, dropout off. bf16, on CUDA alone: as in training, to choose by."""
-    import torch
-
-    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    lengths = tokens.lengths
-    device = next(model.parameters()).device
-    config: Any = model.config
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
-    was_training = model.training
-    model.eval()
-    # Not inference mode: what a model caches for itself there could not be trained with afterwards.
-    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16 and device.type == "cuda"):
-        for rows in token_batches(lengths, batch_tokens):
-            inputs = model_inputs(tokens, type_ids, rows, pad_id)
-            logits = model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
-            all_logits[rows] = logits.float().cpu().numpy()
-    model.train(was_training)
-    return all_logits
 
 
 def _identity(examples: Examples, training: Training, objective: Objective, names: dict[torch.Tensor, str]) -> str:

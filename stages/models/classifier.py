@@ -43,7 +43,7 @@ class Classifier:
         self._order = [known[name] for name in labels]
 
     def logits(self, texts: Sequence[tuple[str, ...]]) -> Array:
-        from amalgam.stages.fine_tuning.loop import predict
+        from amalgam.stages.fine_tuning.prediction import predict
 
         tokens = encode(self._tokenizer, texts, self._limit, types=takes_types(self._model.config))
         found = predict(

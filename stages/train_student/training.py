@@ -12,7 +12,8 @@ from amalgam.pipeline.experiment import Student
 from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.batches import Examples
 from amalgam.stages.fine_tuning.learner import Objective
-from amalgam.stages.fine_tuning.loop import Stopped, Training, fit, predict
+from amalgam.stages.fine_tuning.loop import Stopped, Training, fit
+from amalgam.stages.fine_tuning.prediction import predict
 from amalgam.stages.models.classifier import BATCH_TOKENS
 from amalgam.stages.models.encoder import Beginner, beginner
 from amalgam.stages.read_corpus.parts import part_of
@@ -76,6 +77,7 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
         "best_step": fitted.best_step,
         "best_score": fitted.best_score,
         "history": fitted.history,
+        "dtype": fitted.dtype,
         "resumed_from_step": fitted.reused_from_step,
     }
 

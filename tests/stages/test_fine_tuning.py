@@ -31,8 +31,8 @@ from amalgam.stages.fine_tuning.loop import (
     dropout_seed,
     fit,
     learning_rate,
-    predict,
 )
+from amalgam.stages.fine_tuning.prediction import predict
 
 PLAIN = Training(
     epochs=2,

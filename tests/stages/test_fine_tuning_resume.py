@@ -23,7 +23,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.fine_tuning import checkpoint
 from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, WeightedKL, fit, predict
+from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, WeightedKL, fit
+from amalgam.stages.fine_tuning.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

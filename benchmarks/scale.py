@@ -1,0 +1,228 @@
+"""What planning costs at any number of texts: real records of drawn keys, the real commands in processes of their own.
+
+python benchmarks/scale.py --texts 100000 1000000 10000000 --teachers 10 [--json]; 10^7 texts take 6 GB of disk
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amalgam.benchmarks.protocol import median, row, show, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from amalgam.benchmarks.synthetic_workspace import Experiments, Shape
+
+PASSES = 16
+LABELS = 4
+SHARD_TEXTS = 4096
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        _work(sys.argv[2], sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, nargs="+", default=[100_000])
+    parser.add_argument("--teachers", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--whole", action="store_true", help="files of answers hold every column, at their real size")
+    parser.add_argument("--folder", type=Path, help="where workspaces are made and deleted again")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for found in _all_rows(options):
+        rows.append(found)
+        if options.json:  # at once: the last ones take their time
+            show([found], as_json=True)
+            sys.stdout.flush()
+    if not options.json:
+        show(rows, as_json=False)
+
+
+def _all_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    yield from _shards()
+    for texts in options.texts:
+        yield from _scaled(texts, options)
+
+
+def _scaled(texts: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from amalgam.benchmarks.synthetic_workspace import Shape, write_experiments
+
+    shape = Shape(texts, options.teachers, LABELS, PASSES, options.whole)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        yield from _rows(write_experiments(Path(scratch) / "scale", shape), shape, options.repeats)
+
+
+def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict[str, Any]]:
+    """Each state of the workspace as it comes about; every plan must say what is true of it."""
+    from amalgam.benchmarks.synthetic_workspace import (
+        changed_buckets,
+        half_of,
+        lacking,
+        write_answers,
+        write_corpora,
+        write_targets,
+    )
+
+    began = time.perf_counter()
+    write_corpora(experiments, shape)
+    units = lacking(experiments.first)
+    late = half_of(units, f"teacher-{shape.teachers - 1}")
+    absent = {unit.record_path for unit in late}
+    write_answers(experiments.first, [unit for unit in units if unit.record_path not in absent], shape)
+    built = time.perf_counter() - began
+    total = len(units)
+    yield _planned("half of one teacher missing", experiments.first, shape, repeats, (total - len(late), total))
+    write_answers(experiments.first, late, shape)
+    spent = _measured("cache-teachers", "-q", "-c", str(experiments.first))
+    yield _row("cache-teachers, nothing to ask", shape, **spent.figures)
+    write_targets(experiments.first)
+    yield _planned("current", experiments.first, shape, repeats, (total, total))
+    further = total // shape.teachers
+    yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + further))
+    further = shape.teachers * changed_buckets(experiments)
+    yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + further))
+    for what in ("units", "keys"):
+        yield _row(f"listing one teacher's {what}", shape, **_measured(what, str(experiments.first)).figures)
+    yield from _held(experiments.first.parent / "artifacts", shape, built)
+
+
+def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
+    return row("scale", name, texts=shape.texts, teachers=shape.teachers, **figures)
+
+
+def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tuple[int, int]) -> dict[str, Any]:
+    spent = [_measured("plan", "--json", "-c", str(config)) for _ in range(repeats)]
+    for one in spent:
+        state = next(state for state in json.loads(one.said)["stages"] if state["stage"] == "cache-teachers")
+        if state["units"] != {"done": expected[0], "total": expected[1]}:
+            raise SystemExit(f"{name}: plan says {state['units']}, true is {expected}")
+    seconds = [one.seconds for one in spent]
+    figures = {
+        "plan_s": round(median(seconds), 2),
+        "spread": round(spread(seconds), 2),
+        "plan_cpu_s": round(median([one.cpu_seconds for one in spent]), 2),
+        "plan_rss_mb": round(max(one.peak_mb for one in spent)),
+    }
+    return _row(name, shape, **figures)
+
+
+def _held(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
+    """Files, records and bytes on the disk, by stage and in all."""
+    counts: dict[str, Counter[str]] = {}
+    for path in workspace.rglob("*"):
+        if path.is_file():
+            stage = path.relative_to(workspace).parts[0] if path.parent != workspace else "the rest"
+            kind = "records" if path.suffix == ".json" else "files"
+            size = path.stat().st_size
+            counts.setdefault(stage, Counter()).update({kind: 1, f"bytes_of_{kind}": size})
+    for stage, found in {**counts, "all": sum(counts.values(), Counter())}.items():
+        held = {name: found[name] for name in ("files", "records", "bytes_of_files", "bytes_of_records")}
+        each = (held["bytes_of_files"] + held["bytes_of_records"]) / shape.texts
+        yield _row(f"held: {stage}", shape, **held, bytes_per_text=round(each, 1))
+    yield _row("built in", shape, seconds=round(built, 1))
+
+
+def _shards() -> Iterator[dict[str, Any]]:
+    """What a text costs in one real file of answers, and what its columns hold before they are packed."""
+    import numpy as np
+
+    from amalgam.benchmarks.synthetic_workspace import Shape, drawn_keys, whole_answers
+    from amalgam.data.shards import write_table
+
+    keys = np.sort(drawn_keys(np.random.default_rng(0), 0, 0, SHARD_TEXTS))
+    with tempfile.TemporaryDirectory() as scratch:
+        for labels in (LABELS, 10):
+            table = whole_answers(keys, Shape(SHARD_TEXTS, 1, labels), PASSES)
+            path = Path(scratch) / f"{labels}.parquet"
+            write_table(table, path)
+            figures = {"labels": labels, "passes": PASSES, "in_memory": round(table.nbytes / SHARD_TEXTS, 1)}
+            each = round(path.stat().st_size / SHARD_TEXTS, 1)
+            yield row("scale", "bytes of a text in a real file of answers", **figures, bytes_per_text=each)
+
+
+# ---- processes of their own
+
+
+@dataclass(frozen=True)
+class Spent:
+    """By a command from the start of its process to its end, or by one of its calls where it timed that alone."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    said: str
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {
+            "seconds": round(self.seconds, 2),
+            "cpu_s": round(self.cpu_seconds, 2),
+            "peak_rss_mb": round(self.peak_mb),
+        }
+
+
+def _measured(*arguments: str) -> Spent:
+    began = time.perf_counter()
+    worker = [sys.executable, __file__, "--worker", *arguments]
+    done = subprocess.run(worker, check=False, capture_output=True, text=True)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
+    *said, told = done.stdout.splitlines()
+    own, cpu, peak = (float(figure) for figure in told.split())
+    return Spent(own or seconds, cpu, peak, "\n".join(said))
+
+
+def _work(what: str, arguments: list[str]) -> None:
+    """Linux hands a peak down from the process that started this one; the one of this program alone has a name."""
+    seconds = _list(what, Path(arguments[0])) if what in {"units", "keys"} else _run([what, *arguments])
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    print(seconds, time.process_time(), int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
+
+
+def _run(arguments: list[str]) -> float:
+    from amalgam.cli import main as amalgam
+
+    sys.argv = ["amalgam", *arguments]
+    try:
+        amalgam()
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+    return 0.0
+
+
+def _list(what: str, config: Path) -> float:
+    from amalgam.benchmarks.synthetic_workspace import quiet_run
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.cache_teachers.family import cached_units, unit_keys
+    from amalgam.stages.cache_teachers.stage import families_of
+    from amalgam.stages.order import STAGES
+
+    run = quiet_run(config)
+    bring_up_to_date(STAGES, run, target="read-corpus")
+    family = next(iter(families_of(run).values()))
+    began = time.perf_counter()
+    units = cached_units(run, family)
+    if what == "keys":
+        began = time.perf_counter()
+        for unit in units:
+            unit_keys(run, unit)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

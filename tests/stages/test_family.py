@@ -1,0 +1,41 @@
+"""Cached units are found by bucket, and only those whose texts changed are opened."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from amalgam.data.keys import ALL, overlaps
+from amalgam.pipeline.store import StoredFile
+from amalgam.stages.cache_teachers.family import Asked, CachedUnit, CachedUnits
+
+
+def unit(name: str, prefix: str, first: int = 0, last: int = 4, rows: int = 1) -> CachedUnit:
+    return CachedUnit(name, prefix, first == 0, first, last, rows, StoredFile(f"{name}.parquet", 1, ""))
+
+
+def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_the_same_order() -> None:
+    draw = random.Random(0)  # noqa: S311  nothing secret
+
+    def prefix() -> str:
+        return "".join(draw.choices("01", k=draw.randrange(7))) or ALL
+
+    units = [unit(str(number), prefix(), draw.choice([0, 4]), draw.choice([8, 16])) for number in range(300)]
+    cached = CachedUnits(units)
+    in_order = sorted(units, key=lambda one: (one.first, one.last, one.prefix, one.name))
+    assert list(cached) == in_order
+    for bucket in [ALL, "0", "1", *(prefix() for _ in range(200))]:
+        assert cached.overlapping(bucket) == [one for one in in_order if overlaps(one.prefix, bucket)]
+
+
+def test_a_units_name_tells_which_texts_it_holds() -> None:
+    keys = np.array([bytes([number]) * 16 for number in range(1, 5)])
+    bucket, fewer = Asked("train", "0", keys), Asked("train", "0", keys[:3])
+    every, some = np.arange(4), np.arange(3)
+    name = bucket.name(every, True, 0, 4)
+    assert name == Asked("test", "0", keys.copy()).name(every, True, 0, 4)
+    assert bucket.name(some, True, 0, 4) == fewer.name(some, True, 0, 4)
+    assert (
+        len({name, bucket.name(some, True, 0, 4), bucket.name(every, False, 0, 4), bucket.name(every, True, 0, 8)}) == 4
+    )

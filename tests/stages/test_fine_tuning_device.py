@@ -1,0 +1,105 @@
+"""What training asks of the device: which precision, and how seldom it is waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amalgam.stages.cache_teachers.hardware import dtype_for
+from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.learner import training_dtype
+from amalgam.stages.fine_tuning.loop import Fitted, Training, fit
+
+CPU = torch.device("cpu")
+SHORT = Training(
+    epochs=2,
+    learning_rate=1e-2,
+    batch_size=8,
+    accumulate=2,
+    warmup=0.0,
+    weight_decay=0.01,
+    clip=1.0,
+    evaluate_every=1000,
+    seed=7,
+    checkpoint_seconds=1e9,
+)
+
+
+class MeanOfWords(torch.nn.Module):
+    """The least that is an encoder; it remembers in what its products came out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(50, 16)
+        self.head = torch.nn.Linear(16, 4)
+        self.seen: set[torch.dtype] = set()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        there = attention_mask.unsqueeze(-1)
+        logits = self.head((self.words(input_ids) * there).sum(1) / there.sum(1))
+        self.seen.add(logits.dtype)
+        return SimpleNamespace(logits=logits)
+
+
+class ReadByHost(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Counts single numbers taken from a tensor: on a GPU, each waits for all the work before it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func) == "aten._local_scalar_dense.default"
+        return func(*args, **(kwargs or {}))
+
+
+def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> Fitted:
+    draw = np.random.default_rng(0)
+    tokens = [draw.integers(1, 50, length).astype(np.int32) for length in draw.integers(3, 13, 32)]
+    targets = draw.dirichlet(np.full(4, 0.5), 32).astype(np.float32)
+    examples = Examples(tokens, None, targets, np.ones(32, np.float32))
+    return fit(
+        model,
+        examples,
+        SHORT,
+        pad_id=0,
+        score=lambda _: 0.0,
+        checkpoint=folder,
+        stop=lambda: False,
+        on_step=lambda *_: None,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.parametrize(("computed", "chosen"), [("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")])
+def test_training_takes_bf16_where_the_hardware_computes_it_and_never_fp16(computed: str, chosen: str) -> None:
+    assert training_dtype(CPU, lambda _device: computed) == chosen
+    assert training_dtype(CPU) == dtype_for(CPU)
+
+
+def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path) -> None:
+    full, half = MeanOfWords(), MeanOfWords()
+    assert train(full, tmp_path / "full").dtype == "fp32"
+    assert train(half, tmp_path / "half", "bf16").dtype == "bf16"
+    assert (full.seen, half.seen) == ({torch.float32}, {torch.bfloat16})
+    assert {weight.dtype for weight in half.parameters()} == {torch.float32}
+    assert not torch.equal(half.head.weight, full.head.weight)
+    assert torch.allclose(half.head.weight, full.head.weight, atol=0.02)
+
+
+def test_what_is_not_said_is_chosen_by_the_machine(tmp_path: Path) -> None:
+    assert train(MeanOfWords(), tmp_path, "auto").dtype == training_dtype(CPU)
+
+
+def test_the_loop_reads_no_single_number_from_the_device(tmp_path: Path) -> None:
+    """Loss and gradient norm come together, once a step."""
+    with ReadByHost() as read:
+        train(MeanOfWords(), tmp_path)
+    assert read.count == 0

@@ -59,7 +59,7 @@ def test_appended_texts_alone_go_through_the_encoder(shop: Shop) -> None:
 def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> None:
     method = "student.method=amalgam"
     shop("run", method)
-    assert shop.stale(method, "targets.temperature=0.7") == set()
+    assert shop.stale(method, "targets.kd_temperature=0.7") == set()
     assert shop.stale(method, "cache.seed=0") == set()
     assert shop.stale(method, "targets.reweight=none") == {"build-targets", "train-student", "report"}
     assert shop.stale(method, "targets.smoothings=1") == {"weigh-teachers", "build-targets", "train-student", "report"}

@@ -35,7 +35,7 @@ class WeighTeachers(UnitByUnit):
         targets = run.experiment.targets
         run.result("cache-teachers")
         inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
-        inputs |= passes_counted(run) if targets.signal == "confidence" else {}
+        inputs |= passes_counted(run)
         features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_neighbours else {}
         return Identity({"targets": said_of(targets)}, inputs, features)
 
@@ -64,9 +64,9 @@ class WeighTeachers(UnitByUnit):
 
 
 def said_of(targets: Targets) -> dict[str, Any]:
-    """Of the targets section, what weights depend on."""
-    fields = {"weights", "signal"} | ({"neighbours", "smoothings"} if targets.looks_at_neighbours else set())
-    return targets.model_dump(include=fields | ({"uncertainty"} if targets.signal == "confidence" else set()))
+    """Of the targets section, what weights depend on; confidences and their temperature are what is fallen back on."""
+    fields = {"weights", "signal", "uncertainty", "temperature"}
+    return targets.model_dump(include=fields | ({"neighbours", "smoothings"} if targets.looks_at_neighbours else set()))
 
 
 def weights_of(run: Run) -> pa.Table:

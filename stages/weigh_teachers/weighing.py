@@ -33,6 +33,12 @@ class Weighing:
     """Between texts that are a teacher's and those that are not, in deviations of the noise; the mixture's alone."""
 
 
+def by_confidence(confidence: Array, temperature: float) -> Weighing:
+    """MUKA's own: each text by itself."""
+    weights = _softmax(confidence / temperature)
+    return Weighing(weights, weights.mean(axis=0), None)
+
+
 def standardised(signal: Array) -> Weighing:
     weights = _softmax(_standard(signal) / SHARPNESS)
     return Weighing(weights, weights.mean(axis=0), None)

@@ -10,8 +10,8 @@ import torch
 
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 from amalgam.stages.weigh_teachers.neighbours import nearest, smoothed
-from amalgam.stages.weigh_teachers.weighing import Weighing, mixture, standardised
-from amalgam.stages.weigh_teachers.weights import COHERENT, margin, over_neighbours
+from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
+from amalgam.stages.weigh_teachers.weights import COHERENT, EXCLUSIVE, exclusion, margin, over_neighbours
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,6 +64,21 @@ def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alik
 
 def test_the_margin_is_the_first_logit_less_the_second() -> None:
     assert margin(np.array([[1.0, 5.0, 3.5], [-1.0, -1.0, -2.0]], np.float32)).tolist() == [1.5, 0.0]
+
+
+def test_exclusion_tells_signals_of_which_one_is_right_from_signals_of_how_easy_a_text_is() -> None:
+    signal, _ = scores([0.5, 0.3, 0.2], separation=3.0)
+    easy = np.random.default_rng(1).normal(size=(8000, 1))
+    assert exclusion(signal) > EXCLUSIVE
+    assert abs(exclusion(np.random.default_rng(2).normal(size=(8000, 3)))) < 0.05
+    assert exclusion(easy + 0.1 * np.random.default_rng(3).normal(size=(8000, 3))) < -0.9 * 2
+    assert exclusion(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])) == pytest.approx(1.0)
+    assert exclusion(signal[:, :1]) == 0.0
+
+
+def test_weights_by_confidence_are_mukas() -> None:
+    weights = by_confidence(np.array([[0.8, 0.4]]), 0.2).weights
+    assert weights[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
 
 
 # ---- neighbours

@@ -89,7 +89,7 @@ def exclusion(signal: Array) -> float:
         return 0.0
     pairs = [(one, other) for one in range(teachers) for other in range(one)]
     mean = float(np.mean([_correlation(signal[:, one], signal[:, other]) for one, other in pairs]))
-    return -mean * (teachers - 1)
+    return float(-mean * (teachers - 1))
 
 
 def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:

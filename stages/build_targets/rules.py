@@ -1,9 +1,7 @@
-"""From evidence to targets: the rules of MUKA and its baselines (Li et al. 2021), over the union of labels.
+"""From evidence to targets over the union of labels: MUKA (Li et al. 2021) and its baselines; docs/methods.md.
 
-soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's distribution,
-padded; still soft inside its block; ties go to the first.  vanilla-kd: one softmax over all logits side by side.
-uhc (Vongkulbhisal et al. 2019): the distributions at temperature T side by side, for a loss on each one's own labels.
-Reading: T_i is the dropout-off distribution (targets.distribution offers the mean of the passes).
+soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's T_i, padded.
+vanilla-kd: one softmax over all logits.  uhc: each teacher's own, side by side, for a loss on its own labels.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
 def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Shop, built: Shop) -> None:
     process = torchrun(fresh, "cache-teachers", "cache.passes=256", "execution.batch_tokens=256")
     deadline = time.monotonic() + TIMEOUT
-    while not fresh.units() and time.monotonic() < deadline:
+    while not fresh.digests("cache-teachers") and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(rank_of(process.pid, 1), signal.SIGKILL)
     said = finish(process)

@@ -1,7 +1,8 @@
 """Launches: which (text, pass) rows go through a teacher together, and what happens when one fails.
 
-Texts of one exact token length share a launch, their passes folded into the batch: no padding is ever computed. How
-rows are grouped changes no result beyond rounding, since masks are keyed.
+Texts of one exact token length share a launch, their passes folded into the batch, so that no padding is computed; on a
+GPU, whose launches are large, rare lengths are padded to one near them. How rows are grouped changes no result beyond
+rounding, since masks are keyed.
 """
 
 from __future__ import annotations
@@ -44,21 +45,38 @@ class Launch:
         return Launch(self.texts[:middle], self.passes[:middle]), Launch(self.texts[middle:], self.passes[middle:])
 
 
-def plan_launches(lengths: Sequence[int], passes: range, *, batch_tokens: int, fold: bool) -> Iterator[Launch]:
+def plan_launches(
+    lengths: Sequence[int], passes: range, *, batch_tokens: int, fold: bool, padding: float = 0.0
+) -> Iterator[Launch]:
     """Every (text, pass) once, longest texts first, so that memory that does not suffice shows at once.
 
-    A launch holds texts of one length and at most `batch_tokens` tokens, yet at least one row. Unless passes may be
-    folded, it holds a single pass.
+    A launch holds at most `batch_tokens` tokens, yet at least one row, of texts of one length; lengths too rare to fill
+    one share it where no text is padded by more than the share `padding`. Unless passes may be folded, it holds a
+    single pass.
     """
     numbers = np.asarray(lengths, np.int64)
     together = np.array(passes, np.int64)
-    for length in np.unique(numbers)[::-1]:
-        texts = np.flatnonzero(numbers == length)
-        rows = max(1, batch_tokens // max(1, int(length)))
+    for texts in _groups(numbers, batch_tokens // max(1, len(passes) if fold else 1), padding):
+        rows = max(1, batch_tokens // max(1, int(numbers[texts[0]])))
         for group in [together] if fold else together[:, None]:
             of_text, in_pass = np.repeat(texts, len(group)), np.tile(group, len(texts))
             for first in range(0, len(of_text), rows):
                 yield Launch(of_text[first : first + rows], in_pass[first : first + rows])
+
+
+def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[NDArray[np.int64]]:
+    """Places of texts of one length, the longest first; or of several near it, until `full` tokens are together."""
+    waiting: list[NDArray[np.int64]] = []
+    for length in np.unique(lengths)[::-1]:
+        texts = np.flatnonzero(lengths == length)
+        widest = int(lengths[waiting[0][0]]) if waiting else int(length)
+        held = sum(map(len, waiting)) * widest
+        if waiting and (length < widest * (1 - padding) or held + len(texts) * widest > full):
+            yield np.concatenate(waiting)
+            waiting = []
+        waiting.append(texts)
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def go_on() -> None:
@@ -88,12 +106,15 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     lengths = [len(one) for one in tokens]
     logits = np.empty((len(tokens), teacher.labels), np.float32) if deterministic else None
     if logits is not None:
-        launches = plan_launches(lengths, range(DROPOUT_OFF, 0), batch_tokens=batch_tokens, fold=True)
+        off = range(DROPOUT_OFF, 0)
+        launches = plan_launches(lengths, off, batch_tokens=batch_tokens, fold=True, padding=teacher.padding)
         for part, found in work.done(launches):
             logits[part.texts] = found
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
     if len(passes):
-        launches = plan_launches(lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds)
+        launches = plan_launches(
+            lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds, padding=teacher.padding
+        )
         for part, found in work.done(launches):
             raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
     return logits, raw

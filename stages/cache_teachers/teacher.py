@@ -115,6 +115,8 @@ class Teacher:
         self.name = name
         self.ahead = 1 if self.device.type == "cuda" else 0
         """Launches that are started before the answer of an earlier one is looked at."""
+        self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
+        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
         self.halved = 0
         """Launches of the latest work that had to be halved for lack of memory."""
         self.notes: tuple[str, ...] = ()

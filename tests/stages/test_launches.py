@@ -49,6 +49,29 @@ def test_every_text_and_pass_is_in_one_launch_of_one_length_within_the_budget(ba
         assert fold or len(set(one.passes)) == 1
 
 
+def test_rare_lengths_share_a_launch_within_the_bound_and_common_ones_keep_their_own() -> None:
+    lengths = [100] * 40 + [99, 98, 95, 94, 93, 80, 40, 39]
+    launches = list(plan_launches(lengths, range(4), batch_tokens=16000, fold=True, padding=1 / 16))
+    kinds = [sorted({lengths[text] for text in one.texts}) for one in launches]
+    assert kinds == [[100], [93, 94, 95, 98, 99], [80], [39, 40]]
+    for one in launches:
+        widest = max(lengths[text] for text in one.texts)
+        assert lengths[one.texts[0]] == widest
+        assert all(lengths[text] >= widest * (1 - 1 / 16) for text in one.texts)
+        assert len(one) * widest <= 16000
+    rows = [(text, number) for one in launches for text, number in zip(one.texts, one.passes, strict=True)]
+    assert sorted(rows) == [(text, number) for text in range(len(lengths)) for number in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2", "gpt2"])
+def test_padding_to_share_a_launch_changes_nothing(kind: str) -> None:
+    teacher = teacher_of(kind)
+    alone = passes_of(teacher, range(3)).astype(np.float64)
+    teacher.padding = 0.5
+    together = passes_of(teacher, range(3)).astype(np.float64)
+    assert np.allclose(alone, together, rtol=2**-9, atol=1e-4)
+
+
 def test_passes_are_folded_into_launches_as_large_as_the_budget_allows() -> None:
     sizes = [len(one) for one in plan_launches([10] * 7, range(16), batch_tokens=320, fold=True)]
     assert sizes == [32, 32, 32, 16]

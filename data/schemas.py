@@ -62,6 +62,11 @@ FEATURES = (
     ),
 )
 
+SIMILARITIES = (
+    Column("key", "key", "the text"),
+    Column("similarity", "array<float32>", "cosine of its state and each label name's, in the order of the union"),
+)
+
 # Kept by bucket of the corpus, in its order.
 TOKENS = (
     Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 SCHEMA_VERSION = 1
+UNTRAINED = ("ensemble", "zero-shot")
+TEACHER = "teacher:"
+"""The methods that make no student, and how the one begins that is a single teacher."""
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
@@ -183,6 +186,11 @@ class Student(Section):
     select: Literal["auto", "validation", "held-out"] = "auto"
     seed: int = 0
 
+    @property
+    def learns(self) -> bool:
+        """Whether the method makes a student at all: `teacher:NAME`, `ensemble` and `zero-shot` are only measured."""
+        return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
+
 
 class Report(Section):
     calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
@@ -217,15 +225,32 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        problems = [*self._teacher_problems(), *self._corpus_problems()]
+        problems = [*self._teacher_problems(), *self._method_problems(), *self._corpus_problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
+    @property
+    def teacher_names(self) -> list[str]:
+        """Trained ones first, as in the union of labels."""
+        groups = self.train_teachers.groups if self.train_teachers else ()
+        trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
+        return [*trained, *(teacher.name for teacher in self.teachers)]
+
+    def _method_problems(self) -> list[str]:
+        """A problem is one sentence without a semicolon: they are told apart by it."""
+        if self.student.learns:
+            return []
+        method, names = str(self.student.method), self.teacher_names
+        problems = []
+        if self.corpus.test is None:
+            problems.append(f"student.method: {method} trains nothing and is only measured, which needs corpus.test")
+        if method.startswith(TEACHER) and method.removeprefix(TEACHER) not in names:
+            problems.append(f"student.method: no teacher has this name (known: {', '.join(names)})")
+        return problems
+
     def _teacher_problems(self) -> list[str]:
-        names = [teacher.name for teacher in self.teachers]
-        if self.train_teachers and isinstance(self.train_teachers.groups, dict):
-            names += list(self.train_teachers.groups)
+        names = self.teacher_names
         problems = [
             f"teachers: the name {name!r} is given twice" for name in sorted(set(names)) if names.count(name) > 1
         ]

@@ -253,12 +253,13 @@ def _with_preset(reading: Reading, presets: Mapping[str, Mapping[str, Any]]) -> 
     method = student.get("method") if isinstance(student, dict) else None
     if method is None or not isinstance(method, str):
         return data
-    if method not in presets:
+    name = re.sub(r"^teacher:.*", "teacher:<name>", method)
+    if name not in presets:
         reading.problems.append(
             f"{_where(reading, ('student', 'method'))}no method {method!r}{_nearest(method, presets)}"
         )
         return data
-    return _merged(presets[method], data)
+    return _merged(presets[name], data)
 
 
 def _merged(under: Any, over: Any) -> Any:

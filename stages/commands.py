@@ -273,7 +273,8 @@ def show_methods(*, as_json: bool) -> None:
             name,
             method.source,
             method.needs,
-            ", ".join(f"{s}.{k}={v}" for s, fields in method.defaults.items() for k, v in fields.items()),
+            ", ".join(f"{s}.{k}={v}" for s, fields in method.defaults.items() for k, v in fields.items())
+            or "nothing, and trains nothing",
         ]
         for name, method in METHODS.items()
     ]

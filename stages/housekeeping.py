@@ -11,7 +11,6 @@ from typing import Any
 
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
-from amalgam.stages.methods import method_of
 from amalgam.stages.models.files import newer_revision
 from amalgam.stages.order import STAGES
 
@@ -59,7 +58,9 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
-        "build-targets": lambda: f"{method_of(config['targets'])}, {facts['summary']['texts']:,} texts",
+        "build-targets": lambda: (
+            f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
+        ),
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),

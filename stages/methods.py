@@ -1,6 +1,6 @@
 """METHODS: every method on one screen. A name sets defaults for the experiment, which the file overrides.
 
-`report` measures two more that need no training: each teacher alone, and `ensemble`, the argmax of all logits.
+Those that train nothing are rows of every report; named, they are what the report judges, and no student is made.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from amalgam.pipeline.experiment import Experiment
+
 
 @dataclass(frozen=True)
 class Method:
@@ -16,6 +18,7 @@ class Method:
     needs: str
     """Of what is cached."""
     defaults: Mapping[str, Mapping[str, Any]]
+    trains: bool = True
 
 
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
@@ -30,6 +33,9 @@ METHODS: Mapping[str, Method] = {
     "supervised": Method(
         "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
     ),
+    "teacher:<name>": Method("one teacher alone, zeros on labels it does not know", "logits", {}, trains=False),
+    "ensemble": Method("argmax of all teachers' logits side by side", "logits", {}, trains=False),
+    "zero-shot": Method("nearest label name in the encoder's space, no teacher", "label names", {}, trains=False),
 }
 
 PRESETS = {name: method.defaults for name, method in METHODS.items()}
@@ -38,6 +44,18 @@ PRESETS = {name: method.defaults for name, method in METHODS.items()}
 def method_of(targets: Mapping[str, Any]) -> str:
     """The name of what these targets make; in soft and hard ones other weights than a method's own are named too."""
     for name, method in METHODS.items():
-        if all(targets.get(field) == value for field, value in method.defaults["targets"].items()):
+        if method.trains and all(targets.get(field) == value for field, value in method.defaults["targets"].items()):
             return name
     return f"{targets['mode']}, {targets['weights']} weights"
+
+
+def method_name(experiment: Experiment) -> str:
+    """As the report calls it: the method, and which of its parts the experiment leaves out."""
+    if not experiment.student.learns:
+        return str(experiment.student.method)
+    targets, without = experiment.targets, []
+    if targets.mode in {"soft", "hard"}:
+        passes = experiment.cache.passes if targets.passes is None else targets.passes
+        without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []
+        without += ["re-weighting"] if targets.reweight == "none" else []
+    return " ".join([method_of(targets.model_dump()), *(f"w/o {part}" for part in without)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from amalgam.stages.methods import METHODS, method_of
-from amalgam.tests.workshop import TRAIN, Shop
+from amalgam.stages.report.zero_shot import words_of
+from amalgam.tests.workshop import TEST, TRAIN, Shop, write_texts
 
 TOGETHER = ("cache-features", "weigh-teachers")
+TRAINED = [name for name, method in METHODS.items() if method.trains]
+UNTRAINED = ["teacher:second", "ensemble", "zero-shot"]
 
 
 def _embedded(shop: Shop) -> int:
@@ -21,7 +25,14 @@ def _embedded(shop: Shop) -> int:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+def _evaluation(shop: Shop) -> dict[str, Any]:
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    [path] = (shop.artifacts / "report" / head).glob("*/evaluation.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("method", TRAINED)
 def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(shop: Shop, method: str) -> None:
     shop.edit("targets:\n  mode: soft\n", "")
     with shop.counting() as asked:
@@ -31,10 +42,105 @@ def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(shop: 
     assert shop.stale(f"student.method={method}", "student.name=other") == set()
 
 
+@pytest.mark.parametrize("method", UNTRAINED)
+def test_a_method_that_trains_nothing_is_what_the_report_judges(fresh: Shop, built: Shop, method: str) -> None:
+    said = fresh("run", f"student.method={method}")
+    found, other = _evaluation(fresh), _evaluation(built)
+    assert f"judged: {method}; nothing was trained" in said.out
+    assert found["judged"] == method
+    assert found["systems"] == {name: other["systems"][name] for name in found["systems"]}
+    assert [name for name in other["systems"] if name not in found["systems"]] == ["student (muka-soft)"]
+    assert set(fresh.plan(f"student.method={method}")) == {"read-corpus", "cache-teachers", "report"}
+    assert not (fresh.folder / "students").exists()
+    assert fresh.stale(f"student.method={method}") == set()
+    assert fresh.stale(f"student.method={method}", "student.epochs=2", "targets.mode=hard") == set()
+    assert fresh.stale(f"student.method={method}", "student.encoder=./models/first") == {"report"}
+
+
+def test_methods_share_what_zero_shot_was_found_to_be(shop: Shop) -> None:
+    [before] = shop.artifacts.glob("report/zero-shot-*/*.parquet")
+    shop("run", "student.method=ensemble")
+    assert list(shop.artifacts.glob("report/zero-shot-*/*.parquet")) == [before]
+    write_texts(shop.folder / "texts/test.csv", shop.texts("test")[: TEST - 1])
+    shop("run", "student.method=ensemble")
+    assert len(list(shop.artifacts.glob("report/zero-shot-*/*.parquet"))) == 2
+
+
+def test_zero_shot_is_the_nearest_label_name_of_the_bare_encoder(shop: Shop) -> None:
+    """Against the encoder itself, asked by transformers alone, text by text."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(shop.folder / "models/encoder"))
+    body = AutoModel.from_pretrained(str(shop.folder / "models/encoder")).eval()
+
+    def state(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            mean = body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean(dim=1)[0]
+        return torch.nn.functional.normalize(mean, dim=0)
+
+    found = _evaluation(shop)
+    names = torch.stack([state(label) for label in found["labels"]])
+    rows = shop.texts("test")
+    right = [found["labels"][int((names @ state(text)).argmax())] == label for text, label in rows]
+    assert found["systems"]["zero-shot"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert found["systems"]["zero-shot"]["ece"] is None  # a similarity is no probability
+
+
+def test_label_names_are_read_as_words() -> None:
+    names = ["sci_tech", "sci-tech", "sciTech", "SciTech", "sci tech", "HTTPError", "Sports", "__", "top_up-byCard"]
+    words = ["sci tech", "sci tech", "sci Tech", "Sci Tech", "sci tech", "HTTP Error", "Sports", "__", "top up by Card"]
+    assert [words_of(name) for name in names] == words
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("student.method=teacher:third", "no teacher has this name (known: first, second)"),
+        ("student.method=ensembles", "did you mean 'ensemble'?"),
+    ],
+)
+def test_a_method_that_is_not_there_is_refused_with_what_is(fresh: Shop, override: str, said: str) -> None:
+    refused = fresh.tries("plan", override)
+    assert refused.code == 2
+    assert said in refused.err
+
+
+def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh: Shop) -> None:
+    fresh.edit("  test: texts/test.csv\n", "")
+    refused = fresh.tries("plan", "student.method=ensemble")
+    assert refused.code == 2
+    assert "needs corpus.test" in refused.err
+    assert fresh.tries("train-student", "student.method=ensemble", "corpus.test=texts/test.csv").code == 2
+
+
+@pytest.mark.parametrize("mode", ["soft", "hard"])
+@pytest.mark.parametrize(
+    ("variant", "said"), [("targets.passes=0", "w/o MC dropout"), ("targets.reweight=none", "w/o re-weighting")]
+)
+def test_what_a_method_does_without_stands_in_its_row(shop: Shop, mode: str, variant: str, said: str) -> None:
+    plain = shop.targets()
+    with shop.counting() as asked:
+        out = shop("run", f"student.method=muka-{mode}", f"targets.mode={mode}", variant, "student.name=other").out
+    assert asked[0].units == 0
+    assert f"student (muka-{mode} {said})" in out
+    assert shop.targets() != plain
+    if "reweight" in variant:
+        assert {weight for _, weight in shop.targets().values()} == {1.0}
+
+
+def test_a_variant_without_a_pass_is_named_alike_however_it_was_said(fresh: Shop) -> None:
+    assert (
+        "student (muka-soft w/o MC dropout w/o re-weighting)"
+        in fresh("run", "cache.passes=0", "targets.reweight=none").out
+    )
+
+
 def test_methods_are_listed_with_their_source_and_needs(fresh: Shop) -> None:
     listed = fresh("methods", "--json").json
     assert set(listed) == set(METHODS)
-    assert all(method["source"] and method["needs"] and method["defaults"] for method in listed.values())
+    assert all(method["source"] and method["needs"] for method in listed.values())
+    assert all(bool(method["defaults"]) == method["trains"] for method in listed.values())
     assert all(name in fresh("methods").out for name in METHODS)
 
 
@@ -67,6 +173,6 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
 
 
 def test_targets_are_named_by_the_method_that_makes_them() -> None:
-    for name, method in METHODS.items():
+    for name, method in ((name, METHODS[name]) for name in TRAINED):
         assert method_of({"weights": "muka", "mode": "soft", **method.defaults["targets"]}) == name
     assert method_of({"mode": "soft", "weights": "standardised"}) == "soft, standardised weights"

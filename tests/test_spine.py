@@ -59,7 +59,7 @@ def test_the_evaluation_has_every_system(built: Shop) -> None:
     found = evaluation_of(built)
     systems = found["systems"]
     assert isinstance(systems, dict)
-    assert list(systems) == ["teacher:first", "teacher:second", "ensemble", "student (muka-soft)"]
+    assert list(systems) == ["teacher:first", "teacher:second", "ensemble", "zero-shot", "student (muka-soft)"]
     assert (found["n"], found["left_out"], found["labels"], found["groups"]) == (TEST, 0, UNION, KNOWS)
     for system in systems.values():
         assert {"accuracy", "macro_f1", "nll_nats", "ece", "slice_accuracy", "confusion"} <= set(system)
@@ -226,7 +226,7 @@ def test_the_schema_has_every_section(tmp_path: Path) -> None:
 
 def test_methods_are_listed(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    assert shop("methods", "--json").json["muka-soft"] == {"targets": {"mode": "soft"}}
+    assert shop("methods", "--json").json["muka-soft"]["defaults"]["targets"]["mode"] == "soft"
     assert "vanilla-kd" in shop("methods").out
 
 

@@ -146,7 +146,8 @@ def _training_rates(job: Job, said: Student | TrainTeachers, who: str) -> Figure
 
 def _report(job: Job) -> Cost:
     rates = _training_rates(job, job.run.experiment.student, "student")
-    seconds = rates["setup_seconds"] + job.survey("test").texts * rates["seconds_per_read"]
+    readings = 1 + job.run.experiment.student.learns  # the bare encoder, and the student
+    seconds = rates["setup_seconds"] + readings * job.survey("test").texts * rates["seconds_per_read"]
     return Cost(seconds, rates["memory_mb"], 0.1)
 
 

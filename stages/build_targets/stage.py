@@ -10,6 +10,7 @@ from amalgam.pipeline.experiment import Experiment, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 from amalgam.stages.teachers import check_gold, label_space, teachers_of
 
@@ -31,8 +32,8 @@ class BuildTargets(UnitByUnit):
     measure: ClassVar[str] = "texts"
     at_once: ClassVar[int] = 2
 
-    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every student has targets
-        return True
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.student.learns
 
     def prepare(self, run: Run) -> None:
         if not teachers_of(run):  # else it was checked before they were asked
@@ -79,6 +80,7 @@ class BuildTargets(UnitByUnit):
         summary = merge([record.facts for record in records])
         normalised = targets.reweight == "margin-normalised" and summary["weight_sum"] > 0
         return {
+            "method": method_name(run.experiment),
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
             "objective": "restricted" if targets.mode == "uhc" else "kl",

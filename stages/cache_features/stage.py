@@ -30,7 +30,7 @@ class CacheFeatures(UnitByUnit):
     measure: ClassVar[str] = "texts"
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.targets.looks_at_neighbours
+        return experiment.student.learns and experiment.targets.looks_at_neighbours
 
     def prepare(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)

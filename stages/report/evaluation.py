@@ -1,4 +1,4 @@
-"""Every system on the labelled test part, over the union of labels: each teacher, their ensemble, the student."""
+"""Every system on the labelled test part, over the union of labels: teachers, ensemble, zero-shot, the student."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from amalgam.data.shards import matrix
 from amalgam.pipeline.stage import Run
 from amalgam.stages.cache_teachers.stage import families_of, family_in
 from amalgam.stages.cache_teachers.statistics import softmax
-from amalgam.stages.methods import method_of
+from amalgam.stages.methods import method_name
 from amalgam.stages.metrics import evaluate
 from amalgam.stages.models.classifier import Classifier
 from amalgam.stages.read_corpus.parts import Part, fields, part_of, tables
+from amalgam.stages.report.zero_shot import similarities
 from amalgam.stages.teachers import label_space
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
+"""A similarity has an order and no scale."""
 
 
 def evaluate_all(run: Run) -> dict[str, Any]:
@@ -31,7 +35,11 @@ def evaluate_all(run: Run) -> dict[str, Any]:
         logits = {teacher: _cached_logits(run, family, keys) for teacher, family in families_of(run).items()}
         systems |= {f"teacher:{name}": _padded(softmax(logits[name]), space, name) for name in logits}
         systems["ensemble"] = _ensemble(logits, space)
-    systems[f"student ({method_of(run.experiment.targets.model_dump())})"] = _student(run, test, space, keys)
+    systems["zero-shot"] = softmax(similarities(run, keys))
+    learns, judged = run.experiment.student.learns, method_name(run.experiment)
+    if learns:
+        judged = f"student ({judged})"
+        systems[judged] = _student(run, test, space, keys)
     groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
     bins = run.experiment.report.calibration_bins
     return {
@@ -41,9 +49,11 @@ def evaluate_all(run: Run) -> dict[str, Any]:
         "groups": {teacher: [space.names[place] for place in places] for teacher, places in groups.items()},
         "systems": {
             name: evaluate(probabilities, gold, list(space.names), groups, bins)
+            | (NO_PROBABILITY if name == "zero-shot" else {})
             for name, probabilities in systems.items()
         },
-        "selected_by": run.result("train-student").facts["selected_by"],
+        "judged": judged,
+        "selected_by": run.result("train-student").facts["selected_by"] if learns else "nothing was trained",
         **_adaptive(run),
     }
 

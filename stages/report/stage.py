@@ -1,4 +1,7 @@
-"""Stage report: one unit, evaluation.json. Teachers are measured from the cache; only the student runs."""
+"""Stage report: evaluation.json. Teachers are measured from the cache; only the student runs, and the bare encoder.
+
+What the encoder makes of the test texts is a unit of its own, which all methods share.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
-from amalgam.stages.methods import method_of
+from amalgam.stages.methods import method_name
+from amalgam.stages.models.encoder import encoder_files
 from amalgam.stages.read_corpus.parts import part_of
+from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
 from amalgam.stages.teachers import teachers_of
 
 SHOWN = 12  # systems in the table; evaluation.json has them all
@@ -21,14 +26,15 @@ SHOWN = 12  # systems in the table; evaluation.json has them all
 
 class Report(UnitByUnit):
     name: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "evaluations"
 
     def wanted(self, experiment: Experiment) -> bool:
         return experiment.corpus.test is not None
 
-    def prepare(self, run: Run) -> None: ...
+    def prepare(self, run: Run) -> None:
+        encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
         test = part_of(run, "test")
@@ -38,13 +44,20 @@ class Report(UnitByUnit):
             if run.experiment.cache.adaptive:
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        student = {"train-student": run.fingerprint("train-student")}
-        return Identity({"report": run.experiment.report.model_dump()}, inputs, student)
+        inputs["zero-shot"] = zero_shot_identity(run)
+        config: dict[str, Any] = {"report": run.experiment.report.model_dump()}
+        if not run.experiment.student.learns:
+            return Identity({**config, "method": method_name(run.experiment)}, inputs)
+        return Identity(config, inputs, {"train-student": run.fingerprint("train-student")})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
-        return [Unit("report", folder)]
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """In this order: the report reads the other."""
+        return [zero_shot_unit(run), Unit("report", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
+        if unit.name != "report":
+            measure(run, unit)
+            return
         from amalgam.stages.report.evaluation import evaluate_all
 
         found = evaluate_all(run)
@@ -52,22 +65,26 @@ class Report(UnitByUnit):
             (draft.folder / "evaluation.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {"method": method_of(run.experiment.targets.model_dump())}
+        return {"method": method_name(run.experiment)}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
         show_evaluation(run, evaluation(run))
 
 
 def evaluation(run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run.store.checked(run.result("report").files[0]).read_text("utf-8"))
+    found: dict[str, Any] = json.loads(run.store.checked(run.result("report").files[-1]).read_text("utf-8"))
     return found
 
 
 def show_evaluation(run: Run, found: dict[str, Any]) -> None:
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in found["groups"])]
-    rows = [row(name, system, found["groups"]) for name, system in list(found["systems"].items())[-SHOWN:]]
+    shown = [name for name in list(found["systems"])[:-SHOWN] if name == found["judged"]]
+    shown += list(found["systems"])[-SHOWN:]
+    rows = [row(name, found["systems"][name], found["groups"]) for name in shown]
     title = f"{found['n']:,} labelled test texts, {len(found['labels'])} labels; accuracy over all labels"
     run.console.table(title, header, rows)
+    if not run.experiment.student.learns:
+        run.console.result(f"judged: {found['judged']}; nothing was trained")
     if found.get("adaptive"):
         for line in audit_lines(found["adaptive"], run.experiment.cache.passes):
             run.console.say(line)

@@ -27,8 +27,8 @@ class TrainStudent(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"
     measure: ClassVar[str] = "students"
 
-    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - the point of it all
-        return True
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.student.learns
 
     def prepare(self, run: Run) -> None:
         check_place(run.base, "students", run.experiment.student.name)

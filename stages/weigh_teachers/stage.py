@@ -27,7 +27,7 @@ class WeighTeachers(UnitByUnit):
     measure: ClassVar[str] = "weighings"
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.targets.weighs_together
+        return experiment.student.learns and experiment.targets.weighs_together
 
     def prepare(self, run: Run) -> None: ...
 

@@ -169,6 +169,14 @@ def gc(
 
 
 @app.command()
+def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+    """The teachers seen from the cache: who wins, who is missed, who contradicts whom. Seconds; needs no labels."""
+    from amalgam.stages.commands import show_audit
+
+    show_audit(config, overrides or [], as_json=as_json)
+
+
+@app.command()
 def methods(as_json: AsJson = False) -> None:
     """The amalgamation methods by name."""
     from amalgam.stages.commands import show_methods

@@ -263,6 +263,19 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     run.console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
 
 
+def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.audit.audit import audit
+    from amalgam.stages.audit.shown import show
+
+    _, run = open_run(config, overrides)
+    with working(run):
+        found = audit(run, plan(STAGES, run))
+    if as_json:
+        run.console.json(found)
+    else:
+        show(run.console, found)
+
+
 def show_methods(*, as_json: bool) -> None:
     console = Console()
     if as_json:

@@ -1,0 +1,1 @@
+"""What the cache says of the teachers themselves: who wins, who is missed, who contradicts whom."""

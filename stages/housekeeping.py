@@ -11,7 +11,6 @@ from typing import Any
 
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
-from amalgam.stages.methods import method_of
 from amalgam.stages.models.files import newer_revision
 from amalgam.stages.order import STAGES
 
@@ -59,13 +58,19 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
-        "build-targets": lambda: f"{method_of(config['targets'])}, {facts['summary']['texts']:,} texts",
+        "cache-features": lambda: f"states of {', '.join([*facts.get('families', {}), *_encoder(facts)])}",
+        "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
+        "build-targets": lambda: f"mode {config['targets']['mode']}, {facts['summary']['texts']:,} texts",
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),
         "report": lambda: str(facts["method"]),
     }
     return f"{said[stage]()}; {shards}"
+
+
+def _encoder(facts: dict[str, Any]) -> list[str]:
+    return ["the student's encoder"] if "family" in facts else []
 
 
 def _family_line(folder: Path) -> str:
@@ -76,7 +81,7 @@ def _family_line(folder: Path) -> str:
     except (OSError, ValueError):
         return "family (key.json cannot be read)"
     units = len(list((folder / "units").glob("*.json")))
-    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype')}"
+    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
 
 
 def _newer_models(run: Run) -> Iterator[str]:

@@ -81,7 +81,7 @@ class BuildTargets(UnitByUnit):
         return {
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "objective": "restricted" if targets.mode == "uhc" else "kl",
+            "objective": {"uhc": "restricted", "scores": "scores"}.get(targets.mode, "kl"),
             "columns": [list(places) for places in space.columns.values()],
             "student_temperature": targets.kd_temperature if targets.mode in {"vanilla-kd", "uhc"} else 1.0,
             "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
@@ -112,7 +112,7 @@ def _read(targets: Targets) -> set[str]:
     """The fields that this mode reads: others change nothing."""
     if targets.mode in {"vanilla-kd", "uhc"}:
         return {"mode", "kd_temperature"}
-    if targets.mode == "supervised":
+    if targets.mode in {"scores", "supervised"}:
         return {"mode"}
     fields = {"mode", "distribution", "reweight"}
     if targets.weighs_together:

@@ -31,7 +31,8 @@ def evaluate_all(run: Run) -> dict[str, Any]:
         logits = {teacher: _cached_logits(run, family, keys) for teacher, family in families_of(run).items()}
         systems |= {f"teacher:{name}": _padded(softmax(logits[name]), space, name) for name in logits}
         systems["ensemble"] = _ensemble(logits, space)
-    systems[f"student ({method_of(run.experiment.targets.model_dump())})"] = _student(run, test, space, keys)
+    method = method_of(run.experiment.targets.model_dump(), run.experiment.objective.name)
+    systems[f"student ({method})"] = _student(run, test, space, keys)
     groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
     bins = run.experiment.report.calibration_bins
     return {

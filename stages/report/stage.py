@@ -52,7 +52,7 @@ class Report(UnitByUnit):
             (draft.folder / "evaluation.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {"method": method_of(run.experiment.targets.model_dump())}
+        return {"method": method_of(run.experiment.targets.model_dump(), run.experiment.objective.name)}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
         show_evaluation(run, evaluation(run))

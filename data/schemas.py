@@ -67,6 +67,12 @@ SIMILARITIES = (
     Column("similarity", "array<float32>", "cosine of its state and each label name's, in the order of the union"),
 )
 
+# Beside states.npy, fp16 [rows, blocks, width]: the teachers' states, text after text.
+STATES = (
+    Column("key", "key", "the text"),
+    Column("rows", "int32", "its rows there: one, the mean over its tokens, or one for each token"),
+)
+
 # Kept by bucket of the corpus, in its order.
 TOKENS = (
     Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),

@@ -123,9 +123,9 @@ class Cache(Section):
 class Targets(Section):
     """What the student is to learn, built from the cache alone."""
 
-    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "supervised"] = "soft"
+    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "supervised"] = "soft"
     """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. uhc: each teacher on its own labels.
-    supervised: the gold labels."""
+    scores: all logits side by side, as they are. supervised: the gold labels."""
     uncertainty: Literal[
         "entropy", "expected-entropy", "mutual-information", "variation-ratio", "max-probability", "energy"
     ] = "entropy"
@@ -192,6 +192,43 @@ class Student(Section):
         return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
 
 
+class Objective(Section):
+    """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
+
+    name: Literal["targets", "layerwise", "dfa", "cfl"] = "targets"
+    """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
+    targets. cfl: Luo et al. 2019."""
+    grain: Literal["pooled", "tokens"] = "pooled"
+    """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
+    blocks: Positive | None = None
+    """Each teacher's layers are averaged in so many shares; null: as many as the student has layers."""
+    amalgamation: Literal["dfa", "ifa"] = "dfa"
+    """layerwise: the teachers' states are squeezed together all at once, or two at a time."""
+    adaption: bool = True
+    """layerwise: a linear map (FAM) stands between the amalgamated states and the student's layers."""
+    learning: Literal["layer-wise", "joint", "both"] = "both"
+    """layerwise: layer by layer from the amalgamated states, or end to end from the targets, or one after the other."""
+    weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
+    """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
+
+    @property
+    def states(self) -> Literal["pooled", "tokens"] | None:
+        """The grain of the teachers' states that are looked at, if any."""
+        if self.name == "targets" or (self.name == "layerwise" and self.learning == "joint"):
+            return None
+        return self.grain
+
+    @property
+    def read(self) -> set[str]:
+        """The fields that this objective reads: others change nothing."""
+        if self.name == "targets":
+            return set()
+        if self.name != "layerwise":
+            return {"name", "grain", "blocks", "weights"}
+        states = {"grain", "amalgamation", "adaption", "weights"} if self.states else set()
+        return {"name", "learning"} | states
+
+
 class Report(Section):
     calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
 
@@ -220,12 +257,14 @@ class Experiment(Section):
     cache: Cache = Cache()
     targets: Targets = Targets()
     student: Student = Student()
+    objective: Objective = Objective()
     report: Report = Report()
     execution: Execution = Execution()
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         problems = [*self._teacher_problems(), *self._method_problems(), *self._corpus_problems()]
+        problems += self._objective_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -281,4 +320,22 @@ class Experiment(Section):
             problems.append("student.select: validation needs corpus.validation")
         if self.targets.passes is not None and self.targets.passes > self.cache.passes:
             problems.append(f"targets.passes: {self.targets.passes} is more than cache.passes, {self.cache.passes}")
+        return problems
+
+    def _objective_problems(self) -> list[str]:
+        said, who = self.objective, f"objective.name: {self.objective.name}"
+        problems = []
+        if said.states and not self.teachers and self.train_teachers is None:
+            problems.append(f"{who} looks at teachers' states, and there is no teacher")
+        if said.name == "layerwise" and said.states == "pooled":
+            problems.append(
+                "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens; "
+                "where teachers tokenise otherwise: objective.learning=joint"
+            )
+        if said.name == "cfl" and said.grain == "tokens":
+            problems.append("objective.grain: cfl compares texts, each by the mean of its tokens: pooled")
+        if said.name == "cfl" and self.student.accumulate > 1:
+            problems.append("student.accumulate: cfl compares the texts of a step with each other: 1")
+        if said.name == "layerwise" and said.blocks is not None:
+            problems.append("objective.blocks: layer-wise learning needs a block for each layer of the student: null")
         return problems

@@ -104,7 +104,7 @@ def _remembered(config: Path, overrides: list[str], target: str | None) -> list[
         key: value
         for name in names[: names.index(target)]
         for key, value in head.get(name, {}).get("overrides", {}).items()
-        if key.split(".")[0] == SECTION_OF.get(name) and key not in loaded.overrides
+        if key.split(".")[0] in SECTIONS_OF.get(name, ()) and key not in loaded.overrides
     }
     console = Console()
     for key, value in said.items():
@@ -114,17 +114,17 @@ def _remembered(config: Path, overrides: list[str], target: str | None) -> list[
     return [f"{key}={_yaml(value)}" for key, value in said.items()]
 
 
-SECTION_OF: Mapping[str, str] = {
-    "read-corpus": "corpus",
-    "train-teachers": "train_teachers",
-    "cache-teachers": "cache",
-    "build-targets": "targets",
-    "train-student": "student",
+SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "read-corpus": ("corpus",),
+    "train-teachers": ("train_teachers",),
+    "cache-teachers": ("cache",),
+    "build-targets": ("targets",),
+    "train-student": ("student", "objective"),
 }
 
 
 def _stage_of(key: str) -> str:
-    return next(stage for stage, section in SECTION_OF.items() if section == key.split(".", maxsplit=1)[0])
+    return next(stage for stage, sections in SECTIONS_OF.items() if key.split(".", maxsplit=1)[0] in sections)
 
 
 def _yaml(value: Any) -> str:

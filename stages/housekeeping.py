@@ -58,6 +58,8 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
+        "cache-features": lambda: f"states of {', '.join([*facts.get('families', {}), *_encoder(facts)])}",
+        "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
         ),
@@ -69,6 +71,10 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
     return f"{said[stage]()}; {shards}"
 
 
+def _encoder(facts: dict[str, Any]) -> list[str]:
+    return ["the student's encoder"] if "family" in facts else []
+
+
 def _family_line(folder: Path) -> str:
     import json
 
@@ -77,7 +83,7 @@ def _family_line(folder: Path) -> str:
     except (OSError, ValueError):
         return "family (key.json cannot be read)"
     units = len(list((folder / "units").glob("*.json")))
-    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype')}"
+    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
 
 
 def _newer_models(run: Run) -> Iterator[str]:

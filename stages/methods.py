@@ -22,6 +22,7 @@ class Method:
 
 
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
+VANILLA_KD = {"mode": "vanilla-kd"}
 AMALGAM = {"mode": "soft", "weights": "mixture", "signal": "margin", "neighbours": 50, "smoothings": 2}
 
 METHODS: Mapping[str, Method] = {
@@ -29,7 +30,22 @@ METHODS: Mapping[str, Method] = {
     "muka-soft": Method(MUKA, "logits, passes", {"targets": {"mode": "soft", "weights": "muka"}}),
     "muka-hard": Method(MUKA, "logits, passes", {"targets": {"mode": "hard", "weights": "muka"}}),
     "uhc": Method("Vongkulbhisal et al. 2019 (UHC)", "logits", {"targets": {"mode": "uhc"}}),
-    "vanilla-kd": Method("Hinton et al. 2015, all logits side by side", "logits", {"targets": {"mode": "vanilla-kd"}}),
+    "vanilla-kd": Method("Hinton et al. 2015, all logits side by side", "logits", {"targets": VANILLA_KD}),
+    "layerwise": Method(
+        "Shen et al. 2019 (AAAI)",
+        "logits, states by token",
+        {"targets": {"mode": "scores"}, "objective": {"name": "layerwise", "grain": "tokens"}},
+    ),
+    "dfa": Method(
+        "Shen et al. 2019, as MUKA's baseline has it",
+        "logits, pooled states",
+        {"targets": VANILLA_KD, "objective": {"name": "dfa"}},
+    ),
+    "cfl": Method(
+        "Luo et al. 2019 (CFL, IJCAI)",
+        "logits, pooled states",
+        {"targets": VANILLA_KD, "objective": {"name": "cfl"}},
+    ),
     "supervised": Method(
         "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
     ),
@@ -41,12 +57,15 @@ METHODS: Mapping[str, Method] = {
 PRESETS = {name: method.defaults for name, method in METHODS.items()}
 
 
-def method_of(targets: Mapping[str, Any]) -> str:
-    """The name of what these targets make; in soft and hard ones other weights than a method's own are named too."""
+def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
+    """The name of what learns these targets by this objective; other weights than a method's own are named too."""
     for name, method in METHODS.items():
-        if method.trains and all(targets.get(field) == value for field, value in method.defaults["targets"].items()):
+        own = method.defaults.get("objective", {}).get("name", "targets")
+        sets = method.defaults.get("targets", {}).items()
+        if method.trains and own == objective and all(targets.get(field) == value for field, value in sets):
             return name
-    return f"{targets['mode']}, {targets['weights']} weights"
+    more = f" and {objective}" if objective != "targets" else ""
+    return f"{targets['mode']}, {targets['weights']} weights{more}"
 
 
 def method_name(experiment: Experiment) -> str:
@@ -58,4 +77,4 @@ def method_name(experiment: Experiment) -> str:
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []
         without += ["re-weighting"] if targets.reweight == "none" else []
-    return " ".join([method_of(targets.model_dump()), *(f"w/o {part}" for part in without)])
+    return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])

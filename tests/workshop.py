@@ -270,12 +270,17 @@ def new_shop(folder: Path) -> Shop:
     (folder / "texts").mkdir(parents=True)
     write_texts(folder / "texts/train.csv", train)
     write_texts(folder / "texts/test.csv", test)
-    words = sorted({word.strip(".,").lower() for text, _ in train for word in text.split()})
+    words = word_list(Shop(folder))
     for seed, (name, labels) in enumerate(KNOWS.items(), 1):
         write_model(folder / "models" / name, labels=labels, words=words, seed=seed)
     write_model(folder / "models/encoder", words=words, seed=9)
     (folder / "amalgam.yaml").write_text(EXPERIMENT)
     return Shop(folder)
+
+
+def word_list(shop: Shop) -> list[str]:
+    """The words of the shop's models."""
+    return sorted({word.strip(".,").lower() for text, _ in shop.texts() for word in text.split()})
 
 
 def write_texts(path: Path, rows: Sequence[Row]) -> None:

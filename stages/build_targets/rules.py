@@ -2,6 +2,7 @@
 
 soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's T_i, padded.
 vanilla-kd: one softmax over all logits.  uhc: each teacher's own, side by side, for a loss on its own labels.
+scores: the logits themselves, side by side.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, give
     if targets.mode == "uhc":
         sides = [column(side, place) for side in _tempered(evidence, targets) for place in range(width(side))]
         return _unchosen(side_by_side(sides, "target"), len(evidence))
+    if targets.mode == "scores":
+        scores = [column(one.logits, place) for one in evidence for place in range(width(one.logits))]
+        return _unchosen(side_by_side(scores, "target"), len(evidence))
     confidence = given if given is not None else side_by_side([one.confidence for one in evidence], "confidence")
     chosen = confidence.arr.arg_max()
     shares = _shares(confidence, targets, given) if targets.mode == "soft" else None

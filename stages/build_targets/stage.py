@@ -10,7 +10,7 @@ from amalgam.pipeline.experiment import Experiment, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
-from amalgam.stages.methods import method_name
+from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 from amalgam.stages.teachers import check_gold, label_space, teachers_of
 
@@ -80,10 +80,10 @@ class BuildTargets(UnitByUnit):
         summary = merge([record.facts for record in records])
         normalised = targets.reweight == "margin-normalised" and summary["weight_sum"] > 0
         return {
-            "method": method_name(run.experiment),
+            "method": method_of(run.experiment.targets.model_dump()),
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "objective": "restricted" if targets.mode == "uhc" else "kl",
+            "objective": {"uhc": "restricted", "scores": "scores"}.get(targets.mode, "kl"),
             "columns": [list(places) for places in space.columns.values()],
             "student_temperature": targets.kd_temperature if targets.mode in {"vanilla-kd", "uhc"} else 1.0,
             "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
@@ -114,7 +114,7 @@ def _read(targets: Targets) -> set[str]:
     """The fields that this mode reads: others change nothing."""
     if targets.mode in {"vanilla-kd", "uhc"}:
         return {"mode", "kd_temperature"}
-    if targets.mode == "supervised":
+    if targets.mode in {"scores", "supervised"}:
         return {"mode"}
     fields = {"mode", "distribution", "reweight"}
     if targets.weighs_together:

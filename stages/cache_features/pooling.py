@@ -34,7 +34,7 @@ class Encoder:
 
     @classmethod
     def of(cls, run: Run) -> Encoder:
-        from amalgam.stages.cache_features.stage import ENCODER
+        from amalgam.stages.cache_features.families import ENCODER
         from amalgam.stages.cache_teachers.hardware import pick_device
 
         new = beginner(run, run.experiment.student, ["one", "two"], ENCODER)

@@ -1,11 +1,13 @@
-"""Stage cache-features: the state of each training text in the student's encoder before it learns, kept by key.
+"""Stage cache-features: hidden states of the training texts, kept by key for the methods that look at them.
 
-Wanted only where a method looks at neighbouring texts. A family like a teacher's: appended texts cost themselves.
+Of the student's encoder before it learns, where neighbouring texts are looked at; of every teacher, where the student
+learns from their states. Families like a teacher's answers: appended texts cost themselves, and no pass is run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,14 +15,14 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
-from amalgam.stages.cache_teachers.family import Asked, cached_units, family_name, units_for
+from amalgam.stages.cache_features.families import ENCODER, Kept, encoder_states, kept_states
+from amalgam.stages.cache_teachers.family import Asked, cached_units, units_for
+from amalgam.stages.cache_teachers.stage import family_in
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 
 if TYPE_CHECKING:
     from amalgam.stages.cache_features.pooling import Encoder
-
-ENCODER = "student.encoder"
 
 
 class CacheFeatures(UnitByUnit):
@@ -30,16 +32,38 @@ class CacheFeatures(UnitByUnit):
     measure: ClassVar[str] = "texts"
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.student.learns and experiment.targets.looks_at_neighbours
+        looked_at = experiment.targets.looks_at_neighbours or experiment.objective.states is not None
+        return experiment.student.learns and looked_at
 
     def prepare(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
-        return Identity({}, {"features": _family_key(run), "texts": train_part(run).texts_digest})
+        inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
+        for kept in kept_states(run):
+            if kept.teacher is None:
+                inputs["features"] = kept.key
+            else:
+                inputs.setdefault("states", {})[kept.who] = kept.key
+        if run.experiment.objective.states == "tokens":  # as this encoder's tokenizer cuts texts too
+            student = run.experiment.student
+            inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
+        return Identity({}, inputs)
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the family
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
         return list(_units(run))
+
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        _check_tokenizers(run)
+        for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
+            asked = list(mine)
+            kept = next(kept for kept in kept_states(run) if kept.family == family)
+            if kept.teacher is None:
+                super().run_units(run, asked)
+            else:
+                from amalgam.stages.cache_features.asking import ask_for_states
+
+                ask_for_states(run, kept.teacher, kept.key, asked)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.data.shards import write_table
@@ -54,33 +78,41 @@ class CacheFeatures(UnitByUnit):
             draft.made = {"libraries": library_versions()}
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        family = feature_family(run)
-        path = run.store.folder("cache-teachers", family) / "key.json"
-        if not path.exists():
-            run.store.replace(path, {"teacher": f"features of {run.experiment.student.encoder}", **_family_key(run)})
-        return {"family": family}
+        families = {}
+        for kept in kept_states(run):
+            _describe(run, kept)
+            families[kept.who if kept.teacher else ""] = kept.family
+        encoder = {"family": families.pop("")} if "" in families else {}
+        return {**encoder, **({"families": families} if families else {})}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
 
 
-def feature_family(run: Run) -> str:
-    return family_name(_family_key(run))
-
-
-def _family_key(run: Run) -> dict[str, Any]:
-    student = run.experiment.student
-    digest = encoder_digest(run, student, ENCODER)
-    return {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
+def _describe(run: Run, kept: Kept) -> None:
+    """key.json: what the family is, for a person who finds the folder."""
+    path = run.store.folder("cache-teachers", kept.family) / "key.json"
+    if not path.exists():
+        who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.who}"
+        run.store.replace(path, {"teacher": who, **kept.key})
 
 
 def _units(run: Run) -> Iterator[Unit]:
     from amalgam.data.shards import read_keys
 
-    family = feature_family(run)
-    cached = cached_units(run, family)
-    for bucket in train_part(run).buckets:
-        asked = Asked("train", bucket.prefix, read_keys(run.store.checked(bucket.file)))
-        yield from units_for(run, family, "encoder", asked, cached, 0)
+    asked = [
+        Asked("train", bucket.prefix, read_keys(run.store.checked(bucket.file))) for bucket in train_part(run).buckets
+    ]
+    for kept in kept_states(run):
+        cached = cached_units(run, kept.family)
+        for bucket in asked:
+            yield from units_for(run, kept.family, kept.who, bucket, cached, 0)
+
+
+def _check_tokenizers(run: Run) -> None:
+    if run.experiment.objective.states == "tokens":
+        from amalgam.stages.cache_features.asking import refuse_other_tokenizers
+
+        refuse_other_tokenizers(run)
 
 
 def _encoder(run: Run) -> Encoder:
@@ -93,13 +125,14 @@ def _encoder(run: Run) -> Encoder:
 
 
 def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
-    """[texts, width] float32, in the order of the buckets' texts."""
+    """[texts, width] float32, in the order of the buckets' texts: the encoder's."""
     import numpy as np
 
     from amalgam.data.shards import key_array, matrix, read_table
 
-    manifest = run.result("cache-features")
-    tables = [read_table(run.store.checked(file)) for file in manifest.files]
+    family = encoder_states(run).family
+    files = [file for file in run.result("cache-features").files if family_in(file.path) == family]
+    tables = [read_table(run.store.checked(file)) for file in files]
     keys = np.concatenate([key_array(table.column("key")) for table in tables])
     values = np.concatenate([matrix(table.column("features")) for table in tables])
     order = np.argsort(keys, kind="stable")

@@ -181,6 +181,17 @@ class Teacher:
             logits = self._plain(inputs, self.lean) if off else self._dropped(rows, inputs, self.sites, self.lean)
             return under_way(logits.float())
 
+    def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
+        self._switch(training=False)
+        with torch.inference_mode():
+            output = self.model.base_model(**self.inputs(rows), output_hidden_states=True)
+        states = getattr(output, "hidden_states", None)
+        if not states or len(states) < 2:
+            what = f"teacher {self.name} does not give the states of its layers"
+            raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
+        return tuple(states[1:])
+
     def _plain(self, inputs: dict[str, torch.Tensor], lean: LeanEncoder | None) -> torch.Tensor:
         self._switch(training=False)
         with lean.instead(None) if lean else nullcontext():

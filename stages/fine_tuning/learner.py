@@ -5,8 +5,11 @@ The objective is the seam for other methods: loop.py does not know what is minim
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from amalgam.pipeline.errors import WorkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -14,17 +17,39 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-# Of a batch's tensors, those that are the objective's and not the encoder's.
-NOT_INPUTS = ("targets", "weights", "rows")
+    from amalgam.stages.fine_tuning.batches import Rows
+
+# Of a batch's tensors, those that are the encoder's; the others are the objective's.
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Objective(Protocol):
-    """What is minimised, row by row; an nn.Module is one. Its parameters are trained and kept beside the model's."""
+    """What is minimised, row by row; an nn.Module is one. Its parameters are trained and kept beside the model's.
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+    One that looks at more than logits is a StateObjective.
+    """
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
         """Loss per row [B] from fp32 logits [B, C]; `batch` holds the encoder's inputs, targets, weights and rows."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter]: ...
+
+
+class StateObjective(Objective, Protocol):
+    """Looks at the student's states: batch["states"] is a tuple of [B, T, W], one after each layer (no embedding)."""
+
+    whole_batches: bool
+    """Rows are compared with each other, so that a step can be neither accumulated nor shared by processes."""
+
+    def beside(self, rows: Rows, /) -> dict[str, torch.Tensor]:
+        """Further tensors of these rows for the batch, such as the teachers' states; moved to the device with it."""
+
+    def around(self, model: torch.nn.Module, batch: dict[str, Any], /) -> AbstractContextManager[None]:
+        """What the student is called in."""
+
+
+def looks_at_states(objective: Objective) -> bool:
+    return hasattr(objective, "beside")
 
 
 @dataclass(frozen=True)
@@ -54,11 +79,25 @@ def as_learner(model: torch.nn.Module, objective: Objective) -> torch.nn.Module:
             self.model = model
             self.objective = objective if isinstance(objective, nn.Module) else nn.ParameterList(objective.parameters())
 
-        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            logits = self.model(**{name: held for name, held in batch.items() if name not in NOT_INPUTS}).logits
-            return objective(logits.float(), batch).sum()
+        def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+            inputs = {name: batch[name] for name in INPUTS if name in batch}
+            if not looks_at_states(objective):
+                return objective(self.model(**inputs).logits.float(), batch).sum()
+            with objective.around(self.model, batch):  # type: ignore[attr-defined]
+                output = self.model(**inputs, output_hidden_states=True)
+            return objective(output.logits.float(), {**batch, "states": output.hidden_states[1:]}).sum()
 
     return Learner()
+
+
+def refuse_shared(objective: Objective, accumulate: int, world: int) -> None:
+    """The loss must be the same however a step is shared out."""
+    if getattr(objective, "whole_batches", False) and (world > 1 or accumulate > 1):
+        raise WorkError(
+            "this objective compares the texts of a step with each other",
+            where=f"{world} process(es), {accumulate} part(s) of a batch",
+            fix="student.accumulate=1 and one process",
+        )
 
 
 def start_accelerator(learner: torch.nn.Module, batch: dict[str, torch.Tensor], *, cpu: bool) -> Accelerator:

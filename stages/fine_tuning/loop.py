@@ -17,13 +17,7 @@ import numpy as np
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.stages.fine_tuning.batches import (
-    Examples,
-    Rows,
-    collate,
-    epoch_batches,
-    share,
-)
+from amalgam.stages.fine_tuning.batches import Examples, Rows, collate, epoch_batches, share
 from amalgam.stages.fine_tuning.checkpoint import (
     Snapshot,
     newest,
@@ -38,6 +32,7 @@ from amalgam.stages.fine_tuning.learner import (
     adamw,
     as_learner,
     put_on,
+    refuse_shared,
     start_accelerator,
     training_dtype,
 )
@@ -131,10 +126,12 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
     objective: Objective | None = None,
     cpu: bool = False,
     dtype: str = "auto",
+    keep: bool = False,
 ) -> Fitted:
     """Train `model` in place; on return it is in eval mode, in fp32, and holds the weights of the best score.
 
-    Every process calls `score`, and that of rank 0 counts; `on_step` is called on rank 0 alone.
+    Every process calls `score`, and that of rank 0 counts; `on_step` is called on rank 0 alone. With `keep` the end is
+    a checkpoint too: called again, all is done.
     Raises Stopped, with a checkpoint written, one step after `stop` is true on any process.
     """
     if not len(examples):
@@ -147,6 +144,8 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
         if run.evaluation_is_due():
             run.evaluate(model, score)
         if run.progress.step == run.total:
+            if keep and reused < run.total:
+                run.save(checkpoint)
             return run.finish(model, reused, notes)
         loss, stopping, saving = run.advance(stop, checkpoint)
         if run.main:
@@ -171,16 +170,17 @@ class _Run:
         cpu: bool,
         dtype: str,
     ) -> None:
-        self.examples, self.training, self.pad_id = examples, training, pad_id
+        self.examples, self.training, self.pad_id, self.objective = examples, training, pad_id, objective
         self.per_epoch = -(-len(examples) // training.batch_size)
         self.total = self.per_epoch * training.epochs
         # Weights are kept in fp32 whatever they were loaded as: small updates vanish in bf16.
         self.learner = as_learner(model.float(), objective).train()
-        self.accelerator = start_accelerator(self.learner, collate(examples, np.arange(1), pad_id), cpu=cpu)
+        self.accelerator = start_accelerator(self.learner, self._collated(np.arange(1)), cpu=cpu)
         self.device: torch.device = self.accelerator.device
         self.dtype = training_dtype(self.device) if dtype == "auto" else dtype
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
+        refuse_shared(objective, training.accumulate, self.world)
         self.wrapped = self.accelerator.prepare_model(self.learner)
         self.names: dict[torch.Tensor, str] = {
             weight: name for name, weight in self.learner.named_parameters() if weight.requires_grad
@@ -293,6 +293,10 @@ class _Run:
             self.epoch = (epoch, batches)
         return self.epoch[1][position]
 
+    def _collated(self, rows: Rows) -> dict[str, torch.Tensor]:
+        beside = getattr(self.objective, "beside", None)
+        return {**collate(self.examples, rows, self.pad_id), **(beside(rows) if beside else {})}
+
     def _backward(self, batch: Rows) -> torch.Tensor:
         """Gradients of the mean loss over the whole batch; returns this process's share of it, times processes."""
         import torch
@@ -308,7 +312,7 @@ class _Run:
                 if part is not parts[-1]:
                     around.enter_context(accelerator.no_sync(self.wrapped))
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bf16"):
-                    loss = self.wrapped(put_on(self.device, collate(self.examples, part, self.pad_id))) * scale
+                    loss = self.wrapped(put_on(self.device, self._collated(part))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
         return total

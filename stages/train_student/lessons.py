@@ -26,6 +26,8 @@ class Lessons:
     learn: Examples
     held_out: Examples | None
     cut: int
+    keys: Array
+    """Of the texts in `learn`, in their order."""
 
 
 def lessons(run: Run, new: Beginner, *, held_out: float) -> Lessons:
@@ -72,7 +74,7 @@ def _split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array,
         aside[:] = False
     learn = _examples(tokens, targets, weights, np.flatnonzero(~aside))
     kept = _examples(tokens, targets, weights, np.flatnonzero(aside)) if aside.any() else None
-    return Lessons(learn, kept, int(tokens.cut.sum()))
+    return Lessons(learn, kept, int(tokens.cut.sum()), (np.concatenate(keys) if keys else np.empty(0, "S16"))[~aside])
 
 
 def _examples(tokens: TokenRows, targets: Array, weights: Array, rows: Array) -> Examples:

@@ -40,8 +40,14 @@ class TrainStudent(UnitByUnit):
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
-        targets = {"build-targets": run.fingerprint("build-targets")}
-        return Identity({"student": student.model_dump(exclude=NOT_IDENTITY)}, inputs, targets)
+        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY)}
+        upstream = {"build-targets": run.fingerprint("build-targets")}
+        said = run.experiment.objective
+        if said.read:
+            config["objective"] = said.model_dump(include=said.read)
+        if said.states:
+            upstream["cache-features"] = run.fingerprint("cache-features")
+        return Identity(config, inputs, upstream)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("student", folder)]

@@ -18,7 +18,8 @@ from amalgam.stages.models.classifier import BATCH_TOKENS
 from amalgam.stages.models.encoder import Beginner, beginner
 from amalgam.stages.read_corpus.parts import part_of
 from amalgam.stages.train_student.lessons import labelled, lessons
-from amalgam.stages.train_student.objectives import objective_of
+from amalgam.stages.train_student.objectives.targets import objective_of
+from amalgam.stages.train_student.phases import phases_of
 
 Score = Callable[[Any], float]
 
@@ -35,10 +36,16 @@ def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
         selected_by = "accuracy on labelled validation"
         score = accuracy_on(labelled(run, validation, new, labels).learn, new.pad_id)
     else:
-        selected_by = "KL to held-out targets, no labels used" if material.held_out else "KL to the targets themselves"
+        measure = "difference from" if taught["objective"] == "scores" else "KL to"
+        whose = "held-out targets, no labels used" if material.held_out else "the targets themselves"
+        selected_by = f"{measure} {whose}"
         score = closeness_to(material.held_out or material.learn, new.pad_id, objective)
     settings = training_of(run, student, temperature)
-    facts = learn(run, new, material.learn, settings, score, checkpoint, objective)
+    done = [
+        (name, learn(run, new, material.learn, settings, score, checkpoint / name, phase, keep=bool(name)))
+        for name, phase in phases_of(run, new, material, objective)
+    ]
+    facts = done[-1][1] | ({"phases": dict(done)} if len(done) > 1 else {})
     more = {"selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
     return new, {**facts, **more}
 
@@ -51,9 +58,12 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
     score: Score,
     checkpoint: Path,
     objective: Objective | None = None,
+    *,
+    keep: bool = False,
 ) -> dict[str, Any]:
-    """`fit` with this run's progress, signals and device."""
-    with run.console.steps(checkpoint.parent.name, training.epochs * -(-len(examples) // training.batch_size)) as show:
+    """`fit` with this run's progress, signals and device; `keep`: its end is kept for a phase that follows."""
+    steps = training.epochs * -(-len(examples) // training.batch_size)
+    with run.console.steps(checkpoint.name if keep else checkpoint.parent.name, steps) as show:
         try:
             fitted = fit(
                 new.model,
@@ -66,6 +76,7 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
                 on_step=show,
                 objective=objective,
                 cpu=run.experiment.execution.device == "cpu",
+                keep=keep,
             )
         except Stopped:
             run.signals.check()
@@ -109,7 +120,7 @@ def accuracy_on(examples: Examples, pad_id: int) -> Score:
 
 
 def closeness_to(examples: Examples, pad_id: int, objective: Objective) -> Score:
-    """Minus the mean of what is minimised: higher is better."""
+    """Minus the mean of what the targets have the student minimise, whatever else it learns: higher is better."""
 
     def score(model: Any) -> float:
         import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from amalgam.stages.fine_tuning.learner import WeightedKL
-from amalgam.stages.train_student.objectives import RestrictedKL, objective_of
+from amalgam.stages.train_student.objectives.targets import RestrictedKL, objective_of
 
 
 def batch(targets: list[list[float]], weights: list[float]) -> dict[str, torch.Tensor]:

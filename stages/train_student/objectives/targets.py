@@ -38,11 +38,31 @@ class RestrictedKL:
         return ()
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Shen et al. 2019: weight * the mean squared difference from all teachers' logits, which lie side by side.
+
+    `places`: the label of the union that each of them is of; where teachers share a label, the student's is compared
+    with every one of theirs.
+    """
+
+    places: tuple[int, ...]
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        squared = (logits[:, list(self.places)] - batch["targets"]).square()
+        return batch["weights"] * squared.mean(dim=-1)
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        return ()
+
+
 def objective_of(taught: Mapping[str, Any]) -> Objective:
     """By what build-targets says of its targets."""
     temperature = float(taught["student_temperature"])
     if taught["objective"] == "restricted":
         return RestrictedKL(_tuples(taught["columns"]), temperature)
+    if taught["objective"] == "scores":
+        return Scores(tuple(place for own in _tuples(taught["columns"]) for place in own))
     return WeightedKL(temperature)
 
 

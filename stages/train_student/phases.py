@@ -1,0 +1,54 @@
+"""From the experiment's objective to what the student minimises: one phase of training, or several, each by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.stage import Run
+from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.models.encoder import Beginner
+from amalgam.stages.train_student.lessons import Lessons
+from amalgam.stages.train_student.objectives import cfl, dfa, layerwise
+from amalgam.stages.train_student.objectives.states import Setting
+
+if TYPE_CHECKING:
+    from amalgam.stages.cache_features.states import States
+
+Phases = list[tuple[str, Objective]]
+
+PHASES: Mapping[str, Callable[[Setting], Phases]] = {
+    "targets": lambda setting: [("", setting.targets)],
+    "layerwise": layerwise.phases,
+    "dfa": dfa.phases,
+    "cfl": cfl.phases,
+}
+"""By objective.name. A phase without a name of its own is the only one."""
+
+
+def phases_of(run: Run, new: Beginner, material: Lessons, targets: Objective) -> Phases:
+    """What the objectives add to the student starts from the student's seed."""
+    import torch
+
+    said, config = run.experiment.objective, new.model.config.get_text_config()
+    states = _states(run, material) if said.states else []
+    shape = int(config.num_hidden_layers), int(config.hidden_size)
+    setting = Setting(said, targets, states, *shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.experiment.student.seed)
+        return PHASES[said.name](setting)
+
+
+def _states(run: Run, material: Lessons) -> list[States]:
+    from amalgam.stages.cache_features.states import states_of
+
+    found = states_of(run, material.keys)
+    lengths: Any = material.learn.lengths
+    for states in found if run.experiment.objective.states == "tokens" else []:
+        if (states.lengths != lengths).any():
+            what = f"teacher {states.teacher} and the student do not read the same tokens of a text"
+            raise ModelError(
+                what, where="objective.grain: tokens", fix="give both the same max_tokens, or grain=pooled"
+            )
+    return found

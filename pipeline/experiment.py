@@ -141,12 +141,15 @@ class Targets(Section):
     weights: Literal["muka", "standardised", "mixture"] = "muka"
     """Of the teachers, in soft and hard targets. muka: by each text's own confidences. standardised: by each teacher's
     signal in its own deviations over the texts. mixture: the teachers' shares of the texts are estimated too."""
-    signal: Literal["confidence", "margin"] = "confidence"
-    """What says that a teacher knows a text, where weights are not muka: its confidence, or its logit margin."""
+    signal: Literal["confidence", "margin", "all"] = "confidence"
+    """What says that a teacher knows a text, where weights are not muka: its confidence, its logit margin, or all that
+    speaks for it: its answer, its states, and the names of its labels."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Average the signal over so many of the most similar texts, by the student's encoder; not with muka."""
     smoothings: Annotated[int, Field(ge=1, le=10)] = 1
     """How often the signal is averaged over the neighbours."""
+    neighbourhood: Literal["instead", "beside"] = "instead"
+    """The neighbours' mean takes the place of the text's own signal, or both count alike."""
 
     @property
     def weighs_together(self) -> bool:
@@ -156,6 +159,16 @@ class Targets(Section):
     @property
     def looks_at_neighbours(self) -> bool:
         return self.weighs_together and self.neighbours > 0
+
+    @property
+    def looks_at_states(self) -> bool:
+        """Whether the teachers' last states are among the signals."""
+        return self.weighs_together and self.signal == "all"
+
+    @property
+    def looks_at_encoder(self) -> bool:
+        """Whether texts' places in the student's encoder are needed: for neighbours, or beside the teachers' states."""
+        return self.looks_at_neighbours or self.looks_at_states
 
 
 class Student(Section):

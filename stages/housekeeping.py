@@ -58,7 +58,7 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
-        "cache-features": lambda: f"states of {', '.join([*facts.get('families', {}), *_encoder(facts)])}",
+        "cache-features": lambda: f"states of {', '.join(facts['families'])}",
         "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
@@ -69,10 +69,6 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "report": lambda: str(facts["method"]),
     }
     return f"{said[stage]()}; {shards}"
-
-
-def _encoder(facts: dict[str, Any]) -> list[str]:
-    return ["the student's encoder"] if "family" in facts else []
 
 
 def _family_line(folder: Path) -> str:

@@ -23,7 +23,14 @@ class Method:
 
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
 VANILLA_KD = {"mode": "vanilla-kd"}
-AMALGAM = {"mode": "soft", "weights": "mixture", "signal": "margin", "neighbours": 50, "smoothings": 2}
+AMALGAM = {
+    "mode": "soft",
+    "weights": "mixture",
+    "signal": "all",
+    "neighbours": 50,
+    "smoothings": 1,
+    "neighbourhood": "beside",
+}
 
 METHODS: Mapping[str, Method] = {
     "amalgam": Method("this project, docs/method.md", "logits, features", {"targets": AMALGAM}),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from amalgam.stages.cache_features.label_names import words_of
 from amalgam.stages.methods import METHODS, method_of
-from amalgam.stages.report.zero_shot import words_of
 from amalgam.tests.workshop import TEST, TRAIN, Shop, write_texts
 
 TOGETHER = ("cache-features", "weigh-teachers")
@@ -168,7 +168,7 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
     assert shop.stale(method, "targets.kd_temperature=0.7") == set()
     assert shop.stale(method, "cache.seed=0") == set()
     assert shop.stale(method, "targets.reweight=none") == {"build-targets", "train-student", "report"}
-    assert shop.stale(method, "targets.smoothings=1") == {"weigh-teachers", "build-targets", "train-student", "report"}
+    assert shop.stale(method, "targets.smoothings=2") == {"weigh-teachers", "build-targets", "train-student", "report"}
     assert "cache-features" in shop.stale(method, "student.encoder=./models/first")
 
 

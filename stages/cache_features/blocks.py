@@ -15,6 +15,7 @@ import torch
 
 from amalgam.data.schemas import STATES, arrow_schema
 from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.stages.cache_features.families import LAST
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.fine_tuning.batches import token_batches
@@ -26,7 +27,9 @@ LARGEST = float(np.finfo(np.float16).max)
 
 
 def shares(layers: int, blocks: int) -> list[range]:
-    """Consecutive layers by block, as evenly as they go; more blocks than layers repeat layers."""
+    """Consecutive layers by block, as even as can be; more blocks than layers repeat layers. LAST: the last alone."""
+    if blocks == LAST:
+        return [range(layers - 1, layers)]
     ends = [block * layers // blocks for block in range(blocks + 1)]
     return [range(start, max(start + 1, stop)) for start, stop in pairwise(ends)]
 
@@ -47,7 +50,7 @@ def write_states(  # noqa: PLR0913 - what they are made of, each by name
 
     lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    shape = int(starts[-1]), blocks, teacher.width
+    shape = int(starts[-1]), max(1, blocks), teacher.width
     held = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, shape)
     for rows in token_batches(tokens.lengths, _at_once(teacher)):
         found = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
@@ -73,7 +76,7 @@ def _states(  # noqa: PLR0913 - as write_states
     found = in_blocks(teacher.states(asked), blocks).float()
     if not by_token:
         there = torch.arange(found.shape[1]) < torch.from_numpy(tokens.lengths[rows])[:, None]
-        found = mean_over_tokens(found.flatten(2), there.to(found.device)).reshape(len(rows), 1, blocks, -1)
+        found = mean_over_tokens(found.flatten(2), there.to(found.device)).reshape(len(rows), 1, max(1, blocks), -1)
     if found.shape[3] != teacher.width:
         what = f"teacher {teacher.name}: its states are {found.shape[3]} wide, its config says {teacher.width}"
         raise ModelError(what, fix="use a transformer whose layers are all as wide as its config says")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,8 @@ from amalgam.stages.models.shape import depth_of
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 ENCODER = "student.encoder"
+LAST = 0
+"""Blocks of states of which only the last layer is kept."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Kept:
 
 def kept_states(run: Run) -> list[Kept]:
     """Everything that is asked for, in the order in which it is computed."""
-    found = [encoder_states(run)] if run.experiment.targets.looks_at_neighbours else []
-    return [*found, *(teacher_states(run, teacher) for teacher in _asked_teachers(run))]
+    targets = run.experiment.targets
+    found = [encoder_states(run)] if targets.looks_at_encoder else []
+    if targets.looks_at_states:
+        found += [last_states(run, teacher) for teacher in teachers_of(run)]
+    if run.experiment.objective.states:
+        found += [teacher_states(run, teacher) for teacher in teachers_of(run)]
+    return found
 
 
 def encoder_states(run: Run) -> Kept:
@@ -46,10 +52,20 @@ def encoder_states(run: Run) -> Kept:
 
 
 def teacher_states(run: Run, teacher: KnownTeacher) -> Kept:
+    """For learning from: as `objective` says it."""
+    return _states(run, teacher, str(run.experiment.objective.states), blocks_of(run))
+
+
+def last_states(run: Run, teacher: KnownTeacher) -> Kept:
+    """For telling whether the teacher knows a text: the mean over tokens of its last layer's."""
+    return _states(run, teacher, "pooled", LAST)
+
+
+def _states(run: Run, teacher: KnownTeacher, grain: str, blocks: int) -> Kept:
     """What a teacher's states are a function of. Passes, dropout and label names are not part of it."""
     key = {
-        "states": run.experiment.objective.states,
-        "blocks": blocks_of(run),
+        "states": grain,
+        "blocks": blocks,
         "content": teacher.files.digest,
         "max_tokens": teacher.max_tokens,
         "dtype": dtype_of(run),
@@ -64,8 +80,3 @@ def blocks_of(run: Run) -> int:
         return said.blocks or student.layers or 0
     encoder_digest(run, student, ENCODER)
     return depth_of(encoder_files(run, student, ENCODER))
-
-
-def _asked_teachers(run: Run) -> Iterator[KnownTeacher]:
-    if run.experiment.objective.states:
-        yield from teachers_of(run)

@@ -35,9 +35,11 @@ class Encoder:
     @classmethod
     def of(cls, run: Run) -> Encoder:
         from amalgam.stages.cache_features.families import ENCODER
+
+        """The student's, whole and before it learns: `student.layers` is not asked."""
         from amalgam.stages.cache_teachers.hardware import pick_device
 
-        new = beginner(run, run.experiment.student, ["one", "two"], ENCODER)
+        new = beginner(run, run.experiment.student.model_copy(update={"layers": None}), ["one", "two"], ENCODER)
         device = pick_device(run.experiment.execution.device)
         return cls(new.model.base_model.to(device).eval(), new, device)
 

@@ -32,7 +32,7 @@ class CacheFeatures(UnitByUnit):
     measure: ClassVar[str] = "texts"
 
     def wanted(self, experiment: Experiment) -> bool:
-        looked_at = experiment.targets.looks_at_neighbours or experiment.objective.states is not None
+        looked_at = experiment.targets.looks_at_encoder or experiment.objective.states is not None
         return experiment.student.learns and looked_at
 
     def prepare(self, run: Run) -> None:
@@ -44,7 +44,7 @@ class CacheFeatures(UnitByUnit):
             if kept.teacher is None:
                 inputs["features"] = kept.key
             else:
-                inputs.setdefault("states", {})[kept.who] = kept.key
+                inputs.setdefault("states", []).append([kept.who, kept.key])
         if run.experiment.objective.states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
@@ -78,12 +78,11 @@ class CacheFeatures(UnitByUnit):
             draft.made = {"libraries": library_versions()}
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        families = {}
+        families: dict[str, list[str]] = {}
         for kept in kept_states(run):
             _describe(run, kept)
-            families[kept.who if kept.teacher else ""] = kept.family
-        encoder = {"family": families.pop("")} if "" in families else {}
-        return {**encoder, **({"families": families} if families else {})}
+            families.setdefault(kept.who, []).append(kept.family)
+        return {"families": families}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
 

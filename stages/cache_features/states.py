@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from amalgam.data.shards import key_array, read_table
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import StoredFile
-from amalgam.stages.cache_features.families import teacher_states
+from amalgam.stages.cache_features.families import Kept, teacher_states
 from amalgam.stages.cache_teachers.stage import family_in
-from amalgam.stages.teachers import teachers_of
+from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 Array = NDArray[Any]
 
@@ -53,12 +54,14 @@ class States:
         return found
 
 
-def states_of(run: Run, keys: NDArray[np.bytes_]) -> list[States]:
+def states_of(
+    run: Run, keys: NDArray[np.bytes_], which: Callable[[Run, KnownTeacher], Kept] = teacher_states
+) -> list[States]:
     """Of every teacher, in the order of teachers_of, for the texts with these keys."""
     files = run.result("cache-features").files
     found = []
     for teacher in teachers_of(run):
-        family = teacher_states(run, teacher).family
+        family = which(run, teacher).family
         found.append(_states(run, teacher.name, [file for file in files if family_in(file.path) == family], keys))
     return found
 

@@ -5,7 +5,6 @@ A row of every report. What it was found to be is kept apart from the report, so
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.fingerprint import fingerprint
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
 ENCODER = "student.encoder"
 VERSION = 1
 NAME = "zero-shot"
-SEAM = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
-"""Between the words of a label name: camel case, and what stands for a space."""
-
-
-def words_of(label: str) -> str:
-    """sci_tech, sci-tech and sciTech are all two words."""
-    return " ".join(word for word in SEAM.split(label) if word) or label
 
 
 def zero_shot_identity(run: Run) -> dict[str, Any]:
@@ -54,14 +46,14 @@ def measure(run: Run, unit: Unit) -> None:
 
     from amalgam.data.schemas import SIMILARITIES, arrow_schema
     from amalgam.data.shards import write_table
-    from amalgam.data.tokens import encode
+    from amalgam.stages.cache_features.label_names import name_states, words_of
+    from amalgam.stages.cache_features.pooling import Encoder
 
     test, names = part_of(run, "test"), label_space(run).names
     if test is None:
         raise AssertionError("report is wanted only with a test part")
-    encoder = _encoder(run)
-    how = encoder.how
-    labels = encoder.pooled(encode(how.tokenizer, [(words_of(name),) for name in names], how.limit, types=how.types))
+    encoder = Encoder.of(run)
+    labels = name_states(encoder, names)
     similar = [_states(run, encoder, bucket) @ labels.T for bucket in test.buckets]
     keys = pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in test.buckets).column("key")
     values = pa.array(np.concatenate(similar).astype(np.float32).reshape(-1))
@@ -82,17 +74,6 @@ def similarities(run: Run, keys: list[bytes]) -> Array:
     table = read_table(run.store.checked(record.files[0]))
     place = {key: row for row, key in enumerate(table.column("key").to_pylist())}
     return matrix(table.column("similarity"))[[place[key] for key in keys]].astype("float64")
-
-
-def _encoder(run: Run) -> Encoder:
-    from amalgam.stages.cache_features.pooling import Encoder
-    from amalgam.stages.cache_teachers.hardware import pick_device
-    from amalgam.stages.models.encoder import beginner
-
-    whole = run.experiment.student.model_copy(update={"layers": None})
-    new = beginner(run, whole, ["one", "two"], ENCODER)
-    device = pick_device(run.experiment.execution.device)
-    return Encoder(new.model.base_model.to(device).eval(), new, device)
 
 
 def _states(run: Run, encoder: Encoder, bucket: Bucket) -> Array:

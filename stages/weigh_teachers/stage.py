@@ -36,7 +36,7 @@ class WeighTeachers(UnitByUnit):
         run.result("cache-teachers")
         inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
         inputs |= passes_counted(run)
-        features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_neighbours else {}
+        features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_encoder else {}
         return Identity({"targets": said_of(targets)}, inputs, features)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
@@ -66,7 +66,8 @@ class WeighTeachers(UnitByUnit):
 def said_of(targets: Targets) -> dict[str, Any]:
     """Of the targets section, what weights depend on; confidences and their temperature are what is fallen back on."""
     fields = {"weights", "signal", "uncertainty", "temperature"}
-    return targets.model_dump(include=fields | ({"neighbours", "smoothings"} if targets.looks_at_neighbours else set()))
+    neighbours = {"neighbours", "smoothings", "neighbourhood"} if targets.looks_at_neighbours else set()
+    return targets.model_dump(include=fields | neighbours)
 
 
 def weights_of(run: Run) -> pa.Table:

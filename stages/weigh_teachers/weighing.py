@@ -19,7 +19,7 @@ ROUNDS = 500
 SETTLED = 1e-6
 SEPARATIONS = (0.5, 8.0)
 HALVINGS = 40
-PRIOR = 0.02
+PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
@@ -40,7 +40,7 @@ def by_confidence(confidence: Array, temperature: float) -> Weighing:
 
 
 def standardised(signal: Array) -> Weighing:
-    weights = _softmax(_standard(signal) / SHARPNESS)
+    weights = _softmax(standard(signal) / SHARPNESS)
     return Weighing(weights, weights.mean(axis=0), None)
 
 
@@ -53,24 +53,24 @@ def mixture(signal: Array) -> Weighing:
     EM loses a teacher as soon as there are more than two.
     """
     texts, teachers = signal.shape
-    standard = _standard(signal)
-    weights = _softmax(standard / SHARPNESS)
+    scores = standard(signal)
+    weights = _softmax(scores / SHARPNESS)
     shares, separation = weights.mean(axis=0), 1.0
     for _ in range(ROUNDS if teachers > 1 else 0):
         shares = (weights.sum(axis=0) + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-        separation = _separation(_distance(standard, weights), shares)
-        found = _posterior(standard, shares, separation)
+        separation = _separation(_distance(scores, weights), shares)
+        found = _posterior(scores, shares, separation)
         change, weights = float(np.abs(found - weights).max()), found
         if change < SETTLED:
             break
     return Weighing(weights, shares, separation)
 
 
-def _distance(standard: Array, weights: Array) -> float:
+def _distance(scores: Array, weights: Array) -> float:
     """Mean over teachers of: their signal on their own texts less that on the others."""
     own, others = weights.sum(axis=0), (1 - weights).sum(axis=0)
-    inside = (weights * standard).sum(axis=0) / np.maximum(own, 1e-9)
-    outside = ((1 - weights) * standard).sum(axis=0) / np.maximum(others, 1e-9)
+    inside = (weights * scores).sum(axis=0) / np.maximum(own, 1e-9)
+    outside = ((1 - weights) * scores).sum(axis=0) / np.maximum(others, 1e-9)
     return float((inside - outside).mean())
 
 
@@ -89,14 +89,14 @@ def _noise(shares: Array, separation: float) -> Array:
     return found
 
 
-def _posterior(standard: Array, shares: Array, separation: float) -> Array:
+def _posterior(scores: Array, shares: Array, separation: float) -> Array:
     noise = _noise(shares, separation)
     outside, inside = -shares * separation * noise, (1 - shares) * separation * noise
-    gain = ((standard - outside) ** 2 - (standard - inside) ** 2) / (2 * noise**2)
+    gain = ((scores - outside) ** 2 - (scores - inside) ** 2) / (2 * noise**2)
     return _softmax(gain + np.log(shares))
 
 
-def _standard(signal: Array) -> Array:
+def standard(signal: Array) -> Array:
     deviation = signal.std(axis=0)
     found: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     return found

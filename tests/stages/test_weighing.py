@@ -10,8 +10,9 @@ import torch
 
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 from amalgam.stages.weigh_teachers.neighbours import nearest, smoothed
+from amalgam.stages.weigh_teachers.signals import agreement, margin, moved, together
 from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
-from amalgam.stages.weigh_teachers.weights import COHERENT, EXCLUSIVE, exclusion, margin, over_neighbours
+from amalgam.stages.weigh_teachers.weights import COHERENT, EXCLUSIVE, agreed, exclusion, over_neighbours, weighed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -129,3 +130,83 @@ def test_the_state_of_a_text_is_the_mean_of_its_own_tokens() -> None:
     states = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[1.0, 1.0], [1.0, 1.0], [4.0, 1.0]]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     assert mean_over_tokens(states, mask).tolist() == [[2.0, 4.0], [2.0, 1.0]]
+
+
+# ---- kinds of signals
+
+
+def views(right: Array, *, noise: list[float], seed: int = 5) -> dict[str, Array]:
+    """Signals of several kinds, each with noise of its own, on texts whose right teacher is known."""
+    random = np.random.default_rng(seed)
+    own = np.eye(int(right.max()) + 1)[right]
+    return {str(place): own + random.normal(size=own.shape) * much for place, much in enumerate(noise)}
+
+
+def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() -> None:
+    right = np.random.default_rng(0).choice(3, 4000, p=[0.4, 0.35, 0.25])
+    found = views(right, noise=[0.7, 0.8, 0.9])
+    facts: dict[str, Any] = {"notes": []}
+    signal = agreed(found, facts)
+    assert signal is not None
+    assert facts["notes"] == []
+    best = max(rightly(standardised(one), right) for one in found.values())
+    assert rightly(standardised(signal), right) > best + 0.03
+
+
+def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
+    right = np.random.default_rng(0).choice(2, 4000)
+    found = views(right, noise=[0.8, 0.8])
+    random = np.random.default_rng(1).normal(size=(4000, 2))
+    facts: dict[str, Any] = {"notes": []}
+    signal = agreed({**found, "names": random}, facts)
+    assert signal is not None
+    assert "names" in facts["notes"][0]
+    assert np.array_equal(signal, together(list(found.values())))
+
+
+def test_kinds_that_do_not_agree_are_not_believed() -> None:
+    random = np.random.default_rng(1)
+    facts: dict[str, Any] = {"notes": []}
+    assert agreed({kind: random.normal(size=(2000, 3)) for kind in "abc"}, facts) is None
+    assert "as muka does" in facts["notes"][0]
+
+
+def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
+    random = np.random.default_rng(1)
+    easy = 5 * random.normal(size=(2000, 1))
+    found = agreement({kind: easy + random.normal(size=(2000, 2)) for kind in "abc"})
+    assert max(abs(value) for value in found.values()) < 0.1
+
+
+def test_one_teacher_alone_agrees_with_itself() -> None:
+    assert agreed({kind: np.arange(4.0)[:, None] for kind in "abc"}, {"notes": []}) is not None
+
+
+def test_how_far_a_state_has_moved_is_the_distance_of_directions() -> None:
+    found = moved(np.array([[3.0, 0.0], [0.0, 0.5], [0.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]))
+    assert found == pytest.approx([0.0, 2**0.5, 1.0])
+
+
+def test_beside_its_neighbours_a_text_keeps_half_of_the_word() -> None:
+    from amalgam.pipeline.experiment import Targets
+
+    signal, right = scores([0.5, 0.5], separation=1.5, texts=600)
+    features = np.eye(2, dtype=np.float32)[right]
+    said = {"weights": "standardised", "neighbours": 50}
+    own, beside, instead = (
+        weighed(signal, features, Targets(**{**said, **more}), {"notes": []}).weights  # type: ignore[arg-type]
+        for more in ({"neighbours": 0}, {"neighbourhood": "beside"}, {})
+    )
+    assert rightly(standardised(signal), right) < 0.9
+    assert (beside.argmax(1) == right).mean() > (own.argmax(1) == right).mean() + 0.05
+    assert np.abs(instead - beside).max() > 0.1
+
+
+def test_shares_are_not_estimated_from_signals_that_lie_too_close() -> None:
+    from amalgam.pipeline.experiment import Targets
+
+    signal, _ = scores([0.6, 0.2, 0.2], separation=0.3, texts=3000)
+    facts: dict[str, Any] = {"notes": []}
+    found = weighed(signal, None, Targets(weights="mixture"), facts)
+    assert found.separation is None
+    assert "too close" in facts["notes"][0]

@@ -1,0 +1,131 @@
+"""What speaks for a teacher on a text, from the cache alone, one number for each text and teacher.
+
+Three kinds: its answer (confidence, margin, highest logit), its own state (how much the text's tokens agree in it, and
+how far training has moved it away from the encoder's), and the names of its labels. Each is blind to something: answers
+to what a teacher is wrongly sure of, states to what its training did not touch, names to what they do not say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amalgam.stages.weigh_teachers.weighing import standard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from amalgam.pipeline.stage import Run
+    from amalgam.stages.read_corpus.parts import Bucket
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+AGREEING = 0.15
+"""Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
+ROWS = 4096
+
+
+def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
+    """confidence, margin and highest logit: [texts, teachers] each."""
+    from amalgam.stages.build_targets.stage import neighbouring_buckets
+    from amalgam.stages.cache_teachers.stage import families_of
+    from amalgam.stages.teachers import label_space
+
+    families = families_of(run)
+    parts = [
+        np.stack([_answers(run, families[name], name, group) for name in label_space(run).columns], axis=2)
+        for group in neighbouring_buckets(buckets)
+    ]
+    found = np.concatenate(parts)
+    return {name: found[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+
+
+def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> Array:
+    import polars as pl
+
+    from amalgam.stages.build_targets.evidence import gather
+
+    keys = pl.Series("key", keys_of(run, buckets), pl.Binary)
+    evidence = gather(run, teacher, family, [bucket.prefix for bucket in buckets], keys)
+    logits = evidence.logits.to_numpy()
+    return np.stack([evidence.confidence.to_numpy(), margin(logits), logits.max(axis=1)], axis=1)
+
+
+def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
+    import pyarrow as pa
+
+    from amalgam.stages.read_corpus.parts import read_bucket
+
+    return pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
+
+
+def margin(logits: Array) -> Array:
+    """By how much the first logit is above the second; its scale is the teacher's own."""
+    ordered = np.partition(logits.astype(np.float64), -2, axis=1)
+    found: Array = ordered[:, -1] - ordered[:, -2]
+    return found
+
+
+def kinds(run: Run, buckets: Sequence[Bucket], answered: Mapping[str, Array], features: Array) -> dict[str, Array]:
+    """[texts, teachers] by kind, each in its own deviations over the texts; `features`: the encoder's, of length 1."""
+    return {
+        "answers": together(list(answered.values())),
+        "states": _states(run, buckets, features),
+        "names": standard(_names(run, features)),
+    }
+
+
+def together(signals: Sequence[Array]) -> Array:
+    return standard(np.sum([standard(one) for one in signals], axis=0))
+
+
+def _states(run: Run, buckets: Sequence[Bucket], features: Array) -> Array:
+    from amalgam.data.shards import key_array
+    from amalgam.stages.cache_features.families import last_states
+    from amalgam.stages.cache_features.states import states_of
+
+    keys = key_array(keys_of(run, buckets))
+    found = states_of(run, keys, last_states)
+    agreement, move = np.empty((len(keys), len(found))), np.zeros((len(keys), len(found)))
+    for teacher, states in enumerate(found):
+        for start in range(0, len(keys), ROWS):
+            rows = np.arange(start, min(start + ROWS, len(keys)))
+            means = states.take(rows)[:, 0, 0].astype(np.float64)
+            agreement[rows, teacher] = np.linalg.norm(means, axis=1)
+            if states.width == features.shape[1]:
+                move[rows, teacher] = moved(means, features[rows])
+    return together([agreement, move])
+
+
+def moved(states: Array, features: Array) -> Array:
+    """How far apart two states of each text lie, both made of length 1."""
+    length = np.linalg.norm(states, axis=1, keepdims=True)
+    found: Array = np.linalg.norm(states / np.where(length > 0, length, 1.0) - features, axis=1)
+    return found
+
+
+def _names(run: Run, features: Array) -> Array:
+    """Of each teacher, the similarity of the text to the nearest name of its labels."""
+    from amalgam.stages.cache_features.label_names import name_states
+    from amalgam.stages.cache_features.pooling import Encoder
+    from amalgam.stages.teachers import label_space
+
+    space = label_space(run)
+    similarity = features @ name_states(Encoder.of(run), space.names).T
+    return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
+
+
+def agreement(found: Mapping[str, Array]) -> dict[str, float]:
+    """Of each kind, the mean correlation with the others in what it says of teachers relative to each other."""
+    relative = {name: (signal - signal.mean(axis=1, keepdims=True)).ravel() for name, signal in found.items()}
+    return {
+        name: float(np.mean([correlation(one, other) for kind, other in relative.items() if kind != name]))
+        for name, one in relative.items()
+    }
+
+
+def correlation(one: Array, other: Array) -> float:
+    if not len(one) or one.std() == 0 or other.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])

@@ -145,11 +145,10 @@ class Targets(Section):
     """What says that a teacher knows a text, where weights are not muka: its confidence, its logit margin, or all that
     speaks for it: its answer, its states, and the names of its labels."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Average the signal over so many of the most similar texts, by the student's encoder; not with muka."""
+    """Average the signal over so many of the most similar texts, by the student's encoder; not with muka. Where all
+    signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits best."""
     smoothings: Annotated[int, Field(ge=1, le=10)] = 1
-    """How often the signal is averaged over the neighbours."""
-    neighbourhood: Literal["instead", "beside"] = "instead"
-    """The neighbours' mean takes the place of the text's own signal, or both count alike."""
+    """How often a single signal is averaged over the neighbours; where all are taken, once, beside the text's own."""
 
     @property
     def weighs_together(self) -> bool:

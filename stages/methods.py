@@ -28,8 +28,6 @@ AMALGAM = {
     "weights": "mixture",
     "signal": "all",
     "neighbours": 50,
-    "smoothings": 1,
-    "neighbourhood": "beside",
 }
 
 METHODS: Mapping[str, Method] = {

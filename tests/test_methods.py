@@ -168,7 +168,8 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
     assert shop.stale(method, "targets.kd_temperature=0.7") == set()
     assert shop.stale(method, "cache.seed=0") == set()
     assert shop.stale(method, "targets.reweight=none") == {"build-targets", "train-student", "report"}
-    assert shop.stale(method, "targets.smoothings=2") == {"weigh-teachers", "build-targets", "train-student", "report"}
+    assert shop.stale(method, "targets.smoothings=2") == set()
+    assert shop.stale(method, "targets.neighbours=2") == {"weigh-teachers", "build-targets", "train-student", "report"}
     assert "cache-features" in shop.stale(method, "student.encoder=./models/first")
 
 

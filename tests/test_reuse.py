@@ -79,7 +79,6 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "targets.signal": (["targets.signal=margin"], NOTHING),  # read where weights are not muka
     "targets.neighbours": (["targets.neighbours=3"], NOTHING),
     "targets.smoothings": (["targets.smoothings=2"], NOTHING),
-    "targets.neighbourhood": (["targets.neighbourhood=beside"], NOTHING),
     "student.name": (["student.name=other"], NOTHING),  # only a place
     "student.method": (["student.method=muka-soft"], NOTHING),  # only a preset
     "student.encoder": (["student.encoder=./models/encoder2"], STUDENT_ON),

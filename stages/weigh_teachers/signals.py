@@ -67,11 +67,11 @@ def margin(logits: Array) -> Array:
     return found
 
 
-def kinds(run: Run, buckets: Sequence[Bucket], answered: Mapping[str, Array], features: Array) -> dict[str, Array]:
+def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequence[Array]) -> dict[str, Array]:
     """[texts, teachers] by kind, each in its own deviations over the texts; `features`: the encoder's, of length 1."""
     return {
         "answers": together(list(answered.values())),
-        "states": _states(run, buckets, features),
+        "states": of_states(states, features),
         "names": standard(_names(run, features)),
     }
 
@@ -80,22 +80,22 @@ def together(signals: Sequence[Array]) -> Array:
     return standard(np.sum([standard(one) for one in signals], axis=0))
 
 
-def _states(run: Run, buckets: Sequence[Bucket], features: Array) -> Array:
+def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
+    """[texts, width] of each teacher: the mean over the text's tokens of its last layer."""
     from amalgam.data.shards import key_array
     from amalgam.stages.cache_features.families import last_states
     from amalgam.stages.cache_features.states import states_of
 
-    keys = key_array(keys_of(run, buckets))
-    found = states_of(run, keys, last_states)
-    agreement, move = np.empty((len(keys), len(found))), np.zeros((len(keys), len(found)))
-    for teacher, states in enumerate(found):
-        for start in range(0, len(keys), ROWS):
-            rows = np.arange(start, min(start + ROWS, len(keys)))
-            means = states.take(rows)[:, 0, 0].astype(np.float64)
-            agreement[rows, teacher] = np.linalg.norm(means, axis=1)
-            if states.width == features.shape[1]:
-                move[rows, teacher] = moved(means, features[rows])
-    return together([agreement, move])
+    found = states_of(run, key_array(keys_of(run, buckets)), last_states)
+    return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in found]
+
+
+def of_states(states: Sequence[Array], features: Array) -> Array:
+    """How much a text's tokens agree, and how far they have moved; the latter of teachers as wide as the encoder."""
+    agreement = np.stack([np.linalg.norm(own, axis=1) for own in states], axis=1)
+    still = np.zeros(len(features))
+    move = [moved(own, features) if own.shape[1] == features.shape[1] else still for own in states]
+    return together([agreement, np.stack(move, axis=1)])
 
 
 def moved(states: Array, features: Array) -> Array:
@@ -116,13 +116,18 @@ def _names(run: Run, features: Array) -> Array:
     return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
 
 
-def agreement(found: Mapping[str, Array]) -> dict[str, float]:
-    """Of each kind, the mean correlation with the others in what it says of teachers relative to each other."""
-    relative = {name: (signal - signal.mean(axis=1, keepdims=True)).ravel() for name, signal in found.items()}
+def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
+    """Of each kind, the mean correlation with the other kinds in what it says of teachers relative to each other."""
+    relative = {name: _relative(signal) for name, signal in (others or found).items()}
     return {
-        name: float(np.mean([correlation(one, other) for kind, other in relative.items() if kind != name]))
-        for name, one in relative.items()
+        name: float(np.mean([correlation(_relative(one), other) for kind, other in relative.items() if kind != name]))
+        for name, one in found.items()
     }
+
+
+def _relative(signal: Array) -> Array:
+    found: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
+    return found
 
 
 def correlation(one: Array, other: Array) -> float:

@@ -66,8 +66,9 @@ class WeighTeachers(UnitByUnit):
 def said_of(targets: Targets) -> dict[str, Any]:
     """Of the targets section, what weights depend on; confidences and their temperature are what is fallen back on."""
     fields = {"weights", "signal", "uncertainty", "temperature"}
-    neighbours = {"neighbours", "smoothings", "neighbourhood"} if targets.looks_at_neighbours else set()
-    return targets.model_dump(include=fields | neighbours)
+    if targets.looks_at_neighbours:
+        fields |= {"neighbours"} if targets.signal == "all" else {"neighbours", "smoothings"}
+    return targets.model_dump(include=fields)
 
 
 def weights_of(run: Run) -> pa.Table:

@@ -11,16 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amalgam.stages.weigh_teachers.signals import AGREEING, agreement, answers, correlation, keys_of, kinds, together
-from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
+from amalgam.stages.weigh_teachers.signals import (
+    AGREEING,
+    agreement,
+    answers,
+    correlation,
+    keys_of,
+    kinds,
+    read_states,
+    together,
+)
+from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from amalgam.pipeline.experiment import Targets
     from amalgam.pipeline.stage import Run
+    from amalgam.stages.read_corpus.parts import Bucket
+
+    Answers = Mapping[str, "Array"]
+    Facts = dict[str, Any]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,6 +40,8 @@ EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
 COHERENT = 0.1
 """Least correlation of the teachers' own signals with those of the neighbours."""
+PART = 5
+"""Neighbours are also tried by one in so many of them: small classes have few."""
 SEPARATE = 1.0
 """Least separation that shares are estimated by."""
 LEAST_SHARE = 0.02
@@ -37,22 +51,17 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     import pyarrow as pa
 
     from amalgam.data.schemas import WEIGHTS, arrow_schema
-    from amalgam.stages.cache_features.stage import features_of
     from amalgam.stages.read_corpus.parts import train_part
     from amalgam.stages.teachers import label_space
 
     buckets, targets = train_part(run).buckets, run.experiment.targets
-    answered = answers(run, buckets)
-    features = features_of(run, buckets) if targets.looks_at_encoder else None
     facts: dict[str, Any] = {"notes": []}
-    if features is not None and targets.looks_at_states:
-        signal = agreed(kinds(run, buckets, answered, features), facts)
-    else:
-        signal = exclusive(answered[targets.signal], facts)
+    answered = answers(run, buckets)
+    signal = (_of_all if targets.signal == "all" else _of_one)(run, buckets, answered, facts)
     if signal is None:
         found = by_confidence(answered["confidence"], targets.temperature)
     else:
-        found = weighed(signal, features, targets, facts)
+        found = weighed(signal, targets.weights, facts)
     teachers = list(label_space(run).columns)
     values = pa.array(found.weights.astype(np.float32).reshape(-1))
     columns = [keys_of(run, buckets), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
@@ -60,19 +69,49 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
 
-def agreed(found: Mapping[str, Array], facts: dict[str, Any]) -> Array | None:
-    """The kinds that agree, together; None where there are no two of them."""
+def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> Array | None:
+    from amalgam.stages.cache_features.stage import features_of
+
+    features, states = features_of(run, buckets), read_states(run, buckets)
+    kept = agreed(kinds(run, answered, features, states), facts)
+    if kept is None:
+        return None
+    spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
+    return in_company(kept, spaces, run.experiment.targets.neighbours, facts)
+
+
+def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> Array | None:
+    from amalgam.stages.cache_features.stage import features_of
+    from amalgam.stages.weigh_teachers.neighbours import nearest
+
+    targets = run.experiment.targets
+    signal = exclusive(answered[targets.signal], facts)
+    if signal is None or not targets.looks_at_neighbours:
+        return signal
+    near = nearest(features_of(run, buckets), targets.neighbours)
+    smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothings)
+    if facts["coherence"] < COHERENT and signal.shape[1] > 1:
+        facts["notes"].append(
+            f"neighbouring texts say nothing of a text's teacher (correlation {facts['coherence']:.2f}): "
+            "each text's own signal was taken"
+        )
+        return signal
+    return smooth
+
+
+def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
+    """The kinds that agree; None where there are no two of them."""
     facts["agreement"] = {kind: round(value, 4) for kind, value in agreement(found).items()}
     kept = [kind for kind, value in facts["agreement"].items() if value >= AGREEING]
-    if len(kept) >= 2:
-        said = {kind: f"{facts['agreement'][kind]:.2f}" for kind in found if kind not in kept}
-        facts["notes"] += [
-            f"what {kind} say of the teachers agrees too little with the rest ({value}): they were left out"
-            for kind, value in said.items()
-        ]
-        return together([found[kind] for kind in kept])
     if next(iter(found.values())).shape[1] == 1:
-        return together(list(found.values()))
+        return found
+    if len(kept) >= 2:
+        facts["notes"] += [
+            f"what {kind} say of the teachers agrees too little with the rest ({value:.2f}): they were left out"
+            for kind, value in facts["agreement"].items()
+            if kind not in kept
+        ]
+        return {kind: found[kind] for kind in kept}
     values = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
     facts["notes"].append(
         f"answers, states and names do not agree on the teachers ({values}): each text's own confidences were taken, "
@@ -81,7 +120,36 @@ def agreed(found: Mapping[str, Array], facts: dict[str, Any]) -> Array | None:
     return None
 
 
-def exclusive(signal: Array, facts: dict[str, Any]) -> Array | None:
+def in_company(
+    kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
+) -> Array:
+    """The kinds together, and beside them their mean over the neighbours that are worth it.
+
+    Noise of one kind is not that of another. So where a text's own signals and its neighbours' foretell the other kinds
+    better than its own do alone, the neighbours are like the text; the neighbourhood that does so best is taken.
+    """
+    from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
+
+    signal = together(list(kept.values()))
+    best, chosen, found = _foretold(kept, kept), "none", signal
+    for space, states in spaces.items() if count and signal.shape[1] > 1 else ():
+        near = nearest(states if isinstance(states, np.ndarray) else side_by_side(states), count)
+        for width in sorted({max(1, count // PART), count}):
+            beside = {kind: together([own, smoothed(own, near[:, :width])]) for kind, own in kept.items()}
+            value = _foretold(beside, kept)
+            if value > best:
+                best, chosen = value, f"{width} by {space}"
+                found = together([signal, smoothed(signal, near[:, :width])])
+    facts["neighbours"] = chosen
+    facts["foretold"] = {"alone": round(_foretold(kept, kept), 4), "with them": round(best, 4)}
+    return found
+
+
+def _foretold(found: Mapping[str, Array], kinds: Mapping[str, Array]) -> float:
+    return float(np.mean(list(agreement(found, kinds).values())))
+
+
+def exclusive(signal: Array, facts: Facts) -> Array | None:
     """None where the one signal does not tell teachers apart."""
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
@@ -103,38 +171,19 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def weighed(signal: Array, features: Array | None, targets: Targets, facts: dict[str, Any]) -> Weighing:
-    if features is not None and targets.looks_at_neighbours:
-        signal = _with_neighbours(signal, features, targets, facts)
-    if targets.weights == "standardised" or signal.shape[1] == 1:
+def weighed(signal: Array, how: str, facts: Facts) -> Weighing:
+    if how == "standardised" or signal.shape[1] == 1:
         return standardised(signal)
     found = mixture(signal)
     facts["separation"] = found.separation
     if found.separation is not None and found.separation < SEPARATE:
-        facts["notes"].append(
-            f"signals lie too close to estimate shares from (separation {found.separation:.2f}): "
-            "standardised signals were taken, as if shares were alike"
-        )
-        return standardised(signal)
-    if found.shares.min() < LEAST_SHARE:
-        facts["notes"].append(
-            "the mixture leaves a teacher without texts: standardised signals were taken, as if shares were alike"
-        )
-        return standardised(signal)
-    return found
-
-
-def _with_neighbours(signal: Array, features: Array, targets: Targets, facts: dict[str, Any]) -> Array:
-    from amalgam.stages.weigh_teachers.neighbours import nearest
-
-    smooth, facts["coherence"] = over_neighbours(signal, nearest(features, targets.neighbours), targets.smoothings)
-    if facts["coherence"] < COHERENT and signal.shape[1] > 1:
-        facts["notes"].append(
-            f"neighbouring texts say nothing of a text's teacher (correlation {facts['coherence']:.2f}): "
-            "each text's own signal was taken"
-        )
-        return signal
-    return standard(signal) + standard(smooth) if targets.neighbourhood == "beside" else smooth
+        why = f"signals lie too close to estimate shares from (separation {found.separation:.2f})"
+    elif found.shares.min() < LEAST_SHARE:
+        why = "the mixture leaves a teacher without texts"
+    else:
+        return found
+    facts["notes"].append(f"{why}: standardised signals were taken, as if shares were alike")
+    return standardised(signal)
 
 
 def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:

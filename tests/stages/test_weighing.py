@@ -9,10 +9,18 @@ import pytest
 import torch
 
 from amalgam.stages.cache_features.pooling import mean_over_tokens
-from amalgam.stages.weigh_teachers.neighbours import nearest, smoothed
+from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
 from amalgam.stages.weigh_teachers.signals import agreement, margin, moved, together
 from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
-from amalgam.stages.weigh_teachers.weights import COHERENT, EXCLUSIVE, agreed, exclusion, over_neighbours, weighed
+from amalgam.stages.weigh_teachers.weights import (
+    COHERENT,
+    EXCLUSIVE,
+    agreed,
+    exclusion,
+    in_company,
+    over_neighbours,
+    weighed,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -146,9 +154,10 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     right = np.random.default_rng(0).choice(3, 4000, p=[0.4, 0.35, 0.25])
     found = views(right, noise=[0.7, 0.8, 0.9])
     facts: dict[str, Any] = {"notes": []}
-    signal = agreed(found, facts)
-    assert signal is not None
+    kept = agreed(found, facts)
+    assert kept is not None
     assert facts["notes"] == []
+    signal = together(list(kept.values()))
     best = max(rightly(standardised(one), right) for one in found.values())
     assert rightly(standardised(signal), right) > best + 0.03
 
@@ -158,10 +167,10 @@ def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
     found = views(right, noise=[0.8, 0.8])
     random = np.random.default_rng(1).normal(size=(4000, 2))
     facts: dict[str, Any] = {"notes": []}
-    signal = agreed({**found, "names": random}, facts)
-    assert signal is not None
+    kept = agreed({**found, "names": random}, facts)
+    assert kept is not None
     assert "names" in facts["notes"][0]
-    assert np.array_equal(signal, together(list(found.values())))
+    assert set(kept) == set(found)
 
 
 def test_kinds_that_do_not_agree_are_not_believed() -> None:
@@ -187,26 +196,74 @@ def test_how_far_a_state_has_moved_is_the_distance_of_directions() -> None:
     assert found == pytest.approx([0.0, 2**0.5, 1.0])
 
 
-def test_beside_its_neighbours_a_text_keeps_half_of_the_word() -> None:
-    from amalgam.pipeline.experiment import Targets
+def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
+    """Three noisy kinds, and states in which texts of one teacher lie together."""
+    random = np.random.default_rng(seed)
+    states = np.eye(8, dtype=np.float32)[right] + 0.3 * random.normal(size=(len(right), 8)).astype(np.float32)
+    return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
 
-    signal, right = scores([0.5, 0.5], separation=1.5, texts=600)
-    features = np.eye(2, dtype=np.float32)[right]
-    said = {"weights": "standardised", "neighbours": 50}
-    own, beside, instead = (
-        weighed(signal, features, Targets(**{**said, **more}), {"notes": []}).weights  # type: ignore[arg-type]
-        for more in ({"neighbours": 0}, {"neighbourhood": "beside"}, {})
-    )
-    assert rightly(standardised(signal), right) < 0.9
-    assert (beside.argmax(1) == right).mean() > (own.argmax(1) == right).mean() + 0.05
-    assert np.abs(instead - beside).max() > 0.1
+
+def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:
+    right = np.random.default_rng(0).choice(2, 1500)
+    kept, states = company(right)
+    facts: dict[str, Any] = {"notes": []}
+    found = in_company(kept, {"space": states}, 50, facts)
+    assert facts["neighbours"] == "50 by space"
+    assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
+
+
+def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
+    right = np.random.default_rng(0).choice(2, 1500)
+    kept, states = company(right)
+    facts: dict[str, Any] = {"notes": []}
+    found = in_company(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
+    assert facts["neighbours"] == "none"
+    assert np.array_equal(found, together(list(kept.values())))
+
+
+def test_of_two_spaces_the_one_that_tells_teachers_apart_is_taken() -> None:
+    right = np.random.default_rng(0).choice(2, 1500)
+    kept, states = company(right)
+    facts: dict[str, Any] = {"notes": []}
+    other = np.random.default_rng(3).permutation(states)
+    in_company(kept, {"other": other, "both": [other, states], "telling": states}, 50, facts)
+    assert facts["neighbours"] == "50 by telling"
+
+
+def test_of_small_classes_few_neighbours_are_taken() -> None:
+    random = np.random.default_rng(0)
+    small = np.repeat(np.arange(150), 10)
+    right = random.choice(2, 150)[small]
+    places = random.normal(size=(150, 64))[small] + 0.1 * random.normal(size=(1500, 64))
+    places = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
+    facts: dict[str, Any] = {"notes": []}
+    in_company(views(right, noise=[1.0, 1.0]), {"space": places}, 45, facts)
+    assert facts["neighbours"] == "9 by space"
+
+
+def test_of_a_large_corpus_neighbours_are_looked_for_in_a_sample_and_are_never_the_text_itself() -> None:
+    features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    found = nearest(features, 5, references=700)
+    among = np.arange(700) * 3000 // 700
+    assert np.isin(found, among).all()
+    assert not (found == np.arange(3000)[:, None]).any()
+    row = int(among[3])
+    closest = among[np.argsort(-(features[among] @ features[row]))][1:6]
+    assert sorted(found[row]) == sorted(closest)
+
+
+def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
+    random = np.random.default_rng(0)
+    one, other = random.normal(size=(50, 3)), random.normal(size=(50, 5))
+    found = side_by_side([one, 1000 * other + 7])
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1)
+    assert np.linalg.norm(found[:, :3], axis=1) == pytest.approx(2**-0.5)
 
 
 def test_shares_are_not_estimated_from_signals_that_lie_too_close() -> None:
-    from amalgam.pipeline.experiment import Targets
-
     signal, _ = scores([0.6, 0.2, 0.2], separation=0.3, texts=3000)
     facts: dict[str, Any] = {"notes": []}
-    found = weighed(signal, None, Targets(weights="mixture"), facts)
+    found = weighed(signal, "mixture", facts)
     assert found.separation is None
     assert "too close" in facts["notes"][0]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from amalgam.stages.methods import METHODS, method_of
+from amalgam.stages.methods import METHODS, method_of, objective_in
 from amalgam.tests.workshop import TRAIN, Shop
 
 TOGETHER = ("cache-features", "weigh-teachers")
@@ -68,5 +68,7 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
 
 def test_targets_are_named_by_the_method_that_makes_them() -> None:
     for name, method in METHODS.items():
-        assert method_of({"weights": "muka", "mode": "soft", **method.defaults["targets"]}) == name
+        targets = {"weights": "muka", "mode": "soft", **method.defaults["targets"]}
+        assert method_of(targets, objective_in(method)) == name
     assert method_of({"mode": "soft", "weights": "standardised"}) == "soft, standardised weights"
+    assert method_of({"mode": "soft", "weights": "muka"}, "dfa") == "muka-soft and dfa"

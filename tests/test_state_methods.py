@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from amalgam.tests.test_states import states
-from amalgam.tests.workshop import Shop, word_list, write_model
+from amalgam.tests.workshop import Shop, finish, torchrun, word_list, write_model
 
 STATEFUL = ("layerwise", "dfa", "cfl")
 OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
@@ -26,6 +26,13 @@ def plain(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 def second_teacher(shop: Shop, labels: list[str], **settings: Any) -> None:
     write_model(shop.folder / "models/second", labels=labels, words=word_list(shop), seed=2, **settings)
+
+
+def learned(shop: Shop) -> dict[str, Any]:
+    """The facts of the last training."""
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    facts: dict[str, Any] = json.loads((shop.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    return facts
 
 
 @pytest.mark.parametrize("method", STATEFUL)
@@ -74,10 +81,15 @@ def test_the_guide_can_stand_beside_other_targets_too(plain: Shop) -> None:
 @pytest.mark.parametrize("learning", ["layer-wise", "joint", "both"])
 def test_layerwise_learns_in_the_phases_it_is_told(plain: Shop, learning: str) -> None:
     plain("train-student", "student.method=layerwise", f"objective.learning={learning}")
-    head = json.loads((plain.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-    facts = json.loads((plain.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    facts = learned(plain)
     assert set(facts.get("phases", {})) == ({"layer-wise", "joint"} if learning == "both" else set())
     assert facts["selected_by"] == "difference from held-out targets, no labels used"
+
+
+def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Shop) -> None:
+    said = finish(torchrun(plain, "train-student", "student.method=layerwise", "student.seed=5"))
+    assert said.code == 0, said.err
+    assert {name: facts["steps"] for name, facts in learned(plain)["phases"].items()} == {"layer-wise": 4, "joint": 4}
 
 
 def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Shop) -> None:

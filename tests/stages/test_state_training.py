@@ -69,6 +69,7 @@ def train(
     *,
     stop_after: int = 0,
     keep: bool = False,
+    dtype: str = "auto",
 ) -> tuple[Fitted, list[float]]:
     asked, losses = [], []
 
@@ -87,6 +88,7 @@ def train(
         on_step=lambda _step, _total, loss: losses.append(loss),
         objective=objective,
         keep=keep,
+        dtype=dtype,
     )
     return fitted, losses
 
@@ -127,6 +129,16 @@ def test_the_loss_is_the_same_for_any_accumulation(tmp_path: Path, way: str) -> 
         model, _ = tiny(rate=0.0)
         _, losses[parts] = train(model, tmp_path / str(parts), objective_of(way), replace(PLAIN, accumulate=parts))
     assert losses[3] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_in_bf16_give_the_same_loss_but_for_rounding(tmp_path: Path, way: str) -> None:
+    losses = {}
+    for dtype in ("fp32", "bf16"):
+        model, _ = tiny(rate=0.0)
+        _, losses[dtype] = train(model, tmp_path / dtype, objective_of(way), dtype=dtype)
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
 
 
 def test_an_objective_that_compares_the_texts_of_a_step_is_not_accumulated(tmp_path: Path) -> None:

@@ -116,6 +116,12 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(fresh: Shop, 
     assert not fresh.artifacts.exists()
 
 
+def test_scores_are_not_measured_against_an_oracle(plain: Shop) -> None:
+    tried = plain.tries("build-targets", "targets.mode=scores", "--oracle", "students/student")
+    assert tried.code == 2
+    assert "no distribution over all labels" in tried.err
+
+
 def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Shop) -> None:
     plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
     said = plain("report")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from amalgam.stages.cache_features.label_names import words_of
-from amalgam.stages.methods import METHODS, method_of
+from amalgam.stages.methods import METHODS, method_of, objective_in
 from amalgam.tests.workshop import TEST, TRAIN, Shop, write_texts
 
 TOGETHER = ("cache-features", "weigh-teachers")
@@ -174,7 +174,8 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
 
 
 def test_targets_are_named_by_the_method_that_makes_them() -> None:
-    for name, method in ((name, METHODS[name]) for name in TRAINED):
-        objective = method.defaults.get("objective", {}).get("name", "targets")
-        assert method_of({"weights": "muka", "mode": "soft", **method.defaults["targets"]}, objective) == name
+    for name in TRAINED:
+        targets = {"weights": "muka", "mode": "soft", **METHODS[name].defaults["targets"]}
+        assert method_of(targets, objective_in(METHODS[name])) == name
     assert method_of({"mode": "soft", "weights": "standardised"}) == "soft, standardised weights"
+    assert method_of({"mode": "soft", "weights": "muka"}, "dfa") == "muka-soft and dfa"

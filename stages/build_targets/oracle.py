@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from amalgam.data.shards import matrix
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.stage import Run
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.models.classifier import Classifier, log_softmax
@@ -20,6 +21,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def show_divergence(run: Run, folder: Path) -> None:
+    if run.result("build-targets").facts["objective"] != "kl":
+        what = f"targets of mode {run.experiment.targets.mode} are no distribution over all labels, as an oracle's are"
+        raise ExperimentError(what, where="--oracle", fix="leave it out, or choose another mode")
     divergence, weight = _divergence(run, folder)
     for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
         if group.any():

@@ -15,6 +15,8 @@ from amalgam.stages.teachers import KnownTeacher, teachers_of
 ENCODER = "student.encoder"
 LAST = 0
 """Blocks of states of which only the last layer is kept."""
+ENCODER_STATES = "the encoder"
+"""No teacher can be named so."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Kept:
 
     @property
     def who(self) -> str:
-        return self.teacher.name if self.teacher else "the encoder"
+        return self.teacher.name if self.teacher else ENCODER_STATES
 
 
 def kept_states(run: Run) -> list[Kept]:

@@ -57,6 +57,13 @@ def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
     assert found.weight.to_list() == pytest.approx([1e-6])
 
 
+def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one() -> None:
+    found = rule([evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores"))
+    assert found.target.to_list()[0] == pytest.approx([*logs(0.9, 0.1), *logs(0.5, 0.3, 0.2)])
+    assert found.weight.to_list() == [1.0]
+    assert found.teacher.to_list() == [None]
+
+
 def test_a_single_teacher_weighs_one() -> None:
     space = union_of({"a": ["x", "y"]})
     found = rule([evidence("a", [0.9, 0.1], 0.8)], space, Targets())

@@ -84,12 +84,16 @@ class Teacher(Section):
 
 
 class TrainTeachers(Section):
-    """Optional: fine-tune one teacher per group of labels from the labelled training texts."""
+    """Optional: fine-tune teachers from the labelled training texts, one per group of labels, or some together."""
 
-    encoder: Text
+    encoder: Text | None = None
+    """Of every teacher that learns by itself."""
     revision: Text | None = None
-    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)]
+    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
     """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
+    together: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
+    """Instead of encoder and groups, name: encoder. All learn all labels at once, under one attentive pooling and one
+    dense layer that they share (MT-BERT's co-finetuning)."""
     texts: Texts | None = None
     """Labelled texts to train them on. If not given, the training part of the corpus: more texts then retrain them."""
     limit: Positive | None = None
@@ -281,7 +285,7 @@ class Experiment(Section):
     @property
     def teacher_names(self) -> list[str]:
         """Trained ones first, as in the union of labels."""
-        groups = self.train_teachers.groups if self.train_teachers else ()
+        groups = (self.train_teachers.groups or self.train_teachers.together or ()) if self.train_teachers else ()
         trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
         return [*trained, *(teacher.name for teacher in self.teachers)]
 
@@ -306,12 +310,22 @@ class Experiment(Section):
         ]
         if not names and self.train_teachers is None and self.targets.mode != "supervised":
             problems.append("teachers: name at least one, or a train_teachers section that makes them")
+        problems += self._training_problems()
         problems += [
             f"teachers: {teacher.name}: trust_remote_code needs revision to be a full commit hash"
             for teacher in self.teachers
             if teacher.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "")
         ]
         return problems
+
+    def _training_problems(self) -> list[str]:
+        said = self.train_teachers
+        if said is None:
+            return []
+        given = [name for name in ("encoder", "groups", "revision") if getattr(said, name) is not None]
+        if said.together:
+            return [f"train_teachers.{name}: is not for teachers that are trained together" for name in given]
+        return [f"train_teachers.{name}: is required" for name in ("encoder", "groups") if name not in given]
 
     def _corpus_problems(self) -> list[str]:
         needs_label = {

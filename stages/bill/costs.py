@@ -27,7 +27,7 @@ TARGET_BYTES = 60
 """Of a text's target beside its numbers: key, weight, teacher, margin."""
 FEATURE_BYTES = 800
 """Of a text's state, as of MiniLM: 384 numbers in fp16, and its key."""
-ENCODER = {"teachers": "train_teachers.encoder", "student": "student.encoder"}
+ENCODER = "student.encoder"
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,24 @@ class Job:
         settings = self.run.experiment.train_teachers
         return "teachers" if settings and settings.texts else "train"
 
+    def encoder(self, teacher: str) -> tuple[TrainTeachers, str]:
+        """The settings that name a trained teacher's encoder, and where they do."""
+        from amalgam.stages.train_teachers.stage import encoders_of
+
+        encoders = encoders_of(self.run)
+        return encoders.get(teacher) or encoders[""]
+
     @property
     def groups(self) -> dict[str, list[str]]:
         """The teachers that are to be trained, and their labels."""
         from amalgam.data.labels import cut_in_groups
 
         settings = self.run.experiment.train_teachers
-        groups = settings.groups if settings else {}
+        known = sorted(self.survey(self.teachers_part).labels)
+        groups = (settings.groups or dict.fromkeys(settings.together or {}, known)) if settings else {}
         if isinstance(groups, dict):
             return groups
-        names = cut_in_groups(sorted(self.survey(self.teachers_part).labels), groups)
+        names = cut_in_groups(known, groups)
         return {f"teacher-{number}": own for number, own in enumerate(names, 1)}
 
 
@@ -112,14 +120,16 @@ def _training_teachers(job: Job) -> Cost:
 
     settings, part, groups = settings_of(job.run), job.survey(job.teachers_part), job.groups
     wanted = {unit.name for unit in job.state.missing} or set(groups)
-    rates = _training_rates(job, settings, "teachers")
+    rates = {name: _training_rates(job, *job.encoder(name)) for name in sorted(wanted)}
     held_out, every = trials.TEACHER_HELD_OUT, trials.TEACHER_EVERY
     seconds = 0.0
-    for labels in (labels for name, labels in groups.items() if name in wanted):
+    for name, labels in ((name, labels) for name, labels in groups.items() if name in wanted):
         size = part.texts * part.share_of(labels)
         lessons = _Lessons(size * (1 - held_out), size * held_out, settings.epochs, settings.batch_size, every)
-        seconds += lessons.seconds(rates)
-    return Cost(seconds, rates["memory_mb"], len(wanted) * rates["model_mb"])
+        seconds += lessons.seconds(rates[name])
+    memory = [one["memory_mb"] for one in rates.values()]  # those that are trained together are there together
+    disk = sum(one["model_mb"] for one in rates.values())
+    return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
 def _training_student(job: Job) -> Cost:
@@ -128,24 +138,24 @@ def _training_student(job: Job) -> Cost:
     held_out = 0.0 if validation else student.held_out
     looked_at = validation or texts * (held_out or 1.0)
     lessons = _Lessons(texts * (1 - held_out), looked_at, student.epochs, student.batch_size, student.evaluate_every)
-    rates = _training_rates(job, student, "student")
+    rates = _training_rates(job, student, ENCODER)
     tokens_mb = 4 * texts * rates["tokens_per_text"] / MEGABYTE
     return Cost(lessons.seconds(rates), rates["memory_mb"] + tokens_mb, rates["model_mb"])
 
 
-def _training_rates(job: Job, said: Student | TrainTeachers, who: str) -> Figures:
+def _training_rates(job: Job, said: Student | TrainTeachers, where: str) -> Figures:
     sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
-    about = [encoder_digest(job.run, said, ENCODER[who]), sizes, job.kind_of_texts]
-    part = job.teachers_part if who == "teachers" else "train"
+    about = [encoder_digest(job.run, said, where), sizes, job.kind_of_texts]
+    part = "train" if where == ENCODER else job.teachers_part
 
     def measure() -> Figures:
-        return trials.training(job.run, said, ENCODER[who], sample(job.run, part))
+        return trials.training(job.run, said, where, sample(job.run, part))
 
     return job.rates.of(f"training {said.encoder}", about, measure)
 
 
 def _report(job: Job) -> Cost:
-    rates = _training_rates(job, job.run.experiment.student, "student")
+    rates = _training_rates(job, job.run.experiment.student, ENCODER)
     readings = 1 + job.run.experiment.student.learns  # the bare encoder, and the student
     seconds = rates["setup_seconds"] + readings * job.survey("test").texts * rates["seconds_per_read"]
     return Cost(seconds, rates["memory_mb"], 0.1)
@@ -198,14 +208,13 @@ def _asking_rates(job: Job, name: str) -> Figures:
 
 def _stand_ins(job: Job) -> dict[str, Figures]:
     """Teachers that are not trained yet are measured by what they will be: their encoder under a new head."""
-    from amalgam.stages.train_teachers.stage import settings_of
-
-    settings = settings_of(job.run)
-    content = [encoder_digest(job.run, settings, ENCODER["teachers"]), settings.max_tokens]
-    return {
-        name: _asked(job, settings.encoder, [content, len(labels)], partial(trials.stand_in, job.run, settings, labels))
-        for name, labels in job.groups.items()
-    }
+    found = {}
+    for name, labels in job.groups.items():
+        said, where = job.encoder(name)
+        content = [encoder_digest(job.run, said, where), said.max_tokens]
+        load = partial(trials.stand_in, job.run, said, where, labels)
+        found[name] = _asked(job, str(said.encoder), [content, len(labels)], load)
+    return found
 
 
 def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
@@ -222,7 +231,7 @@ def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> F
 
 
 def _features(job: Job) -> Cost:
-    rates = _training_rates(job, job.run.experiment.student, "student")
+    rates = _training_rates(job, job.run.experiment.student, ENCODER)
     known = job.state.total is not None
     texts = sum(unit.size for unit in job.state.missing) if known else job.survey("train").texts
     seconds = rates["setup_seconds"] + texts * rates["seconds_per_read"]

@@ -95,7 +95,7 @@ def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
     }
 
 
-def stand_in(run: Run, settings: TrainTeachers, labels: list[str], dtype: str) -> Teacher:
+def stand_in(run: Run, settings: TrainTeachers, where: str, labels: list[str], dtype: str) -> Teacher:
     """What a teacher will be once it is trained, as far as time and memory go."""
     import torch
 
@@ -104,7 +104,7 @@ def stand_in(run: Run, settings: TrainTeachers, labels: list[str], dtype: str) -
     from amalgam.stages.models.encoder import beginner
     from amalgam.stages.models.loading import DTYPES
 
-    new = beginner(run, settings, labels, "train_teachers.encoder")
+    new = beginner(run, settings, labels, where)
     device = pick_device(run.experiment.execution.device)
     kind: torch.dtype = getattr(torch, DTYPES[dtype])
     return Teacher(new.model, new.tokenizer, digest="stand-in", seed=0, limit=new.limit, device=device, dtype=kind)

@@ -30,7 +30,12 @@ def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelF
         return _teacher_files(run, name)
     if where not in run.memory:
         run.memory[where] = resolve(
-            said.encoder, revision=said.revision, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
+            str(said.encoder),
+            revision=said.revision,
+            base=run.base,
+            pins=run.store,
+            digest_of=run.digest_of,
+            where=where,
         )
     found: ModelFiles = run.memory[where]
     return found
@@ -38,8 +43,10 @@ def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelF
 
 def encoder_digest(run: Run, said: Student | TrainTeachers, where: str) -> str:
     """For identities: never asks the Hub."""
-    if _teacher_in(said) is None and needs_network(said.encoder, revision=said.revision, base=run.base, pins=run.store):
-        raise NotKnownYetError(said.encoder)
+    if _teacher_in(said) is None and needs_network(
+        str(said.encoder), revision=said.revision, base=run.base, pins=run.store
+    ):
+        raise NotKnownYetError(str(said.encoder))
     return encoder_files(run, said, where).digest
 
 
@@ -72,4 +79,4 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
 
 def takes_types(config: Any) -> bool:
     """Whether the model tells the two texts of a pair apart by token types."""
-    return int(getattr(config, "type_vocab_size", 0) or 0) > 1
+    return int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0) > 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from amalgam.data.tokens import encode
-from amalgam.pipeline.digests import file_digest
+from amalgam.pipeline.fingerprint import file_digest
 from amalgam.pipeline.store import Store
 from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.fine_tuning.batches import Examples, collate

@@ -84,12 +84,16 @@ class Teacher(Section):
 
 
 class TrainTeachers(Section):
-    """Optional: fine-tune one teacher per group of labels from the labelled training texts."""
+    """Optional: fine-tune teachers from the labelled training texts, one per group of labels, or some together."""
 
-    encoder: Text
+    encoder: Text | None = None
+    """Of every teacher that learns by itself."""
     revision: Text | None = None
-    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)]
+    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
     """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
+    together: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
+    """Instead of encoder and groups, name: encoder. All learn all labels at once, under one attentive pooling and one
+    dense layer that they share (MT-BERT's co-finetuning)."""
     texts: Texts | None = None
     """Labelled texts to train them on. If not given, the training part of the corpus: more texts then retrain them."""
     limit: Positive | None = None
@@ -123,9 +127,10 @@ class Cache(Section):
 class Targets(Section):
     """What the student is to learn, built from the cache alone."""
 
-    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "supervised"] = "soft"
+    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "supervised"] = "soft"
     """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. uhc: each teacher on its own labels.
-    scores: all logits side by side, as they are. supervised: the gold labels."""
+    scores: all logits side by side, as they are. mt-bert: teachers of one label set, each by how right it is, and the
+    gold labels. supervised: the gold labels."""
     uncertainty: Literal[
         "entropy", "expected-entropy", "mutual-information", "variation-ratio", "max-probability", "energy"
     ] = "entropy"
@@ -137,7 +142,10 @@ class Targets(Section):
     passes: Annotated[int, Field(ge=0)] | None = None
     """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """T of vanilla-kd and uhc."""
+    """T of vanilla-kd and uhc, t of mt-bert."""
+    task_loss: bool = True
+    """mt-bert: the gold labels are learned beside the teachers. What reweight: none leaves out of it is the teachers'
+    weights; without both no label is read."""
     weights: Literal["muka", "standardised", "mixture"] = "muka"
     """Of the teachers, in soft and hard targets. muka: by each text's own confidences. standardised: by each teacher's
     signal in its own deviations over the texts. mixture: the teachers' shares of the texts are estimated too."""
@@ -149,6 +157,11 @@ class Targets(Section):
     signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits best."""
     smoothings: Annotated[int, Field(ge=1, le=10)] = 1
     """How often a single signal is averaged over the neighbours; where all are taken, once, beside the text's own."""
+
+    @property
+    def reads_gold(self) -> bool:
+        """Whether the training texts' gold labels are part of what is learned."""
+        return self.mode == "supervised" or (self.mode == "mt-bert" and (self.task_loss or self.reweight != "none"))
 
     @property
     def weighs_together(self) -> bool:
@@ -178,7 +191,7 @@ class Student(Section):
     method: Text | None = None
     """A name from `amalgam methods`: sets defaults for targets, which the file overrides."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
-    """A folder (./like/this), a Hub id, or package:module/folder."""
+    """A folder (./like/this), a Hub id, package:module/folder, or teacher:NAME to begin as that teacher's body."""
     revision: Text | None = None
     layers: Positive | None = None
     """Keep only the encoder's first so many layers."""
@@ -207,9 +220,9 @@ class Student(Section):
 class Objective(Section):
     """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
 
-    name: Literal["targets", "layerwise", "dfa", "cfl"] = "targets"
+    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert"] = "targets"
     """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
-    targets. cfl: Luo et al. 2019."""
+    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own."""
     grain: Literal["pooled", "tokens"] = "pooled"
     """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
     blocks: Positive | None = None
@@ -284,16 +297,18 @@ class Experiment(Section):
     @property
     def teacher_names(self) -> list[str]:
         """Trained ones first, as in the union of labels."""
-        groups = self.train_teachers.groups if self.train_teachers else ()
+        groups = (self.train_teachers.groups or self.train_teachers.together or ()) if self.train_teachers else ()
         trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
         return [*trained, *(teacher.name for teacher in self.teachers)]
 
     def _method_problems(self) -> list[str]:
         """A problem is one sentence without a semicolon: they are told apart by it."""
-        if self.student.learns:
-            return []
-        method, names = str(self.student.method), self.teacher_names
+        method, encoder, names = str(self.student.method), self.student.encoder, self.teacher_names
         problems = []
+        if encoder.startswith(TEACHER) and encoder.removeprefix(TEACHER) not in names:
+            problems.append(f"student.encoder: no teacher has this name (known: {', '.join(names)})")
+        if self.student.learns:
+            return problems
         if self.corpus.test is None:
             problems.append(f"student.method: {method} trains nothing and is only measured, which needs corpus.test")
         if method.startswith(TEACHER) and method.removeprefix(TEACHER) not in names:
@@ -307,6 +322,7 @@ class Experiment(Section):
         ]
         if not names and self.train_teachers is None and self.targets.mode != "supervised":
             problems.append("teachers: name at least one, or a train_teachers section that makes them")
+        problems += self._training_problems()
         problems += [
             f"teachers: {teacher.name}: trust_remote_code needs revision to be a full commit hash"
             for teacher in self.teachers
@@ -314,12 +330,21 @@ class Experiment(Section):
         ]
         return problems
 
+    def _training_problems(self) -> list[str]:
+        said = self.train_teachers
+        if said is None:
+            return []
+        given = [name for name in ("encoder", "groups", "revision") if getattr(said, name) is not None]
+        if said.together:
+            return [f"train_teachers.{name}: is not for teachers that are trained together" for name in given]
+        return [f"train_teachers.{name}: is required" for name in ("encoder", "groups") if name not in given]
+
     def _corpus_problems(self) -> list[str]:
         needs_label = {
             "train_teachers": self.train_teachers is not None,
             "corpus.validation": self.corpus.validation is not None,
             "corpus.test": self.corpus.test is not None,
-            "targets.mode: supervised": self.targets.mode == "supervised",
+            f"targets.mode: {self.targets.mode}": self.targets.reads_gold,
         }
         problems = [
             f"corpus.label: {who} needs the name of the label column"

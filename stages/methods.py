@@ -51,6 +51,11 @@ METHODS: Mapping[str, Method] = {
         "logits, pooled states",
         {"targets": VANILLA_KD, "objective": {"name": "cfl"}},
     ),
+    "mt-bert": Method(
+        "Wu et al. 2021 (MT-BERT, Findings of ACL)",
+        "gold labels, logits, pooled states",
+        {"targets": {"mode": "mt-bert"}, "objective": {"name": "mt-bert"}},
+    ),
     "supervised": Method(
         "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
     ),
@@ -87,6 +92,13 @@ def method_name(experiment: Experiment) -> str:
     if not experiment.student.learns:
         return str(experiment.student.method)
     targets, without = experiment.targets, []
+    if targets.mode == "mt-bert" and experiment.objective.name in {"mt-bert", "targets"}:
+        left_out = {
+            "hidden loss": experiment.objective.name == "targets",
+            "weighting": targets.reweight == "none",
+            "task loss": not targets.task_loss,
+        }
+        return " ".join(["mt-bert", *(f"w/o {part}" for part, absent in left_out.items() if absent)])
     if targets.mode in {"soft", "hard"}:
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
-from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.experiment import Experiment, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.models.files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
@@ -65,9 +65,24 @@ def prepare_teachers(run: Run) -> None:
 
 def check_gold(run: Run) -> None:
     """A gold label outside the union can be neither learned nor predicted: refused before any teacher runs."""
-    supervised = run.experiment.targets.mode == "supervised"
-    for name in ("test", "validation", *(["train"] if supervised else [])):
+    targets = run.experiment.targets
+    if targets.mode == "mt-bert":
+        _check_one_label_set(teachers_of(run))
+    for name in ("test", "validation", *(["train"] if targets.reads_gold else [])):
         _check_gold_of(run, name, set(label_space(run).names))
+
+
+def _check_one_label_set(teachers: list[KnownTeacher]) -> None:
+    first = teachers[0]
+    for other in teachers[1:]:
+        alone = sorted(set(first.labels) ^ set(other.labels))
+        if alone:
+            raise ExperimentError(
+                f"mt-bert is for teachers that share one label set: {first.name} and {other.name} do not share "
+                f"{', '.join(shown(label) for label in alone[:LABELS_TOLD])}",
+                where="targets.mode: mt-bert",
+                fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
+            )
 
 
 def _check_gold_of(run: Run, name: str, known: set[str]) -> None:

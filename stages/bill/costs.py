@@ -12,7 +12,7 @@ from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.bill import trials
 from amalgam.stages.bill.rates import Figures, Rates
 from amalgam.stages.bill.survey import Survey, sample, survey
-from amalgam.stages.cache_features.families import ENCODER_STATES, blocks_of
+from amalgam.stages.cache_features.families import ENCODER_STATES, kinds_of_states
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.shape import width_of
 from amalgam.stages.read_corpus.stage import corpus_for, part_identity, sources_of
@@ -29,7 +29,7 @@ TARGET_BYTES = 60
 """Of a text's target beside its numbers: key, weight, teacher, margin."""
 FEATURE_BYTES = 800
 """Of a text's state, as of MiniLM: 384 numbers in fp16, and its key."""
-ENCODER = {"teachers": "train_teachers.encoder", "student": "student.encoder"}
+ENCODER = "student.encoder"
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,24 @@ class Job:
         settings = self.run.experiment.train_teachers
         return "teachers" if settings and settings.texts else "train"
 
+    def encoder(self, teacher: str) -> tuple[TrainTeachers, str]:
+        """The settings that name a trained teacher's encoder, and where they do."""
+        from amalgam.stages.train_teachers.stage import encoders_of
+
+        encoders = encoders_of(self.run)
+        return encoders.get(teacher) or encoders[""]
+
     @property
     def groups(self) -> dict[str, list[str]]:
         """The teachers that are to be trained, and their labels."""
         from amalgam.data.labels import cut_in_groups
 
         settings = self.run.experiment.train_teachers
-        groups = settings.groups if settings else {}
+        known = sorted(self.survey(self.teachers_part).labels)
+        groups = (settings.groups or dict.fromkeys(settings.together or {}, known)) if settings else {}
         if isinstance(groups, dict):
             return groups
-        names = cut_in_groups(sorted(self.survey(self.teachers_part).labels), groups)
+        names = cut_in_groups(known, groups)
         return {f"teacher-{number}": own for number, own in enumerate(names, 1)}
 
 
@@ -115,14 +123,16 @@ def _training_teachers(job: Job) -> Cost:
 
     settings, part, groups = settings_of(job.run), job.survey(job.teachers_part), job.groups
     wanted = {unit.name for unit in job.state.missing} or set(groups)
-    rates = _training_rates(job, settings, "teachers")
+    rates = {name: _training_rates(job, *job.encoder(name)) for name in sorted(wanted)}
     held_out, every = trials.TEACHER_HELD_OUT, trials.TEACHER_EVERY
     seconds = 0.0
-    for labels in (labels for name, labels in groups.items() if name in wanted):
+    for name, labels in ((name, labels) for name, labels in groups.items() if name in wanted):
         size = part.texts * part.share_of(labels)
         lessons = _Lessons(size * (1 - held_out), size * held_out, settings.epochs, settings.batch_size, every)
-        seconds += lessons.seconds(rates)
-    return Cost(seconds, rates["memory_mb"], len(wanted) * rates["model_mb"])
+        seconds += lessons.seconds(rates[name])
+    memory = [one["memory_mb"] for one in rates.values()]  # those that are trained together are there together
+    disk = sum(one["model_mb"] for one in rates.values())
+    return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
 def _training_student(job: Job) -> Cost:
@@ -131,38 +141,35 @@ def _training_student(job: Job) -> Cost:
     held_out = 0.0 if validation else student.held_out
     looked_at = validation or texts * (held_out or 1.0)
     lessons = _Lessons(texts * (1 - held_out), looked_at, student.epochs, student.batch_size, student.evaluate_every)
-    rates = _training_rates(job, student, "student")
+    rates = _training_rates(job, student, ENCODER)
     tokens_mb = 4 * texts * rates["tokens_per_text"] / MEGABYTE
     return Cost(lessons.seconds(rates), rates["memory_mb"] + tokens_mb, rates["model_mb"])
 
 
-def _training_rates(job: Job, said: Student | TrainTeachers, who: str) -> Figures:
+def _training_rates(job: Job, said: Student | TrainTeachers, where: str) -> Figures:
     sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
-    about = [encoder_digest(job.run, said, ENCODER[who]), sizes, job.kind_of_texts]
-    part = job.teachers_part if who == "teachers" else "train"
+    about = [encoder_digest(job.run, said, where), sizes, job.kind_of_texts]
+    part = "train" if where == ENCODER else job.teachers_part
     objective, widths = job.run.experiment.objective, None
-    if who == "student" and objective.read:
+    if where == ENCODER and objective.read:
         widths = _widths(job) if objective.states else []
         about += [objective.model_dump(include=objective.read), widths]
 
     def measure() -> Figures:
-        return trials.training(job.run, said, ENCODER[who], sample(job.run, part), widths)
+        return trials.training(job.run, said, where, sample(job.run, part), widths)
 
     return job.rates.of(f"training {said.encoder}", about, measure)
 
 
 def _widths(job: Job) -> list[int]:
     """Of the teachers, or of what they will be made from."""
-    from amalgam.stages.train_teachers.stage import settings_of
-
     if _are_trained(job):
         return [width_of(known.files) for known in teachers_of(job.run)]
-    files = encoder_files(job.run, settings_of(job.run), ENCODER["teachers"])
-    return [width_of(files)] * len(job.groups)
+    return [width_of(encoder_files(job.run, *job.encoder(name))) for name in job.groups]
 
 
 def _report(job: Job) -> Cost:
-    rates = _training_rates(job, job.run.experiment.student, "student")
+    rates = _training_rates(job, job.run.experiment.student, ENCODER)
     readings = 1 + job.run.experiment.student.learns  # the bare encoder, and the student
     seconds = rates["setup_seconds"] + readings * job.survey("test").texts * rates["seconds_per_read"]
     return Cost(seconds, rates["memory_mb"], 0.1)
@@ -227,15 +234,13 @@ def _known(job: Job, name: str, passes: int) -> tuple[Any, Callable[[str], Teach
 
 def _stand_ins(job: Job) -> dict[str, Figures]:
     """Teachers that are not trained yet are measured by what they will be: their encoder under a new head."""
-    return {name: _asked(job, *_stand_in(job, labels)) for name, labels in job.groups.items()}
+    return {name: _asked(job, *_stand_in(job, name, labels)) for name, labels in job.groups.items()}
 
 
-def _stand_in(job: Job, labels: list[str]) -> tuple[str, Any, Callable[[str], Teacher]]:
-    from amalgam.stages.train_teachers.stage import settings_of
-
-    settings = settings_of(job.run)
-    content = [encoder_digest(job.run, settings, ENCODER["teachers"]), settings.max_tokens]
-    return settings.encoder, [content, len(labels)], partial(trials.stand_in, job.run, settings, labels)
+def _stand_in(job: Job, name: str, labels: list[str]) -> tuple[str, Any, Callable[[str], Teacher]]:
+    said, where = job.encoder(name)
+    content = [encoder_digest(job.run, said, where), said.max_tokens]
+    return str(said.encoder), [content, len(labels)], partial(trials.stand_in, job.run, said, where, labels)
 
 
 def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
@@ -259,8 +264,8 @@ def _features(job: Job) -> Cost:
     """The encoder's states and the teachers', as far as each is asked for and missing."""
     said, rows = job.run.experiment, _states_missing(job)
     costs = [_states(job, name, rows) for name in rows if name != ENCODER_STATES]
-    if said.targets.looks_at_neighbours:
-        rates = _training_rates(job, said.student, "student")
+    if said.targets.looks_at_encoder:
+        rates = _training_rates(job, said.student, ENCODER)
         texts = rows.get(ENCODER_STATES, 0.0)
         seconds = rates["setup_seconds"] + texts * rates["seconds_per_read"]
         costs.append(Cost(seconds, rates["memory_mb"], texts * FEATURE_BYTES / MEGABYTE))
@@ -269,26 +274,28 @@ def _features(job: Job) -> Cost:
 
 
 def _states(job: Job, name: str, rows: Mapping[str, float]) -> Cost:
+    """A teacher may be asked for states of several kinds, which lack about as many texts each."""
     if _are_trained(job):
         who, (about, load) = name, _known(job, name, passes=0)
     else:
-        who, about, load = _stand_in(job, job.groups[name])
-    said, dtype = job.run.experiment.objective, _dtype(job)
-    about = [about, said.states, blocks_of(job.run), dtype, job.kind_of_texts]
-    rates = job.rates.of(
-        f"states of {who}", about, lambda: trials.states(job.run, load, dtype, sample(job.run, "train"))
-    )
-    seconds = rates["setup_seconds"] + rows[name] * rates["seconds_per_text"]
-    return Cost(seconds, rates["memory_mb"], rows[name] * rates["mb_per_text"])
+        who, about, load = _stand_in(job, name, job.groups[name])
+    dtype, seconds, memory, disk = _dtype(job), 0.0, 0.0, 0.0
+    kinds = kinds_of_states(job.run)
+    for grain, blocks in kinds:
+        measure = partial(trials.states, job.run, load, dtype, sample(job.run, "train"), grain, blocks)
+        rates = job.rates.of(f"states of {who}", [about, grain, blocks, dtype, job.kind_of_texts], measure)
+        texts = rows[name] / len(kinds)
+        seconds += rates["setup_seconds"] + texts * rates["seconds_per_text"]
+        memory, disk = max(memory, rates["memory_mb"]), disk + texts * rates["mb_per_text"]
+    return Cost(seconds, memory, disk)
 
 
 def _states_missing(job: Job) -> dict[str, float]:
-    """Texts by whose states they lack."""
+    """Texts by whose states they lack, once for each kind of states."""
     if job.state.total is None:
-        asked = [ENCODER_STATES] if job.run.experiment.targets.looks_at_neighbours else []
-        if job.run.experiment.objective.states:
-            asked += _teacher_names(job)
-        return dict.fromkeys(asked, job.survey("train").texts)
+        texts, kinds = float(job.survey("train").texts), len(kinds_of_states(job.run))
+        asked = {ENCODER_STATES: texts} if job.run.experiment.targets.looks_at_encoder else {}
+        return {**asked, **(dict.fromkeys(_teacher_names(job), texts * kinds) if kinds else {})}
     rows: dict[str, float] = {}
     for unit in job.state.missing:
         rows[unit.work.teacher] = rows.get(unit.work.teacher, 0) + unit.size
@@ -302,10 +309,14 @@ def _teacher_names(job: Job) -> list[str]:
 def _weighing(job: Job) -> Cost:
     """Every text is compared with every other."""
     texts, teachers = job.survey("train").texts, len(_label_counts(job))
-    looks = job.run.experiment.targets.looks_at_neighbours
+    from amalgam.stages.weigh_teachers.neighbours import REFERENCES
+
+    said = job.run.experiment.targets
+    widths = 1 + (1 + teachers) * (said.signal == "all") if said.looks_at_neighbours else 0  # in those of an encoder
     rates = job.rates.of("comparing texts", None, trials.comparing)
-    memory = texts * (FEATURE_BYTES * 4 + 8 * teachers) / MEGABYTE if looks else 0.0
-    return Cost(texts**2 * rates["seconds_per_pair"] * looks, BARE_MB + memory, texts * (16 + 4 * teachers) / MEGABYTE)
+    memory = texts * (FEATURE_BYTES * 4 * widths + 8 * teachers) / MEGABYTE
+    seconds = texts * min(texts, REFERENCES) * rates["seconds_per_pair"] * widths
+    return Cost(seconds, BARE_MB + memory, texts * (16 + 4 * teachers) / MEGABYTE)
 
 
 # ---- targets

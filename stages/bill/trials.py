@@ -96,7 +96,7 @@ def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
     }
 
 
-def stand_in(run: Run, settings: TrainTeachers, labels: list[str], dtype: str) -> Teacher:
+def stand_in(run: Run, settings: TrainTeachers, where: str, labels: list[str], dtype: str) -> Teacher:
     """What a teacher will be once it is trained, as far as time and memory go."""
     import torch
 
@@ -105,7 +105,7 @@ def stand_in(run: Run, settings: TrainTeachers, labels: list[str], dtype: str) -
     from amalgam.stages.models.encoder import beginner
     from amalgam.stages.models.loading import DTYPES
 
-    new = beginner(run, settings, labels, "train_teachers.encoder")
+    new = beginner(run, settings, labels, where)
     device = pick_device(run.experiment.execution.device)
     kind: torch.dtype = getattr(torch, DTYPES[dtype])
     return Teacher(new.model, new.tokenizer, digest="stand-in", seed=0, limit=new.limit, device=device, dtype=kind)
@@ -229,15 +229,15 @@ def _phases(run: Run, new: Beginner, examples: Examples, widths: Sequence[int]) 
     return [objective for _, objective in phases_over(run, new, states, WeightedKL())]
 
 
-def states(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -> Figures:
+def states(  # noqa: PLR0913 - what is asked for, each by name
+    run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts, grain: str, blocks: int
+) -> Figures:
     """A teacher's set-up, seconds per text whose states are kept, and what they take on the disk."""
     from amalgam.stages.cache_features.blocks import write_states
-    from amalgam.stages.cache_features.families import blocks_of
     from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
 
     if dtype == "auto":  # as in asking
         dtype = dtype_for(pick_device(run.experiment.execution.device))
-    blocks, by_token = blocks_of(run), run.experiment.objective.states == "tokens"
     with _Peak() as peak, tempfile.TemporaryDirectory() as scratch:
         load(dtype)  # the first time libraries are loaded too
         run.memory.pop("loaded teacher", None)
@@ -248,7 +248,7 @@ def states(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
         taken = []
         for _ in range(1 + ROUNDS):
             began = time.perf_counter()
-            write_states(Path(scratch), teacher, keys, tokens, blocks=blocks, by_token=by_token)
+            write_states(Path(scratch), teacher, keys, tokens, blocks=blocks, by_token=grain == "tokens")
             taken.append(time.perf_counter() - began)
         size = sum(path.stat().st_size for path in Path(scratch).iterdir())
     seconds = sorted(taken[1:])[ROUNDS // 2] / len(texts)

@@ -2,13 +2,13 @@
 
 soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's T_i, padded.
 vanilla-kd: one softmax over all logits.  uhc: each teacher's own, side by side, for a loss on its own labels.
-scores: the logits themselves, side by side.
+scores: the logits themselves, side by side.  mt-bert: see judged_by_gold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -75,6 +75,37 @@ def _shares(confidence: pl.Series, targets: Targets, given: pl.Series | None) ->
 def one_hot(gold: pl.Series, space: LabelSpace) -> Ruling:
     columns = [(gold == name).cast(pl.Float64) for name in space.names]
     return _unchosen(side_by_side(columns, "target"), max(len(space.columns), 1))
+
+
+def judged_by_gold(evidence: Sequence[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> Ruling:
+    """MT-BERT (Wu et al. 2021): sum of y_i(t) / (1 + CE(y, y_i)) over the teachers, and beside it the gold label.
+
+    Cross-entropy is linear in what it is taken to, so that the sum over teachers of weighted cross-entropies is one
+    with the weighted sum. CE(y, y_i) is at temperature 1; reweight: none weighs every teacher 1. A text whose label no
+    teacher knows, which `on_bad_row: skip` lets pass, weighs nothing.
+    """
+    tempered, told = _tempered(evidence, targets), one_hot(gold.fill_null(""), space).target
+    known = told.arr.sum()
+    columns: list[list[pl.Series]] = [[] for _ in space.names]
+    for side, one in zip(tempered, evidence, strict=True):
+        places = space.columns[one.teacher]
+        weight = None if targets.reweight == "none" else 1 / (1 + known * _cross_entropy(one, told, places))
+        for place, label in enumerate(places):
+            share = column(side, place)
+            columns[label].append(share if weight is None else share * weight)
+    taught = [total(parts) for parts in columns]
+    gold_parts = [column(told, label) * float(targets.task_loss) for label in range(len(space.names))]
+    ruling = _unchosen(side_by_side([*taught, *gold_parts], "target"), len(evidence))
+    return replace(ruling, weight=known) if targets.reads_gold else ruling
+
+
+def _cross_entropy(one: Evidence, told: pl.Series, places: Sequence[int]) -> pl.Series:
+    """-log of what the teacher gives the gold label: from logits, so that it is finite where a softmax would be 0."""
+    logits = [column(one.logits, place).cast(pl.Float64) for place in range(len(places))]
+    of_gold = total(column(told, label) * logit for label, logit in zip(places, logits, strict=True))
+    wide = side_by_side(logits, "logits")
+    top = wide.arr.max()
+    return top + total((logit - top).exp() for logit in logits).log() - of_gold
 
 
 def _padded(

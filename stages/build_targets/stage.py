@@ -25,6 +25,11 @@ UNIT_TEXTS = 1 << 15
 """Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
 
 
+TEMPERED = ("vanilla-kd", "uhc", "mt-bert")
+OWN = ("scores", "mt-bert")
+"""Modes with a loss of their own name."""
+
+
 class BuildTargets(UnitByUnit):
     name: ClassVar[str] = "build-targets"
     VERSION: ClassVar[int] = 2
@@ -43,9 +48,9 @@ class BuildTargets(UnitByUnit):
         """What is read of stage 1, not its fingerprint: a new test part or more cached passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
         inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
-        if targets.mode == "supervised":
+        if targets.reads_gold:
             inputs["gold"] = part.labels_digest
-        else:
+        if targets.mode != "supervised":
             run.result("cache-teachers")
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
@@ -83,9 +88,10 @@ class BuildTargets(UnitByUnit):
             "method": method_of(run.experiment.targets.model_dump()),
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "objective": {"uhc": "restricted", "scores": "scores"}.get(targets.mode, "kl"),
+            "objective": {"uhc": "restricted"}.get(targets.mode, targets.mode if targets.mode in OWN else "kl"),
+            "gold": targets.reads_gold,
             "columns": [list(places) for places in space.columns.values()],
-            "student_temperature": targets.kd_temperature if targets.mode in {"vanilla-kd", "uhc"} else 1.0,
+            "student_temperature": targets.kd_temperature if targets.mode in TEMPERED else 1.0,
             "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
             "summary": summary,
         }
@@ -114,6 +120,8 @@ def _read(targets: Targets) -> set[str]:
     """The fields that this mode reads: others change nothing."""
     if targets.mode in {"vanilla-kd", "uhc"}:
         return {"mode", "kd_temperature"}
+    if targets.mode == "mt-bert":
+        return {"mode", "kd_temperature", "reweight", "task_loss"}
     if targets.mode in {"scores", "supervised"}:
         return {"mode"}
     fields = {"mode", "distribution", "reweight"}
@@ -143,15 +151,32 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     import polars as pl
 
     from amalgam.stages.build_targets.evidence import gather
-    from amalgam.stages.build_targets.rules import one_hot, rule
+    from amalgam.stages.build_targets.rules import judged_by_gold, one_hot, rule
 
-    space = label_space(run)
-    if run.experiment.targets.mode == "supervised":
-        return one_hot(pl.Series("label", rows.column("label"), dtype=pl.String), space)
+    space, targets = label_space(run), run.experiment.targets
+    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
+    if targets.reads_gold:
+        _check_labelled(run, gold)
+    if targets.mode == "supervised":
+        return one_hot(gold, space)
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
-    return rule(evidence, space, run.experiment.targets, _weights(run, buckets, keys))
+    if targets.mode == "mt-bert":
+        return judged_by_gold(evidence, gold, space, targets)
+    return rule(evidence, space, targets, _weights(run, buckets, keys))
+
+
+def _check_labelled(run: Run, gold: pl.Series) -> None:
+    """A corpus that was read when no label was needed may lack some."""
+    from amalgam.pipeline.errors import DataError
+
+    if gold.null_count():
+        raise DataError(
+            f"{gold.null_count()} training texts have no gold label",
+            where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
+            fix="label them, or leave them out of corpus.train",
+        )
 
 
 def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series | None:

@@ -37,13 +37,16 @@ class Kept:
 
 def kept_states(run: Run) -> list[Kept]:
     """Everything that is asked for, in the order in which it is computed."""
-    targets = run.experiment.targets
-    found = [encoder_states(run)] if targets.looks_at_encoder else []
-    if targets.looks_at_states:
-        found += [last_states(run, teacher) for teacher in teachers_of(run)]
-    if run.experiment.objective.states:
-        found += [teacher_states(run, teacher) for teacher in teachers_of(run)]
-    return found
+    found = [encoder_states(run)] if run.experiment.targets.looks_at_encoder else []
+    kinds = kinds_of_states(run)
+    return [*found, *(_states(run, teacher, *kind) for kind in kinds for teacher in teachers_of(run))]
+
+
+def kinds_of_states(run: Run) -> list[tuple[str, int]]:
+    """Of the teachers: (grain, blocks) of each kind that is asked for."""
+    said = run.experiment.objective.states
+    last = [("pooled", LAST)] if run.experiment.targets.looks_at_states else []
+    return [*last, *([(said, blocks_of(run))] if said else [])]
 
 
 def encoder_states(run: Run) -> Kept:

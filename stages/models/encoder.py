@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amalgam.pipeline.experiment import Student, TrainTeachers
+from amalgam.pipeline.experiment import TEACHER, Student, TrainTeachers
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.models.files import ModelFiles, needs_network, resolve
 
@@ -24,9 +24,18 @@ class Beginner:
 
 
 def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelFiles:
+    """`teacher:NAME` is that teacher's body; its head is left behind."""
+    name = _teacher_in(said)
+    if name is not None:
+        return _teacher_files(run, name)
     if where not in run.memory:
         run.memory[where] = resolve(
-            said.encoder, revision=said.revision, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
+            str(said.encoder),
+            revision=said.revision,
+            base=run.base,
+            pins=run.store,
+            digest_of=run.digest_of,
+            where=where,
         )
     found: ModelFiles = run.memory[where]
     return found
@@ -34,9 +43,23 @@ def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelF
 
 def encoder_digest(run: Run, said: Student | TrainTeachers, where: str) -> str:
     """For identities: never asks the Hub."""
-    if needs_network(said.encoder, revision=said.revision, base=run.base, pins=run.store):
-        raise NotKnownYetError(said.encoder)
+    if _teacher_in(said) is None and needs_network(
+        str(said.encoder), revision=said.revision, base=run.base, pins=run.store
+    ):
+        raise NotKnownYetError(str(said.encoder))
     return encoder_files(run, said, where).digest
+
+
+def _teacher_in(said: Student | TrainTeachers) -> str | None:
+    return (
+        said.encoder.removeprefix(TEACHER) if isinstance(said, Student) and said.encoder.startswith(TEACHER) else None
+    )
+
+
+def _teacher_files(run: Run, name: str) -> ModelFiles:
+    from amalgam.stages.teachers import teachers_of
+
+    return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)  # the experiment has checked it
 
 
 def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], where: str) -> Beginner:
@@ -56,4 +79,4 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
 
 def takes_types(config: Any) -> bool:
     """Whether the model tells the two texts of a pair apart by token types."""
-    return int(getattr(config, "type_vocab_size", 0) or 0) > 1
+    return int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0) > 1

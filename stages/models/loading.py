@@ -29,6 +29,8 @@ POSITIONS_AFTER_PADDING = frozenset(
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
+ATTENTIVE = "amalgam-attentive"
+"""The one architecture that is ours: attentive.py."""
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
 
@@ -75,6 +77,8 @@ def load_student(files: ModelFiles, *, labels: list[str], layers: int | None, se
     from transformers import AutoModelForSequenceClassification
 
     config = _config(files)
+    if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
+        config = config.text_config
     _set_labels(config, labels)
     if layers is not None:
         _set_layers(files, config, layers)
@@ -100,6 +104,7 @@ def load_student(files: ModelFiles, *, labels: list[str], layers: int | None, se
 
 def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """The longest text in tokens, special ones included, that the model has positions for."""
+    config = config.get_text_config()
     limits = [wanted]
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if positions and positions > 0 and not _is_relative(config):
@@ -152,6 +157,8 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
 def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     from transformers import AutoConfig
 
+    if files.config.get("model_type") == ATTENTIVE:
+        import amalgam.stages.models.attentive  # noqa: F401 - registers it
     with _said_plainly(files, "configuration"):
         return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
 

@@ -35,4 +35,9 @@ def _number(files: ModelFiles, names: Sequence[str]) -> int:
 def _text_config(files: ModelFiles) -> Any:
     from transformers import AutoConfig
 
+    from amalgam.stages.models.loading import ATTENTIVE
+
+    if files.config.get("model_type") == ATTENTIVE:
+        import amalgam.stages.models.attentive  # noqa: F401 - registers it
+
     return AutoConfig.from_pretrained(str(files.folder), local_files_only=True).get_text_config()

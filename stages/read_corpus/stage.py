@@ -112,7 +112,7 @@ def sources_of(experiment: Experiment) -> dict[str, list[str]]:
 
 def _train_needs_label(experiment: Experiment) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
-    return trains or experiment.targets.mode == "supervised"
+    return trains or experiment.targets.reads_gold
 
 
 def part_identity(run: Run, part: str) -> list[str]:

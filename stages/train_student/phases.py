@@ -10,7 +10,7 @@ from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.learner import Objective
 from amalgam.stages.models.encoder import Beginner
 from amalgam.stages.train_student.lessons import Lessons
-from amalgam.stages.train_student.objectives import cfl, dfa, layerwise
+from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert
 from amalgam.stages.train_student.objectives.states import Setting
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ PHASES: Mapping[str, Callable[[Setting], Phases]] = {
     "layerwise": layerwise.phases,
     "dfa": dfa.phases,
     "cfl": cfl.phases,
+    "mt-bert": mt_bert.phases,
 }
 """By objective.name. A phase without a name of its own is the only one."""
 

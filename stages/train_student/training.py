@@ -36,8 +36,9 @@ def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
         selected_by = "accuracy on labelled validation"
         score = accuracy_on(labelled(run, validation, new, labels).learn, new.pad_id)
     else:
-        measure = "difference from" if taught["objective"] == "scores" else "KL to"
-        whose = "held-out targets, no labels used" if material.held_out else "the targets themselves"
+        measure = {"scores": "difference from", "mt-bert": "cross-entropy to"}.get(taught["objective"], "KL to")
+        held_out = f"held-out targets, {'gold labels among them' if taught.get('gold') else 'no labels used'}"
+        whose = held_out if material.held_out else "the targets themselves"
         selected_by = f"{measure} {whose}"
         score = closeness_to(material.held_out or material.learn, new.pad_id, objective)
     settings = training_of(run, student, temperature)

@@ -1,9 +1,12 @@
-"""Stage train-teachers: a unit is one teacher, known by its encoder, its labels and the texts it learns from."""
+"""Stage train-teachers: a unit is one teacher, known by its encoder, its labels and the texts it learns from.
+
+Teachers that are trained together are units of their own all the same: the first that is missing brings all.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,13 +18,13 @@ from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
-from amalgam.stages.models.encoder import encoder_digest, encoder_files
+from amalgam.stages.models.encoder import Beginner, encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import Part, part_of
 from amalgam.stages.teachers import trained_folder
 
 ENCODER = "train_teachers.encoder"
-NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups"}
+NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "together"}
 
 
 class TrainTeachers(UnitByUnit):
@@ -34,32 +37,47 @@ class TrainTeachers(UnitByUnit):
         return experiment.train_teachers is not None
 
     def prepare(self, run: Run) -> None:
-        encoder_files(run, settings_of(run), ENCODER)
+        for said, where in encoders_of(run).values():
+            encoder_files(run, said, where)
         for name in groups_of(run):
             check_place(run.base, "teachers", name)
 
     def identity(self, run: Run) -> Identity:
         settings = settings_of(run)
-        digest = encoder_digest(run, settings, ENCODER)
-        inputs = {"encoder": digest, "texts": _part(run).labels_digest, "groups": groups_of(run)}
+        inputs = {"encoder": _encoder_digests(run), "texts": _part(run).labels_digest, "groups": groups_of(run)}
         return Identity({"train_teachers": settings.model_dump(exclude=NOT_IDENTITY)}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a teacher is shared by all experiments
         return [
-            Unit(name, run.store.folder(self.name, "teacher-" + _teacher_fingerprint(run, labels)), 1, labels)
+            Unit(name, run.store.folder(self.name, "teacher-" + _teacher_fingerprint(run, name, labels)), 1, labels)
             for name, labels in groups_of(run).items()
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.models.loading import save_pretrained_folder
-        from amalgam.stages.train_teachers.training import train
 
-        learned, facts = train(run, unit.work, _part(run), unit.folder / "checkpoint")
+        for one, learned, facts in self._trained(run, unit):
+            if run.share.leads:
+                with run.store.draft(one.folder, one.name) as draft:
+                    save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
+                    draft.facts, draft.made = facts, {"libraries": library_versions()}
         if run.share.leads:
-            with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
-                draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
+
+    def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, Beginner, dict[str, Any]]]:
+        """The unit's teacher, and those that were trained with it."""
+        checkpoint = unit.folder / "checkpoint"
+        if not settings_of(run).together:
+            from amalgam.stages.train_teachers.training import train
+
+            yield (unit, *train(run, unit.work, _part(run), checkpoint))
+        elif not run.memory.get("trained together"):
+            from amalgam.stages.train_teachers.together import train_together
+
+            found = train_together(run, unit.work, _part(run), checkpoint)
+            run.memory["trained together"] = True  # all processes know it, whoever writes
+            for one in self.units(run, unit.folder):
+                yield (one, *found[one.name])
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
@@ -81,9 +99,24 @@ def settings_of(run: Run) -> Settings:
     return run.experiment.train_teachers
 
 
+def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
+    """Settings that name one encoder each, and where they say it: by teacher where these are trained together."""
+    settings = settings_of(run)
+    return {
+        name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.together.{name}")
+        for name, encoder in (settings.together or {}).items()
+    } or {"": (settings, ENCODER)}
+
+
+def _encoder_digests(run: Run) -> Any:
+    digests = {name: encoder_digest(run, said, where) for name, (said, where) in encoders_of(run).items()}
+    return digests.get("", digests)
+
+
 def groups_of(run: Run) -> dict[str, list[str]]:
     """Teacher -> its labels."""
-    groups, known = settings_of(run).groups, _part(run).labels
+    settings, known = settings_of(run), _part(run).labels
+    groups = settings.groups or dict.fromkeys(settings.together or {}, known)
     if isinstance(groups, int):
         if groups * 2 > len(known):
             raise ExperimentError(
@@ -109,7 +142,9 @@ def _part(run: Run) -> Part:
     return part
 
 
-def _teacher_fingerprint(run: Run, labels: Sequence[str]) -> str:
+def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
+    """A teacher's name is no part of it, unless it is one of several that are trained together."""
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY)
-    content = [encoder_digest(run, settings_of(run), ENCODER), _part(run).labels_digest]
-    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content])
+    content = [_encoder_digests(run), _part(run).labels_digest]
+    among = [name] if settings_of(run).together else []
+    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *among])

@@ -56,6 +56,26 @@ class Scores:
         return ()
 
 
+@dataclass(frozen=True)
+class Told:
+    """MT-BERT: weight * (CE(teachers' weighted sum at t, softmax(logits / t)) + CE(gold, softmax(logits))).
+
+    Targets are that sum and the gold label, side by side.
+    """
+
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        from torch.nn.functional import log_softmax
+
+        taught, gold = batch["targets"].chunk(2, dim=-1)
+        from_teachers = (taught * log_softmax(logits / self.temperature, dim=-1)).sum(dim=-1)
+        return -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        return ()
+
+
 def objective_of(taught: Mapping[str, Any]) -> Objective:
     """By what build-targets says of its targets."""
     temperature = float(taught["student_temperature"])
@@ -63,7 +83,7 @@ def objective_of(taught: Mapping[str, Any]) -> Objective:
         return RestrictedKL(_tuples(taught["columns"]), temperature)
     if taught["objective"] == "scores":
         return Scores(tuple(place for own in _tuples(taught["columns"]) for place in own))
-    return WeightedKL(temperature)
+    return Told(temperature) if taught["objective"] == "mt-bert" else WeightedKL(temperature)
 
 
 def _tuples(columns: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

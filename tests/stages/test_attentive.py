@@ -1,0 +1,131 @@
+"""Attentive pooling, and encoders that are fine-tuned together under it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.data.tokens import encode
+from amalgam.pipeline.fingerprint import file_digest
+from amalgam.pipeline.store import Store
+from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.fine_tuning.batches import Examples, collate
+from amalgam.stages.fine_tuning.loop import Training, fit
+from amalgam.stages.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler
+from amalgam.stages.models.files import ModelFiles, resolve
+from amalgam.stages.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
+from amalgam.stages.train_student.objectives.targets import RestrictedKL
+from amalgam.stages.train_teachers.together import Together, end_to_end
+from amalgam.tests.stages.tiny_models import tiny
+
+LABELS = ["x", "y", "z"]
+TEXTS = [(f"word{row} word{2 * row} word{row + 9}"[: 12 + row],) for row in range(12)]
+
+
+def saved(folder: Path, kind: str, **settings: Any) -> tuple[Any, ModelFiles]:
+    model, tokenizer = tiny(kind, spread=4.0, **settings)
+    body = without_pooler(model.base_model)
+    torch.manual_seed(1)
+    classifier: Any = attentive_classifier(body, head_for(body.config, len(LABELS)), LABELS)
+    save_pretrained_folder(classifier, tokenizer, folder)
+    return classifier, resolve(
+        str(folder), revision=None, base=folder, pins=Store(folder / "pins"), digest_of=file_digest
+    )
+
+
+def test_attentive_pooling_is_a_mean_weighted_by_what_a_query_finds_in_each_token() -> None:
+    """Scores 2 tanh(h): tokens 0 and atanh(0.5) score 0 and 1; the third is padding."""
+    pooling = AttentivePooling(1, 1).double()
+    with torch.no_grad():
+        for parameter, value in zip(pooling.parameters(), (1.0, 0.0, 2.0), strict=True):
+            parameter.fill_(value)
+    half = math.atanh(0.5)
+    states = torch.tensor([[[0.0], [half], [99.0]]], dtype=torch.float64)
+    found = pooling(states, torch.tensor([[1, 1, 0]]))
+    assert found.tolist() == [pytest.approx([half * math.e / (1 + math.e)])]
+    assert pooling(states[:, :2], None).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "deberta-v2", "modernbert"])
+def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> None:
+    classifier, files = saved(tmp_path / "teacher", kind)
+    again = load_classifier(files, dropout=0.1, dtype="fp32", labels=3)
+    teacher = Teacher(again, load_tokenizer(files), digest="d", seed=0, limit=16)
+    rows = Rows(teacher.tokenise(TEXTS[:3]), [bytes([row]) * 16 for row in range(3)], np.full(3, DROPOUT_OFF))
+    with torch.no_grad():
+        inputs = teacher.tokenizer([text for (text,) in TEXTS[:3]], padding=True, return_tensors="pt")
+        wanted = classifier(**inputs).logits
+    torch.testing.assert_close(teacher.run(rows), wanted, atol=1e-5, rtol=1e-4)
+    teacher.check_dropout_is_alive()
+    assert any("attentive" in site for site in teacher.describe_sites())
+
+
+def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Path) -> None:
+    classifier, files = saved(tmp_path / "teacher", "bert")
+    student: Any = load_student(files, labels=["p", "q"], layers=1, seed=0)
+    assert type(student).__name__ == "BertForSequenceClassification"
+    own, given = student.state_dict(), classifier.state_dict()
+    body = [name for name in own if name.startswith("bert.") and "pooler" not in name]
+    assert len(body) > 10
+    assert all(torch.equal(own[name], given[name]) for name in body)
+
+
+def examples_of(kinds: list[str]) -> tuple[Together, list[Examples]]:
+    """Encoders of different tokenizers and architecture, and the texts for each."""
+    models = [tiny(kind, spread=4.0, vocab_size=95 + 3 * place) for place, kind in enumerate(kinds)]
+    bodies = [without_pooler(model.base_model) for model, _ in models]
+    torch.manual_seed(2)
+    together = Together(bodies, head_for(bodies[0].config, len(LABELS)), len(LABELS))
+    gold = np.eye(len(LABELS), dtype=np.float32)[np.arange(len(TEXTS)) % len(LABELS)]
+    tokens = [encode(tokenizer, TEXTS, 16 - 5 * place, types=True) for place, (_, tokenizer) in enumerate(models)]
+    return together, [Examples(one.ids, one.type_ids, gold, np.ones(len(TEXTS), np.float32)) for one in tokens]
+
+
+def test_each_encoder_reads_its_own_tokens_of_a_text_that_holds_all() -> None:
+    together, parts = examples_of(["bert", "roberta", "distilbert"])
+    together.eval()
+    rows = np.array([3, 0, 7])
+    batch = collate(end_to_end(parts, together.starts), rows, together.pad_id)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    with torch.no_grad():
+        logits = together(**{name: batch[name] for name in names}).logits
+        for place, (body, part) in enumerate(zip(together.bodies, parts, strict=True)):
+            own = collate(part, rows, 0)
+            if place:
+                own.pop("token_type_ids", None)
+            states = body(**{name: own[name] for name in names if name in own}).last_hidden_state
+            wanted = together.head(states, own["attention_mask"])
+            torch.testing.assert_close(logits[:, 3 * place : 3 * place + 3], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_the_sum_of_the_teachers_cross_entropies_is_what_is_minimised() -> None:
+    logits = torch.log(torch.tensor([[1.0, 3.0, 2.0, 2.0]], dtype=torch.float64))
+    batch = {"targets": torch.tensor([[0.0, 1.0, 0.0, 1.0]]), "weights": torch.ones(1)}
+    found = RestrictedKL(((0, 1), (2, 3)))(logits, batch)
+    assert found.tolist() == pytest.approx([-math.log(0.75) - math.log(0.5)])
+
+
+@pytest.mark.parametrize("kinds", [["bert"], ["bert", "roberta"]])
+def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str]) -> None:
+    together, parts = examples_of(kinds)
+    before = {name: value.clone() for name, value in together.named_parameters()}
+    columns = tuple(tuple(range(3 * place, 3 * place + 3)) for place in range(len(kinds)))
+    fit(
+        together,
+        end_to_end(parts, together.starts),
+        Training(2, 1e-3, 6, 1, 0.0, 0.0, 1.0, 100, 0),
+        pad_id=together.pad_id,
+        score=lambda _: 0.0,
+        checkpoint=tmp_path,
+        stop=lambda: False,
+        on_step=lambda *_: None,
+        objective=RestrictedKL(columns),
+        cpu=True,
+    )
+    still = [name for name, value in together.named_parameters() if torch.equal(before[name], value)]
+    assert still == []

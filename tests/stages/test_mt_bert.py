@@ -1,0 +1,160 @@
+"""MT-BERT's losses against cases worked out by hand in float64, and that all of it learns."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from amalgam.data.labels import union_of
+from amalgam.data.tokens import encode
+from amalgam.pipeline.experiment import Objective as Said
+from amalgam.pipeline.experiment import Targets
+from amalgam.stages.build_targets.evidence import Evidence
+from amalgam.stages.build_targets.rules import judged_by_gold
+from amalgam.stages.cache_features.states import States
+from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.loop import Training, fit
+from amalgam.stages.train_student.objectives.mt_bert import LedByEach
+from amalgam.stages.train_student.objectives.states import Setting
+from amalgam.stages.train_student.objectives.targets import Told, objective_of
+from amalgam.tests.stages.tiny_models import tiny
+
+SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})
+CE_A, CE_B = -math.log(0.9), -math.log(0.8)
+
+
+def evidence(name: str, *probability: float) -> Evidence:
+    logits = pl.Series([[math.log(p) + 7 for p in probability]], dtype=pl.Array(pl.Float64, len(probability)))
+    return Evidence(name, logits, logits, pl.Series([0.5]))
+
+
+TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both say x, b by its second label
+
+
+def targets_of(gold: str | None, **said: Any) -> tuple[list[float], float]:
+    found = judged_by_gold(TEACHERS, pl.Series("label", [gold], pl.String), SPACE, Targets(mode="mt-bert", **said))
+    return found.target.to_list()[0], found.weight.to_list()[0]
+
+
+def test_each_teacher_weighs_by_how_right_it_is_whatever_the_order_of_its_labels() -> None:
+    target, weight = targets_of("x")
+    a, b = 1 / (1 + CE_A), 1 / (1 + CE_B)
+    assert target == pytest.approx([0.9 * a + 0.8 * b, 0.1 * a + 0.2 * b, 1, 0])
+    assert weight == 1
+    a, b = 1 / (1 - math.log(0.1)), 1 / (1 - math.log(0.2))
+    assert targets_of("y")[0] == pytest.approx([0.9 * a + 0.8 * b, 0.1 * a + 0.2 * b, 0, 1])
+
+
+def test_the_temperature_is_that_of_the_answers_and_not_of_the_weights() -> None:
+    a, b = 1 / (1 + CE_A), 1 / (1 + CE_B)
+    of_a, of_b = (math.sqrt(p) / (math.sqrt(p) + math.sqrt(1 - p)) for p in (0.9, 0.8))
+    target, _ = targets_of("x", kd_temperature=2.0)
+    assert target == pytest.approx([of_a * a + of_b * b, (1 - of_a) * a + (1 - of_b) * b, 1, 0])
+
+
+def test_its_parts_can_be_left_out_one_by_one_and_then_no_label_is_needed() -> None:
+    assert targets_of("x", reweight="none")[0] == pytest.approx([1.7, 0.3, 1, 0])
+    a, b = 1 / (1 + CE_A), 1 / (1 + CE_B)
+    assert targets_of("x", task_loss=False)[0] == pytest.approx([0.9 * a + 0.8 * b, 0.1 * a + 0.2 * b, 0, 0])
+    target, weight = targets_of(None, task_loss=False, reweight="none")
+    assert target == pytest.approx([1.7, 0.3, 0, 0])
+    assert weight == 1
+
+
+def test_a_label_that_no_teacher_knows_weighs_nothing() -> None:
+    target, weight = targets_of("z")
+    assert weight == 0
+    assert all(math.isfinite(part) for part in target)
+
+
+def test_a_teacher_that_is_wrong_beyond_what_a_softmax_holds_weighs_little_and_stays_a_number() -> None:
+    logits = pl.Series([[0.0, 2000.0]], dtype=pl.Array(pl.Float64, 2))
+    one = Evidence("a", logits, logits, pl.Series([1.0]))
+    found = judged_by_gold([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
+    assert found.target.to_list()[0] == pytest.approx([0, 1 / 2001, 1, 0])
+
+
+def test_the_loss_is_the_teachers_cross_entropy_at_t_and_the_golds_at_one() -> None:
+    """Logits are logs of 1 and 3: 1/4, 3/4 at t = 1, and at t = 2 1 : sqrt 3."""
+    logits = torch.log(torch.tensor([[1.0, 3.0]], dtype=torch.float64))
+    said = {
+        "targets": torch.tensor([[1.2, 0.4, 0.0, 1.0]], dtype=torch.float64),
+        "weights": torch.tensor([2.0], dtype=torch.float64),
+    }
+    hot = [1 / (1 + math.sqrt(3)), math.sqrt(3) / (1 + math.sqrt(3))]
+    wanted = -1.2 * math.log(hot[0]) - 0.4 * math.log(hot[1]) - math.log(0.75)
+    assert Told(2.0)(logits, said).tolist() == pytest.approx([2 * wanted])
+    plain = -1.2 * math.log(0.25) - 0.4 * math.log(0.75) - math.log(0.75)
+    assert Told()(logits, said).tolist() == pytest.approx([2 * plain])
+    assert objective_of({"student_temperature": 2.0, "objective": "mt-bert"}) == Told(2.0)
+
+
+def states(values: Any) -> States:
+    """[texts, blocks, width]."""
+    array = np.asarray(values, np.float16)
+    one = np.ones(len(array), np.int64)
+    return States("t", [array], np.zeros(len(array), np.int64), np.cumsum(one) - one, one)
+
+
+def led(teachers: list[States], *, width: int, layers: int, **said: Any) -> LedByEach:
+    return LedByEach(Setting(Said(name="mt-bert", **said), Told(), teachers, layers, width))
+
+
+def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:
+    """The student's two layers have the means [2, 1] and [0, 0]; the maps give [2, 4], [1, 1] and [3, 1], [0, 2]."""
+    objective = led([states([[[2.0], [1.0]]]), states([[[3.0, 1.0, 9.0], [0.0, 2.0, 9.0]]])], width=2, layers=2)
+    objective = objective.double()
+    with torch.no_grad():
+        objective.maps[0].get_parameter("weight").copy_(torch.tensor([[1.0], [2.0]]))
+        objective.maps[1].get_parameter("weight").copy_(torch.tensor([[1.0], [1.0]]))
+    layers = [[[[1.0, 0], [3, 2], [50, 50]]], [[[1.0, -1], [-1, 1], [50, 50]]]]
+    batch = {
+        "targets": torch.tensor([[0.5, 0.5, 1.0, 0.0]], dtype=torch.float64),
+        "weights": torch.ones(1, dtype=torch.float64),
+        "attention_mask": torch.tensor([[1, 1, 0]]),
+        "states": tuple(torch.tensor(one, dtype=torch.float64) for one in layers),
+        **objective.beside(np.array([0])),
+    }
+    logits = torch.zeros(1, 2, dtype=torch.float64)
+    # The third width of the second teacher is left out by a map that starts as the identity.
+    hidden = (0 + 9) / 2 + (1 + 1) / 2 + (1 + 0) / 2 + (0 + 4) / 2
+    assert objective(logits, batch).tolist() == pytest.approx([2 * math.log(2) + hidden])
+    objective.weights = (1.0, 0.5, 0.0)
+    assert objective(logits, batch).tolist() == pytest.approx([2 * math.log(2) + hidden / 2])
+
+
+@pytest.mark.parametrize("teachers", [1, 2])
+def test_all_of_the_student_and_every_map_learns(tmp_path: Path, teachers: int) -> None:
+    model, tokenizer = tiny("bert", labels=("x", "y"), spread=4.0, rate=0.1)
+    texts = [(f"word{row} word{row + 7} word{3 * row}",) for row in range(16)]
+    tokens = encode(tokenizer, texts, 16, types=True)
+    random = np.random.default_rng(0)
+    target = random.dirichlet([1, 1], 16) * 1.5
+    gold = np.eye(2)[np.arange(16) % 2]
+    examples = Examples(
+        tokens.ids, tokens.type_ids, np.hstack([target, gold]).astype(np.float32), np.ones(16, np.float32)
+    )
+    objective = led([states(random.normal(size=(16, 2, width))) for width in (48, 32)[:teachers]], width=32, layers=2)
+    before = {name: value.clone() for part in (model, objective) for name, value in part.named_parameters()}
+    training = Training(2, 1e-3, 8, 1, 0.0, 0.0, 1.0, 100, 0)
+    fit(
+        model,
+        examples,
+        training,
+        pad_id=0,
+        score=lambda _: 0.0,
+        checkpoint=tmp_path,
+        stop=lambda: False,
+        on_step=lambda *_: None,
+        objective=objective,
+        cpu=True,
+    )
+    after = {name: value for part in (model, objective) for name, value in part.named_parameters()}
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    assert len(objective.maps) == 2 * teachers

@@ -1,0 +1,113 @@
+"""MT-BERT at the front door: teachers of one label set, gold labels, and its parts left out by one word each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.tests.workshop import KNOWS, TRAIN, Shop, word_list, write_model
+
+LABELS = sorted(label for labels in KNOWS.values() for label in labels)
+METHOD = "student.method=mt-bert"
+
+
+@pytest.fixture
+def alike(fresh: Shop) -> Shop:
+    """Two teachers of all the labels, in another order each and of different width."""
+    fresh.edit("targets:\n  mode: soft\n", "")
+    for seed, (name, labels) in enumerate((("first", LABELS), ("second", LABELS[::-1])), 1):
+        wider = {"hidden_size": 48} if name == "second" else {}
+        write_model(fresh.folder / "models" / name, labels=labels, words=word_list(fresh), seed=seed, **wider)
+    return fresh
+
+
+def facts(shop: Shop, stage: str) -> dict[str, Any]:
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
+    return found
+
+
+def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Shop) -> None:
+    said = alike("run", METHOD)
+    assert "student (mt-bert)" in said.out
+    assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, gold labels among them"
+    assert {len(target) for target, _ in alike.targets().values()} == {2 * len(LABELS)}
+    assert alike.stale(METHOD) == set()
+    before = alike.targets()
+    with alike.counting() as asked:
+        for without, name in (
+            ("objective.name=targets", "mt-bert w/o hidden loss"),
+            ("targets.reweight=none", "mt-bert w/o weighting"),
+            ("targets.task_loss=false", "mt-bert w/o task loss"),
+        ):
+            assert f"student ({name})" in alike("run", METHOD, without).out
+            assert (alike.targets() == before) == (without == "objective.name=targets")
+    assert asked[0].units == 0
+
+
+def test_teachers_of_other_labels_are_refused_before_any_is_asked(fresh: Shop) -> None:
+    fresh.edit("targets:\n  mode: soft\n", "")
+    refused = fresh.tries("run", METHOD)
+    assert refused.code == 2
+    assert "first and second do not share banking, computing" in refused.err
+    assert "fix: rename labels that mean the same" in refused.err
+    assert not (fresh.artifacts / "cache-teachers").exists()
+
+
+def test_labels_that_are_read_must_be_there(alike: Shop) -> None:
+    alike.edit("  test: texts/test.csv\n  label: label\n", "")
+    refused = alike.tries("plan", METHOD)
+    assert refused.code == 2
+    assert "targets.mode: mt-bert needs the name of the label column" in refused.err
+    without = ("targets.reweight=none", "targets.task_loss=false")
+    alike("train-student", METHOD, *without)
+    assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, no labels used"
+
+
+def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Shop) -> None:
+    alike("build-targets", METHOD, "targets.reweight=none", "targets.task_loss=false")
+    rows = alike.texts()
+    alike.write([*rows[:-1], (rows[-1][0], "")])
+    refused = alike.tries("build-targets", METHOD)
+    assert refused.code == 3
+
+
+def test_a_single_teacher_is_distilled_by_it_too(alike: Shop) -> None:
+    alike.edit("  - name: second\n    model: ./models/second\n", "")
+    alike("train-student", METHOD)
+    assert len(alike.targets()) == TRAIN
+
+
+def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Shop) -> None:
+    """Trained by no step to speak of, its body is the teacher's, and its head is its own."""
+    from safetensors.torch import load_file
+
+    write_model(
+        alike.folder / "models/first",
+        labels=LABELS,
+        words=word_list(alike),
+        seed=1,
+        num_hidden_layers=3,
+        hidden_size=48,
+    )
+    begun = ("student.encoder=teacher:first", "student.layers=2", "student.learning_rate=1e-12")
+    alike("train-student", METHOD, *begun)
+    student, teacher = (
+        load_file(alike.folder / place / "model.safetensors") for place in ("students/student", "models/first")
+    )
+    body = {name for name in teacher if name.startswith("bert.") and "layer.2." not in name}
+    assert {name for name in student if name.startswith("bert.")} == body
+    assert all(float((student[name] - teacher[name]).abs().max()) < 1e-6 for name in body)
+    assert float((student["classifier.weight"] - teacher["classifier.weight"]).abs().max()) > 1e-3
+    assert alike.stale(METHOD, *begun) == {"report"}
+    alike.edit("    model: ./models/first", "    model: ./models/second")
+    assert "train-student" in alike.stale(METHOD, *begun)
+
+
+def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Shop, tmp_path: Path) -> None:
+    refused = fresh.tries("plan", "student.encoder=teacher:third")
+    assert refused.code == 2
+    assert "no teacher has this name (known: first, second)" in refused.err

@@ -1,0 +1,113 @@
+"""Teachers that are fine-tuned together, at the front door: ordinary teachers for every later stage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from amalgam.tests.workshop import KNOWS, TRAIN, Shop, word_list, write_model
+
+LABELS = sorted(label for labels in KNOWS.values() for label in labels)
+SECTION = """\
+train_teachers:
+  together: {one: ./models/encoder, two: ./models/deeper}
+  epochs: 1
+  learning_rate: 1e-3
+  weight_decay: 0
+  max_tokens: 32
+cache:
+"""
+METHOD = "student.method=mt-bert"
+
+
+@pytest.fixture
+def together(fresh: Shop) -> Shop:
+    """Two encoders of other depth and other tokenizers."""
+    write_model(fresh.folder / "models/deeper", words=word_list(fresh)[::-1], seed=5, num_hidden_layers=2)
+    text = fresh.config.read_text()
+    section = text[: text.index("teachers:")] + SECTION + text[text.index("cache:\n") + len("cache:\n") :]
+    fresh.config.write_text(section.replace("targets:\n  mode: soft\n", ""))
+    return fresh
+
+
+def test_they_serve_every_stage_and_learn_once(together: Shop) -> None:
+    said = together("run", METHOD)
+    assert "student (mt-bert)" in said.out
+    assert all(f"teacher:{name}" in said.out for name in ("one", "two"))
+    for name in ("one", "two"):
+        config = json.loads((together.folder / f"teachers/{name}/config.json").read_text())
+        assert list(config["id2label"].values()) == LABELS
+    heads = [
+        {name: tensor.tolist() for name, tensor in weights(together, teacher).items() if name.startswith("attentive")}
+        for teacher in ("one", "two")
+    ]
+    assert heads[0] == heads[1]  # one pooling and one dense layer for both
+    assert len(heads[0]) == 5
+    assert together.stale(METHOD) == set()
+    with together.counting() as asked:
+        again = together("run", METHOD, "student.encoder=teacher:two", "student.layers=1", "student.name=begun")
+    assert (asked[0].units, "train-teachers: reused" in again.err) == (0, True)
+    head = json.loads((together.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    assert (together.artifacts / "train-student" / head).exists()
+    assert len(together.targets()) == TRAIN
+
+
+def weights(shop: Shop, teacher: str) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = load_file(shop.folder / f"teachers/{teacher}/model.safetensors")
+    return found
+
+
+def test_a_changed_encoder_trains_all_of_them_again(together: Shop) -> None:
+    together("train-teachers")
+    assert together.plan()["train-teachers"]["units"] == {"done": 2, "total": 2}
+    assert together.stale("train_teachers.together={one: ./models/encoder, three: ./models/deeper}") > {
+        "train-teachers"
+    }
+    units = together.plan("train_teachers.together={one: ./models/encoder, two: ./models/encoder}")["train-teachers"]
+    assert units["units"] == {"done": 0, "total": 2}
+
+
+def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(together: Shop) -> None:
+    together("train-teachers")
+    [record] = together.artifacts.glob("train-teachers/teacher-*/two.json")
+    before = sorted(path.name for path in together.artifacts.glob("train-teachers/teacher-*/*/model.safetensors"))
+    kept = weights(together, "one")
+    record.unlink()
+    together("train-teachers", "--force")
+    assert (
+        sorted(path.name for path in together.artifacts.glob("train-teachers/teacher-*/*/model.safetensors")) == before
+    )
+    again = weights(together, "one")
+    assert all((kept[name] == again[name]).all() for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train_teachers.groups=2", "train_teachers.groups: is not for teachers that are trained together"),
+        ("train_teachers.encoder=./models/encoder", "train_teachers.encoder: is not for teachers"),
+        ("train_teachers.together=null", "train_teachers.encoder: is required"),
+        ("student.encoder=teacher:three", "known: one, two"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(together: Shop, override: str, said: str) -> None:
+    refused = together.tries("plan", override)
+    assert refused.code == 2
+    assert said in refused.err
+
+
+def test_encoders_of_different_width_are_refused(together: Shop) -> None:
+    write_model(together.folder / "models/deeper", words=word_list(together), seed=5, hidden_size=48)
+    refused = together.tries("train-teachers")
+    assert refused.code == 2
+    assert "one 32, two 48" in refused.err
+    assert "fix: encoders of the same width" in refused.err
+
+
+def test_the_bill_knows_them(together: Shop) -> None:
+    bill = together("plan", "--json", "--measure").json["bill"]
+    assert bill["stages"]["train-teachers"]["seconds"] > 0

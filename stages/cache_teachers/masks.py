@@ -119,6 +119,10 @@ class Bank:
             mask = self._masks[rate] = self._whole(rate)
         return torch.index_select(mask.as_strided((BANK_SIZE, length), (1, 1)), 0, offsets.reshape(-1), out=out)
 
+    def held(self) -> list[torch.Tensor]:
+        """What masks are made of."""
+        return [*self._masks.values(), *self._steps.values()]
+
     def _whole(self, rate: float) -> torch.Tensor:
         kept = bank_levels(self.seed) >= threshold(rate)
         mask = torch.from_numpy(np.concatenate([kept, kept[:LONGEST_WINDOW]])).to(self.device)

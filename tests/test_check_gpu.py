@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from amalgam.benchmarks import check_gpu
+from amalgam.benchmarks.cache_teachers import Bench
 from amalgam.stages.cache_teachers.masks import Bank
 from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.tests.stages.test_fused import Uncompiled
+from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
 from amalgam.tests.workshop import quiet_environment
 
 BARE = """
@@ -69,9 +72,9 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("differ from the CPU's" in fault for fault in check_gpu.logit_faults("bert", cpu))
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_captured_launches_that_differ_from_eager_ones_are_found(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for CUDA's capture; the wrong one is right when it is tried, and stays there."""
+@pytest.mark.parametrize("wrong", ["", "captured", "compiled"])
+def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA's capture and torch's compiler; a wrong one is right as long as it is on trial."""
 
     def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         output = forward().clone()
@@ -79,27 +82,53 @@ def test_captured_launches_that_differ_from_eager_ones_are_found(right: bool, mo
 
         def replay() -> None:
             replays.append(1)
-            if right or len(replays) == 1:
-                output.copy_(forward())
+            output.copy_(forward()).add_(wrong == "captured" and len(replays) > 1)
 
         return replay, output
 
-    def teacher_of(model: Any, device: torch.device, dtype: str) -> Teacher:
+    def compiler(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def compiled(rows: torch.Tensor, *more: Any) -> torch.Tensor:
+            return function(rows, *more) * (1 + (wrong == "compiled" and len(rows) > 1200))
+
+        return compiled
+
+    def with_graphs(model: Any, device: torch.device, dtype: str) -> Teacher:
         teacher = real(model, device, dtype)
         teacher.graphs = teacher.captured_by(capture)
         return teacher
 
     cpu, real = torch.device("cpu"), check_gpu._teacher  # noqa: SLF001
-    assert check_gpu.capture_faults("bert", cpu) == ([], "not captured on this device")
-    monkeypatch.setattr(check_gpu, "_teacher", teacher_of)
-    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
-    faults, said = check_gpu.capture_faults("bert", cpu)
-    assert not faults
+    assert check_gpu.fast_faults("bert", cpu) == ([], "on CUDA alone")
     # In float32 on a CPU the encoder looks at its scores.
-    assert said == "teacher fp32: launches with keyed dropout are not captured: " + READS
     monkeypatch.setitem(check_gpu.DTYPES, "fp32", torch.float64)
-    faults, said = check_gpu.capture_faults("bert", cpu)
-    if right:
-        assert (faults, said) == ([], "4 shapes, 16 launches, equal")
-    else:
-        assert "captured launches differ from eager ones" in faults[0]
+    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
+    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
+    monkeypatch.setattr(check_gpu, "_teacher", with_graphs)
+    faults, said = check_gpu.fast_faults("bert", cpu)
+    assert any(f"{wrong} differ from plain ones" in fault for fault in faults) == bool(wrong)
+    if not wrong:
+        assert (faults, said) == ([], "captured, 4 shapes: equal; captured and compiled, 4 shapes: equal")
+
+
+def test_the_race_has_a_row_for_each_way_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, captures = Uncompiled(), [Recorded(), Recorded()]
+    teacher = teacher_of()
+    tokens = teacher.tokenise(TEXTS)
+    bench = Bench(teacher, None, tokens, KEYS, 4, 64)
+    assert list(check_gpu.ways(bench)) == ["amalgam"]
+    teacher.graphs = teacher.captured_by(captures[0])
+    monkeypatch.setattr(check_gpu, "CudaCapture", lambda _device: captures[1])
+    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
+    work = check_gpu.ways(bench)
+    done = {}
+    for _ in range(2):
+        for name, run in work.items():
+            before = compiler.calls["added"], captures[0].replays, captures[1].replays
+            run()
+            after = compiler.calls["added"], captures[0].replays, captures[1].replays
+            done[name] = [b > a for a, b in zip(before, after, strict=True)]
+    assert done == {
+        "amalgam": [True, True, False],
+        "amalgam, not compiled": [False, False, True],
+        "amalgam, eager": [False, False, False],
+    }

@@ -129,6 +129,11 @@ class Graphs:
             self._try(shape, inputs, forward, found)
         return found
 
+    def forget(self) -> None:
+        """The forward is another one from here on."""
+        self._captured.clear()
+        self._seen.clear()
+
     def close(self, why: str) -> None:
         """Lets go of all, for good."""
         if self._closed is not None:

@@ -16,9 +16,10 @@ import torch
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.cache_teachers.agreement import alike, find_lean, fuse
 from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
+from amalgam.stages.cache_teachers.fused import may_compile
 from amalgam.stages.cache_teachers.graphs import WORDS, CudaCapture, Graphs
-from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder, lean_encoder
 from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
 from amalgam.stages.cache_teachers.transfer import UnderWay, sent, under_way
 
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from amalgam.stages.cache_teachers.fused import Compiler
     from amalgam.stages.cache_teachers.graphs import Capture, Inputs
+    from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder
 
 DROPOUT_OFF = -1
 # Two probes tell rows, tokens and fixed axes apart: no two of these numbers, nor their products, share a ratio.
 PROBE_ROWS = (3, 5)
 PROBE_TOKENS = (7, 11)
 LONGEST_PROBE = 1024
-ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+TRIAL_ROWS = 8
+FUSE_AFTER = 32
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
 
@@ -109,6 +113,8 @@ class Teacher:
         self._sites: tuple[Site, ...] | None = None
         self._lean: tuple[LeanEncoder | None] | None = None
         self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
+        self._compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
+        self._launches = 0
 
     def _choose_pad(self) -> int:
         """The config's pad id comes first: models read positions and the last token by it."""
@@ -160,11 +166,32 @@ class Teacher:
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
             sites = () if off else self.sites
+            self._count(off=off)
             inputs = self.inputs(rows, None if off else sites)
-            forward = partial(self._plain if off else partial(self._dropped, sites=sites), lean=self.lean)
+            forward = partial(self.plain if off else partial(self.dropped, sites=sites), lean=self.lean)
             kind = "dropout off" if off else "keyed dropout"
             logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
             return under_way(logits.float())
+
+    def _count(self, *, off: bool) -> None:
+        """Compiling takes seconds, which a few launches do not win back."""
+        self._launches += not off
+        if self._launches == FUSE_AFTER and self._compiler is not None:
+            self.fuse(self._compiler)
+
+    def fuse(self, compiler: Compiler) -> None:
+        """From here on the lean encoder's dropout is compiled, if there is one and it stays right."""
+        self._compiler = None
+        if self.lean is None or not may_compile():
+            return
+        why = fuse(self, self.lean, compiler)
+        if why:
+            self._note(f"dropout is not compiled: {why}")
+        elif self.graphs is not None:
+            self.graphs.forget()
+
+    def _note(self, said: str) -> None:
+        self.notes += (f"teacher {self.name}: {said}",)
 
     def captured_by(self, capture: Capture) -> Graphs:
         """Launches of recurring shapes, captured that way; what a capture reads by address stays with it."""
@@ -172,17 +199,14 @@ class Teacher:
         def kept() -> list[torch.Tensor]:
             return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
 
-        def note(said: str) -> None:
-            self.notes += (f"teacher {self.name}: {said}",)
+        return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=self._note)
 
-        return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=note)
-
-    def _plain(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+    def plain(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
         self._switch(training=False)
         with lean.instead(None) if lean else nullcontext():
             return self._logits(inputs, lean)
 
-    def _dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: LeanEncoder | None = None) -> torch.Tensor:
+    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: LeanEncoder | None = None) -> torch.Tensor:
         mode = KeyedDropout(self._bank, sites, inputs[WORDS])
         self._switch(training=True)
         with mode, lean.instead(mode) if lean else nullcontext():
@@ -202,48 +226,16 @@ class Teacher:
     def lean(self) -> LeanEncoder | None:
         """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
         if self._lean is None:
-            self._lean = (self._find_lean(),)
+            self._lean = (find_lean(self),)
         return self._lean[0]
 
-    def _find_lean(self) -> LeanEncoder | None:
-        """Tried on texts of two lengths, padded and not, dropout off and keyed: numbers decide, not names."""
-        for first_token in (True, False):
-            lean = lean_encoder(self.model, first_token=first_token)
-            if lean is None:
-                return None
-            try:
-                agrees = self._agrees(lean)
-            except torch.OutOfMemoryError:
-                raise
-            except (IndexError, RuntimeError, TypeError, ValueError):  # another model's layers under the same names
-                continue
-            lean.buffers.drop()
-            if agrees:
-                return lean
-        return None
-
-    def _agrees(self, lean: LeanEncoder) -> bool:
-        lengths = (min(self.limit, PROBE_TOKENS[0]), min(self.limit, PROBE_TOKENS[1]))
+    def trials(self) -> Iterator[Rows]:
+        """Launches to compare two ways by: random texts of two lengths, without padding and with."""
+        low, high = (min(self.limit, length) for length in PROBE_TOKENS)
         random = np.random.default_rng(0)
-        for width in (0, lengths[1]):
-            tokens = [self._random_tokens(random, lengths[0] if not width or i % 2 else width) for i in range(8)]
-            rows = Rows(tokens, [bytes([i + 1]) * 16 for i in range(8)], np.arange(8), width)
-            with torch.inference_mode():
-                inputs = self.inputs(rows)
-                ways = [self._plain(inputs, None), self._plain(inputs, lean)]
-                if self._can_be_keyed():
-                    keyed = self.inputs(rows, self.sites)
-                    ways += [self._dropped(keyed, self.sites), self._dropped(keyed, self.sites, lean)]
-            if not all(alike(a.float(), b.float(), self.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)):
-                return False
-        return True
-
-    def _can_be_keyed(self) -> bool:
-        """A model whose dropout cannot be keyed may still answer with dropout off."""
-        try:
-            return bool(self.sites)
-        except ModelError:
-            return False
+        for width in (0, high):
+            tokens = [self._random_tokens(random, low if not width or i % 2 else width) for i in range(TRIAL_ROWS)]
+            yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(TRIAL_ROWS)], np.arange(TRIAL_ROWS), width)
 
     def _random_tokens(self, random: np.random.Generator, length: int) -> Tokens:
         ids = random.integers(0, self._vocabulary, length, dtype=np.int32)
@@ -374,7 +366,7 @@ class Teacher:
         rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
         try:
             with torch.inference_mode():
-                self._dropped(self.inputs(rows, sites), sites)
+                self.dropped(self.inputs(rows, sites), sites)
         except (IndexError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -387,9 +379,3 @@ def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray
     filled = np.full(there.shape, pad, np.int64)
     filled[there] = np.concatenate(parts)
     return filled
-
-
-def alike(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to rounding, which is measured against how much logits differ between texts."""
-    spread = float(theirs.std(0).max())
-    return float((ours - theirs).abs().max()) <= ALIKE[dtype] * spread

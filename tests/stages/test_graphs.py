@@ -42,11 +42,11 @@ class Recorded:
         return replay, output
 
 
-def teacher_of(kind: str = "bert", **settings: Any) -> Teacher:
+def teacher_of(kind: str = "bert", *, dtype: torch.dtype = torch.float64, **settings: Any) -> Teacher:
     """In float64: on a CPU the float32 way of the lean encoder looks at its scores, which no other device's does."""
     torch.manual_seed(3)
     model, tokenizer = tiny(kind, spread=6.0, **settings)
-    return Teacher(model, tokenizer, digest="d", seed=5, limit=40, dtype=torch.float64, name="tiny")
+    return Teacher(model, tokenizer, digest="d", seed=5, limit=40, dtype=dtype, name="tiny")
 
 
 def with_graphs(capture: Any = None, kind: str = "bert") -> tuple[Teacher, Any]:
@@ -247,8 +247,8 @@ def test_a_launch_of_the_lean_encoder_reads_nothing_on_the_host(kind: str, width
         off, keyed = teacher.inputs(rows), teacher.inputs(rows, teacher.sites)
         assert ("attention_mask" in keyed) == bool(width)
         with NoHostReads(CPU):
-            teacher._plain(off, teacher.lean)  # noqa: SLF001
-            teacher._dropped(keyed, teacher.sites, teacher.lean)  # noqa: SLF001
+            teacher.plain(off, teacher.lean)
+            teacher.dropped(keyed, teacher.sites, teacher.lean)
 
 
 def test_a_model_that_reads_on_the_host_is_not_captured_and_only_that_kind_of_launch() -> None:

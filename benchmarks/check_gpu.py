@@ -1,8 +1,8 @@
 """Is the engine right on this device, and how fast? Needs torch, transformers and numpy alone: `make check-gpu`.
 
 Masks must be those of the CPU, bit for bit; logits must agree with the CPU's, dropout off and on; half precision must
-keep the variance between passes. Then BERT-base, bf16, K = 16, beside its rivals. Exit 1: something is wrong; 4: no
-GPU.
+keep the variance between passes; captured and compiled launches must give the plain ones' logits. Then BERT-base,
+bf16, K = 16, beside its rivals. Exit 1: something is wrong; 4: no GPU.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,12 +32,17 @@ from amalgam.benchmarks.cache_teachers import (
 )
 from amalgam.benchmarks.protocol import interleaved, median, paired, row, show
 from amalgam.data.tokens import Tokens
+from amalgam.stages.cache_teachers.graphs import CudaCapture, Graphs
 from amalgam.stages.cache_teachers.hardware import dtype_for, tokens_at_once
 from amalgam.stages.cache_teachers.launches import run_passes
 from amalgam.stages.cache_teachers.masks import Axis, Bank, row_words, site_words
-from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NO_GPU = 4
+COMPILER = torch.compile
 KINDS = ("bert", "roberta", "distilbert", "electra", "mpnet")
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 SHAPES: dict[str, dict[str, Any]] = {"distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128}}
@@ -77,12 +83,23 @@ def main() -> None:
         raise SystemExit(NO_GPU)
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device(options.device)
-    faults = [*mask_faults(device), *(fault for kind in KINDS for fault in logit_faults(kind, device))]
+    faults = [*mask_faults(device)]
+    fast: dict[str, str] = {}
+    for kind in KINDS:
+        faults += logit_faults(kind, device)
+        apart, fast[kind] = fast_faults(kind, device)
+        faults += apart
     for fault in faults:
         print(f"WRONG: {fault}", file=sys.stderr)  # noqa: T201
     if faults:
         raise SystemExit(1)
-    show([row("check_gpu", "correct", masks="equal", models=", ".join(KINDS))], as_json=options.json)
+    show(
+        [
+            row("check_gpu", "correct", masks="equal", models=", ".join(KINDS)),
+            *(row("check_gpu", kind, fast_ways=said) for kind, said in fast.items()),
+        ],
+        as_json=options.json,
+    )
     if options.texts:
         show(race(device, options), as_json=options.json)
 
@@ -117,15 +134,7 @@ def mask_faults(device: torch.device) -> list[str]:
 
 
 def logit_faults(kind: str, device: torch.device) -> list[str]:
-    torch.manual_seed(0)
-    labels = {"num_labels": 3, "vocab_size": 200, "pad_token_id": 0}
-    model = AutoModelForSequenceClassification.from_config(
-        AutoConfig.for_model(kind, **SHAPES.get(kind, SHAPE), **labels)
-    )
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:
-                weights.mul_(4.0)
+    model = _model(kind)
     exact = _teacher(model, torch.device("cpu"), "fp32")
     random = np.random.default_rng(0)
     tokens = [_text(random, length) for length in random.integers(5, 60, 24)]
@@ -143,6 +152,67 @@ def logit_faults(kind: str, device: torch.device) -> list[str]:
         if not 0.98 <= ratio <= 1.02:
             faults.append(f"{kind}, {dtype}: passes vary {ratio:.3f} times as much as in fp32 on the CPU")
     return faults
+
+
+def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
+    """Launches captured, then captured and compiled, beside plain ones: padded and not, dropout off and on. And in
+    words how near they are.
+    """
+    teacher = _teacher(_model(kind), device, dtype_for(device))
+    if teacher.graphs is None:
+        return [], "on CUDA alone"
+    launches = list(_launches())
+    with plainly(teacher):
+        wanted = [teacher.run(rows).numpy() for rows in launches]
+    faults, said = [], []
+    for way in ("captured", "captured and compiled"):
+        if way != "captured":
+            teacher.fuse(COMPILER)
+        # Three times: plain, then captured, then replayed.
+        found = [[teacher.run(rows).numpy() for _ in range(3)][-1] for rows in launches]
+        apart = max(float(np.abs(a - b).max() / b.std(0).max()) for a, b in zip(found, wanted, strict=True))
+        if apart > TOLERANCE[teacher.name]:
+            faults.append(f"{kind}: launches {way} differ from plain ones by {apart:.4f} of their spread")
+        said.append(f"{way}, {teacher.graphs.shapes} shapes: {f'within {apart:.1e}' if apart else 'equal'}")
+    return faults, "; ".join([*said, *teacher.notes])
+
+
+def _launches() -> Iterator[Rows]:
+    random = np.random.default_rng(1)
+    keys = [i.to_bytes(16, "big") for i in range(64)]
+    for length, width in ((21, 0), (34, 40)):
+        tokens = [_text(random, length) for _ in range(64)]
+        for number in (DROPOUT_OFF, 0, 1):
+            yield Rows(tokens, keys, np.full(64, number), width)
+
+
+@contextmanager
+def plainly(teacher: Teacher, graphs: Graphs | None = None) -> Iterator[None]:
+    """Not compiled; and with these captured launches or none."""
+    lean = teacher.lean
+    before = teacher.graphs, lean.fused if lean else None
+    teacher.graphs = graphs
+    if lean:
+        lean.fused = None
+    try:
+        yield
+    finally:
+        teacher.graphs = before[0]
+        if lean:
+            lean.fused = before[1]
+
+
+def _model(kind: str) -> Any:
+    torch.manual_seed(0)
+    labels = {"num_labels": 3, "vocab_size": 200, "pad_token_id": 0}
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(kind, **SHAPES.get(kind, SHAPE), **labels)
+    )
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                weights.mul_(4.0)
+    return model
 
 
 def _teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
@@ -178,7 +248,7 @@ def race(device: torch.device, options: argparse.Namespace) -> list[dict[str, An
     batch = best_batch(low, bench)
     by_length = np.argsort(bench.lengths, kind="stable")
     candidates: dict[str, Any] = {
-        "amalgam": partial(amalgam, bench),
+        **ways(bench),
         "deterministic": partial(deterministic, bench),
         "tuned": partial(passes_one_by_one, low, bench, by_length, batch),
         "naive": partial(passes_one_by_one, reference, bench, np.arange(len(tokens)), NAIVE_BATCH),
@@ -196,12 +266,36 @@ def race(device: torch.device, options: argparse.Namespace) -> list[dict[str, An
             "ratio_to_tuned": round(paired(seconds["tuned"], taken), 2),
             "ratio_to_naive": round(paired(seconds["naive"], taken), 2),
         }
-        if name in {"amalgam", "deterministic"}:
+        if name.startswith(("amalgam", "deterministic")):
             figures["mfu_executed"] = round((flop - not_computed(bench)) / took / rate, 3)
         if name == "amalgam":
             figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
+            figures["captured_shapes"] = teacher.graphs.shapes if teacher.graphs is not None else None
         rows.append(row("check_gpu", name, **figures, dtype="fp32" if name == "naive" else dtype))
+    rows += [row("check_gpu", "note", said=note) for note in teacher.notes]
     return [*rows, row("check_gpu", "matrix rate", tflops=round(rate / 1e12, 1), dtype=dtype)]
+
+
+def ways(bench: Bench) -> dict[str, Any]:
+    """Of the engine itself: all of it; what compiling adds; what capturing adds to that."""
+    teacher = bench.teacher
+    if teacher.graphs is None:
+        return {"amalgam": partial(amalgam, bench)}
+    graphs = teacher.captured_by(CudaCapture(teacher.device))
+    ways = {
+        "amalgam": nullcontext,
+        "amalgam, not compiled": partial(plainly, teacher, graphs),
+        "amalgam, eager": partial(plainly, teacher),
+    }
+    teacher.fuse(COMPILER)
+
+    def timed(context: Any) -> None:
+        with context():
+            amalgam(bench)
+
+    timed(ways["amalgam"])  # captures are made when a shape comes again: now, in the warm-up
+    timed(ways["amalgam, not compiled"])
+    return {name: partial(timed, context) for name, context in ways.items()}
 
 
 if __name__ == "__main__":

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from amalgam.benchmarks import check_gpu
+from amalgam.benchmarks.cache_teachers import Bench
 from amalgam.stages.cache_teachers.masks import Bank
+from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.tests.stages.test_fused import Uncompiled
+from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
 from amalgam.tests.workshop import quiet_environment
 
 BARE = """
@@ -20,6 +26,9 @@ for name in ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt
 sys.argv = ["check_gpu", *sys.argv[1:]]
 runpy.run_module("amalgam.benchmarks.check_gpu", run_name="__main__")
 """
+
+
+READS = "the model calls aten.item.default in the middle of its work"
 
 
 def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,3 +70,65 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "bf16")
     monkeypatch.setitem(check_gpu.TOLERANCE, "bf16", 1e-6)
     assert any("differ from the CPU's" in fault for fault in check_gpu.logit_faults("bert", cpu))
+
+
+@pytest.mark.parametrize("wrong", ["", "captured", "compiled"])
+def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA's capture and torch's compiler; a wrong one is right as long as it is on trial."""
+
+    def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        output = forward().clone()
+        replays: list[int] = []
+
+        def replay() -> None:
+            replays.append(1)
+            output.copy_(forward()).add_(wrong == "captured" and len(replays) > 1)
+
+        return replay, output
+
+    def compiler(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def compiled(rows: torch.Tensor, *more: Any) -> torch.Tensor:
+            return function(rows, *more) * (1 + (wrong == "compiled" and len(rows) > 1200))
+
+        return compiled
+
+    def with_graphs(model: Any, device: torch.device, dtype: str) -> Teacher:
+        teacher = real(model, device, dtype)
+        teacher.graphs = teacher.captured_by(capture)
+        return teacher
+
+    cpu, real = torch.device("cpu"), check_gpu._teacher  # noqa: SLF001
+    assert check_gpu.fast_faults("bert", cpu) == ([], "on CUDA alone")
+    # In float32 on a CPU the encoder looks at its scores.
+    monkeypatch.setitem(check_gpu.DTYPES, "fp32", torch.float64)
+    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
+    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
+    monkeypatch.setattr(check_gpu, "_teacher", with_graphs)
+    faults, said = check_gpu.fast_faults("bert", cpu)
+    assert any(f"{wrong} differ from plain ones" in fault for fault in faults) == bool(wrong)
+    if not wrong:
+        assert (faults, said) == ([], "captured, 4 shapes: equal; captured and compiled, 4 shapes: equal")
+
+
+def test_the_race_has_a_row_for_each_way_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, captures = Uncompiled(), [Recorded(), Recorded()]
+    teacher = teacher_of()
+    tokens = teacher.tokenise(TEXTS)
+    bench = Bench(teacher, None, tokens, KEYS, 4, 64)
+    assert list(check_gpu.ways(bench)) == ["amalgam"]
+    teacher.graphs = teacher.captured_by(captures[0])
+    monkeypatch.setattr(check_gpu, "CudaCapture", lambda _device: captures[1])
+    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
+    work = check_gpu.ways(bench)
+    done = {}
+    for _ in range(2):
+        for name, run in work.items():
+            before = compiler.calls["added"], captures[0].replays, captures[1].replays
+            run()
+            after = compiler.calls["added"], captures[0].replays, captures[1].replays
+            done[name] = [b > a for a, b in zip(before, after, strict=True)]
+    assert done == {
+        "amalgam": [True, True, False],
+        "amalgam, not compiled": [False, False, True],
+        "amalgam, eager": [False, False, False],
+    }

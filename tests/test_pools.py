@@ -69,3 +69,18 @@ def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Shop, monkeypa
     said = fresh.tries("cache-teachers")
     assert said.code == 1
     assert "Permission denied" in said.err
+
+
+def test_what_a_teacher_learns_in_the_work_is_said_once(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that its launches cannot be captured on this GPU: found in the middle, no reason to stop."""
+    real = launches.run_passes
+
+    def noting(teacher: Any, *what: Any, **how: Any) -> Any:
+        teacher.notes += (f"teacher {teacher.name}: launches are not captured",)
+        return real(teacher, *what, **how)
+
+    monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
+    monkeypatch.setattr(launches, "run_passes", noting)
+    said = fresh("cache-teachers", "execution.batch_tokens=64")
+    families = {path.parent.parent for path in fresh.units()}
+    assert (said.out + said.err).count("launches are not captured") == len(families)

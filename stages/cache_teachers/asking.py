@@ -44,6 +44,7 @@ def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Uni
         run.memory["clock"] = ask_in_pools(
             run, teacher, asked, batch_tokens=budget, read=read, write=partial(_commit, run)
         )
+        say_notes(run, teacher)
 
 
 def launch_budget(run: Run, teacher: Teacher) -> int:
@@ -135,14 +136,22 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
             device=pick_device(run.experiment.execution.device),
         )
         run.memory["loaded teacher"] = ((known.name, dtype), teacher)
-        for note in teacher.notes:
-            run.console.note(note)
+        say_notes(run, teacher)
         run.memory.pop("alive", None)
     if passes and run.memory.get("alive") != known.name:
         teacher.check_dropout_is_alive()
         run.memory["alive"] = known.name
     found: Teacher = teacher
     return found
+
+
+def say_notes(run: Run, teacher: Teacher) -> None:
+    """Each once, also those that came up in the work."""
+    said = run.memory.setdefault("teachers' notes", set())
+    for note in teacher.notes:
+        if note not in said:
+            run.console.note(note)
+            said.add(note)
 
 
 def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None:

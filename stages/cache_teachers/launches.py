@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from amalgam.data.tokens import Tokens
-    from amalgam.stages.cache_teachers.teacher import Teacher, UnderWay
+    from amalgam.stages.cache_teachers.teacher import Teacher
+    from amalgam.stages.cache_teachers.transfer import UnderWay
 
 KEYS_SHOWN = 5
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
@@ -184,6 +185,8 @@ class _Work:
             return None
 
     def _halve(self, part: Launch) -> None:
+        if self.teacher.graphs is not None:
+            self.teacher.graphs.close("the memory they hold was wanted for launches")
         gc.collect()
         if self.teacher.device.type == "cuda":
             torch.cuda.empty_cache()

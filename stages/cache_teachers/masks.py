@@ -111,13 +111,22 @@ class Bank:
         return self.windows(offsets, length, rate, None if out is None else out.view(-1, length)).view(*shape)
 
     def windows(self, offsets: torch.Tensor, length: int, rate: float, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The seam for a fused kernel: [offsets, length], the mask values from each offset on."""
+        """[offsets, length]: the mask values from each offset on."""
         if length > LONGEST_WINDOW:
             raise ModelError(f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}")
-        mask = self._masks.get(rate)
-        if mask is None:
-            mask = self._masks[rate] = self._whole(rate)
-        return torch.index_select(mask.as_strided((BANK_SIZE, length), (1, 1)), 0, offsets.reshape(-1), out=out)
+        windows = self.values(rate).as_strided((BANK_SIZE, length), (1, 1))
+        return torch.index_select(windows, 0, offsets.reshape(-1), out=out)
+
+    def values(self, rate: float) -> torch.Tensor:
+        """The whole bank at a rate; from any offset on, a window fits."""
+        values = self._masks.get(rate)
+        if values is None:
+            values = self._masks[rate] = self._whole(rate)
+        return values
+
+    def held(self) -> list[torch.Tensor]:
+        """What masks are made of."""
+        return [*self._masks.values(), *self._steps.values()]
 
     def _whole(self, rate: float) -> torch.Tensor:
         kept = bank_levels(self.seed) >= threshold(rate)

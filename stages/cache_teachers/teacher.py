@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,21 +16,29 @@ import torch
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.cache_teachers.agreement import alike, find_lean, fuse
 from amalgam.stages.cache_teachers.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
-from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder, lean_encoder
+from amalgam.stages.cache_teachers.fused import may_compile
+from amalgam.stages.cache_teachers.graphs import WORDS, CudaCapture, Graphs
 from amalgam.stages.cache_teachers.masks import Bank, row_words, site_words
+from amalgam.stages.cache_teachers.transfer import UnderWay, sent, under_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from amalgam.stages.cache_teachers.fused import Compiler
+    from amalgam.stages.cache_teachers.graphs import Capture, Inputs
+    from amalgam.stages.cache_teachers.lean_encoder import LeanEncoder
+
 DROPOUT_OFF = -1
 # Two probes tell rows, tokens and fixed axes apart: no two of these numbers, nor their products, share a ratio.
 PROBE_ROWS = (3, 5)
 PROBE_TOKENS = (7, 11)
 LONGEST_PROBE = 1024
-ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+TRIAL_ROWS = 8
+FUSE_AFTER = 32
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
 
@@ -43,30 +52,6 @@ class Rows:
     passes: NDArray[np.int64]
     width: int = 0
     """Pad to at least so many tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """Logits on their way to the host, and what says that they have arrived; nothing on a device that is the host."""
-
-    logits: torch.Tensor
-    arrival: torch.cuda.Event | None
-
-    def wait(self) -> torch.Tensor:
-        if self.arrival is not None:
-            self.arrival.synchronize()
-        return self.logits
-
-
-def under_way(logits: torch.Tensor) -> UnderWay:
-    """The copy is queued behind its own launch: waiting for it does not wait for launches started since."""
-    if logits.device.type != "cuda":
-        return UnderWay(logits.cpu(), None)
-    host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-    host.copy_(logits, non_blocking=True)
-    arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrival.record()
-    return UnderWay(host, arrival)
 
 
 def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
@@ -127,6 +112,9 @@ class Teacher:
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self._sites: tuple[Site, ...] | None = None
         self._lean: tuple[LeanEncoder | None] | None = None
+        self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
+        self._compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
+        self._launches = 0
 
     def _choose_pad(self) -> int:
         """The config's pad id comes first: models read positions and the last token by it."""
@@ -175,10 +163,14 @@ class Teacher:
 
     def start(self, rows: Rows) -> UnderWay:
         """As `run`, but on a GPU the host goes on while the device computes."""
-        inputs = self.inputs(rows)
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
-            logits = self._plain(inputs, self.lean) if off else self._dropped(rows, inputs, self.sites, self.lean)
+            sites = () if off else self.sites
+            self._count(off=off)
+            inputs = self.inputs(rows, None if off else sites)
+            forward = partial(self.plain if off else partial(self.dropped, sites=sites), lean=self.lean)
+            kind = "dropout off" if off else "keyed dropout"
+            logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
             return under_way(logits.float())
 
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
@@ -192,66 +184,69 @@ class Teacher:
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 
-    def _plain(self, inputs: dict[str, torch.Tensor], lean: LeanEncoder | None) -> torch.Tensor:
+    def _count(self, *, off: bool) -> None:
+        """Compiling takes seconds, which a few launches do not win back."""
+        self._launches += not off
+        if self._launches == FUSE_AFTER and self._compiler is not None:
+            self.fuse(self._compiler)
+
+    def fuse(self, compiler: Compiler) -> None:
+        """From here on the lean encoder's dropout is compiled, if there is one and it stays right."""
+        self._compiler = None
+        if self.lean is None or not may_compile():
+            return
+        why = fuse(self, self.lean, compiler)
+        if why:
+            self._note(f"dropout is not compiled: {why}")
+        elif self.graphs is not None:
+            self.graphs.forget()
+
+    def _note(self, said: str) -> None:
+        self.notes += (f"teacher {self.name}: {said}",)
+
+    def captured_by(self, capture: Capture) -> Graphs:
+        """Launches of recurring shapes, captured that way; what a capture reads by address stays with it."""
+
+        def kept() -> list[torch.Tensor]:
+            return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
+
+        return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=self._note)
+
+    def plain(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
         self._switch(training=False)
         with lean.instead(None) if lean else nullcontext():
-            return self.model(**inputs).logits  # type: ignore[no-any-return]
+            return self._logits(inputs, lean)
 
-    def _dropped(
-        self, rows: Rows, inputs: dict[str, torch.Tensor], sites: tuple[Site, ...], lean: LeanEncoder | None = None
-    ) -> torch.Tensor:
-        mode = KeyedDropout(self._bank, sites, self._words(rows, sites))
+    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: LeanEncoder | None = None) -> torch.Tensor:
+        mode = KeyedDropout(self._bank, sites, inputs[WORDS])
         self._switch(training=True)
         with mode, lean.instead(mode) if lean else nullcontext():
-            logits = self.model(**inputs).logits
+            logits = self._logits(inputs, lean)
         mode.finish()
-        return logits  # type: ignore[no-any-return]
+        return logits
+
+    def _logits(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+        named = {name: one for name, one in inputs.items() if name != WORDS}
+        if lean and "attention_mask" in named:
+            # With four dimensions the model takes it as it is; of two it would first ask whether anything is hidden,
+            # and a GPU's host would wait for the answer.
+            named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
+        return self.model(**named).logits  # type: ignore[no-any-return]
 
     @property
     def lean(self) -> LeanEncoder | None:
         """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
         if self._lean is None:
-            self._lean = (self._find_lean(),)
+            self._lean = (find_lean(self),)
         return self._lean[0]
 
-    def _find_lean(self) -> LeanEncoder | None:
-        """Tried on texts of two lengths, padded and not, dropout off and keyed: numbers decide, not names."""
-        for first_token in (True, False):
-            lean = lean_encoder(self.model, first_token=first_token)
-            if lean is None:
-                return None
-            try:
-                agrees = self._agrees(lean)
-            except torch.OutOfMemoryError:
-                raise
-            except (IndexError, RuntimeError, TypeError):  # another model's layers under the same names
-                continue
-            lean.buffers.drop()
-            if agrees:
-                return lean
-        return None
-
-    def _agrees(self, lean: LeanEncoder) -> bool:
-        lengths = (min(self.limit, PROBE_TOKENS[0]), min(self.limit, PROBE_TOKENS[1]))
+    def trials(self) -> Iterator[Rows]:
+        """Launches to compare two ways by: random texts of two lengths, without padding and with."""
+        low, high = (min(self.limit, length) for length in PROBE_TOKENS)
         random = np.random.default_rng(0)
-        for width in (0, lengths[1]):
-            tokens = [self._random_tokens(random, lengths[0] if not width or i % 2 else width) for i in range(8)]
-            rows = Rows(tokens, [bytes([i + 1]) * 16 for i in range(8)], np.arange(8), width)
-            inputs = self.inputs(rows)
-            with torch.inference_mode():
-                ways = [self._plain(inputs, None), self._plain(inputs, lean)]
-                if self._can_be_keyed():
-                    ways += [self._dropped(rows, inputs, self.sites), self._dropped(rows, inputs, self.sites, lean)]
-            if not all(alike(a.float(), b.float(), self.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)):
-                return False
-        return True
-
-    def _can_be_keyed(self) -> bool:
-        """A model whose dropout cannot be keyed may still answer with dropout off."""
-        try:
-            return bool(self.sites)
-        except ModelError:
-            return False
+        for width in (0, high):
+            tokens = [self._random_tokens(random, low if not width or i % 2 else width) for i in range(TRIAL_ROWS)]
+            yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(TRIAL_ROWS)], np.arange(TRIAL_ROWS), width)
 
     def _random_tokens(self, random: np.random.Generator, length: int) -> Tokens:
         ids = random.integers(0, self._vocabulary, length, dtype=np.int32)
@@ -268,23 +263,20 @@ class Teacher:
                 raise ValueError("a teacher with shared dropout sites takes one pass at a time")
             of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
             words = np.where(shared[:, None], of_no_text, words)
-        return torch.from_numpy(words.view(np.int64)).to(self.device)
+        return sent(words.view(np.int64), self.device)
 
-    def inputs(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """Exact-length rows need no attention mask; others are padded on the right."""
+    def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
+        """Exact-length rows need no attention mask; others are padded on the right. The words of `sites` beside."""
         lengths = np.array([len(one) for one in rows.tokens])
-        shape = len(lengths), max(int(lengths.max()), rows.width)
-        ids, types = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
-        for row, one in enumerate(rows.tokens):
-            ids[row, : len(one)] = one.ids
-            if one.type_ids is not None:
-                types[row, : len(one)] = one.type_ids
-        arrays = {"input_ids": ids}
+        width = max(int(lengths.max()), rows.width)
+        there = np.arange(width) < lengths[:, None]
+        arrays = {"input_ids": _filled(there, [one.ids for one in rows.tokens], self._pad)}
         if rows.tokens[0].type_ids is not None:
-            arrays["token_type_ids"] = types
-        if (lengths < shape[1]).any():
-            arrays["attention_mask"] = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
-        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+            arrays["token_type_ids"] = _filled(there, [one.type_ids for one in rows.tokens], 0)
+        if (lengths < width).any():
+            arrays["attention_mask"] = there.astype(np.int64)
+        found = {name: sent(array, self.device) for name, array in arrays.items()}
+        return found if sites is None else found | {WORDS: self._words(rows, sites)}
 
     def _switch(self, *, training: bool) -> None:
         """train() with whatever keeps running statistics left in eval(): those would learn from the texts."""
@@ -385,7 +377,7 @@ class Teacher:
         rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
         try:
             with torch.inference_mode():
-                self._dropped(rows, self.inputs(rows), sites)
+                self.dropped(self.inputs(rows, sites), sites)
         except (IndexError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -393,7 +385,8 @@ class Teacher:
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 
-def alike(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to rounding, which is measured against how much logits differ between texts."""
-    spread = float(theirs.std(0).max())
-    return float((ours - theirs).abs().max()) <= ALIKE[dtype] * spread
+def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
+    """The rows' numbers where there are any, else `pad`."""
+    filled = np.full(there.shape, pad, np.int64)
+    filled[there] = np.concatenate(parts)
+    return filled

@@ -19,7 +19,7 @@ from amalgam.benchmarks.protocol import row, show
 
 EXPERIMENT = """\
 corpus:
-  train: {data}/train.parquet
+  train: {train}
   test: {test}
   label: label
   limit: {limit}
@@ -36,6 +36,8 @@ student:
   epochs: {epochs}
   learning_rate: 5e-5
 """
+SENTENCE = 40
+"""Characters: what is shorter is not put in as a foreign text."""
 METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 
@@ -63,6 +65,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
     parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
     parser.add_argument("--passes", type=int, default=16)
+    parser.add_argument("--shares", nargs="+", type=float, help="of the teachers in the texts: 4 1 keeps a quarter")
+    parser.add_argument("--foreign", type=Path, help="texts of no teacher (Parquet): one to ten others are put in")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="where the experiments stand")
     parser.add_argument("--json", action="store_true")
@@ -74,16 +78,18 @@ def main() -> None:
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     said = DATA_SETS[name]
     groups = options.groups or said.groups
-    base = options.folder / f"{name}-{groups}-{options.limit}"
+    kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
+    base = options.folder / f"{name}-{groups}-{options.limit}{kind}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / "amalgam.yaml"
     data = (options.data / name).absolute()
     fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "groups": groups, "limit": options.limit}
     fields["passes"] = options.passes
-    config.write_text(EXPERIMENT.format(data=data, test=_test_texts(data, base, options.test_limit), **fields))
+    texts = {"test": _test_texts(data, base, options.test_limit), "train": _train_texts(data, base, groups, options)}
+    config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
     runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
     ensemble = next(iter(runs.values()))["ensemble"]
-    about = {"data": name, "teachers": groups}
+    about = {"data": name + kind, "teachers": groups}
     rows = [row("methods", "ensemble", **about, accuracy=round(ensemble, 4))]
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
@@ -102,6 +108,27 @@ def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
     texts = pl.read_parquet(data / "test.parquet")
     texts.sample(min(limit, len(texts)), seed=0).write_parquet(base / f"test-{limit}.parquet")
     return (base / f"test-{limit}.parquet").absolute()
+
+
+def _train_texts(data: Path, base: Path, groups: int, options: argparse.Namespace) -> Path:
+    """All of them, or as many of each teacher's labels as its share says, and foreign ones without a label beside."""
+    import polars as pl
+
+    from amalgam.data.labels import cut_in_groups
+
+    if not options.shares and not options.foreign:
+        return data / "train.parquet"
+    texts = pl.read_parquet(data / "train.parquet", columns=["text", "label"]).sample(fraction=1, shuffle=True, seed=0)
+    parts = [texts.filter(pl.col("label").is_in(own)) for own in cut_in_groups(sorted(texts["label"].unique()), groups)]
+    shares = options.shares or [len(part) for part in parts]
+    whole = min(len(part) / share for part, share in zip(parts, shares, strict=True))
+    parts = [part.head(int(whole * share)) for part, share in zip(parts, shares, strict=True)]
+    if options.foreign:
+        foreign = pl.read_parquet(options.foreign, columns=["text"]).filter(pl.col("text").str.len_chars() > SENTENCE)
+        many = sum(len(part) for part in parts) // 10
+        parts.append(foreign.sample(many, seed=0).with_columns(pl.lit(None, pl.String).alias("label")))
+    pl.concat(parts).write_parquet(base / "train.parquet")
+    return (base / "train.parquet").absolute()
 
 
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:

@@ -261,9 +261,12 @@ def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
     assert np.linalg.norm(found[:, :3], axis=1) == pytest.approx(2**-0.5)
 
 
-def test_shares_are_not_estimated_from_signals_that_lie_too_close() -> None:
-    signal, _ = scores([0.6, 0.2, 0.2], separation=0.3, texts=3000)
+def test_half_of_the_weights_is_shares_alike_and_half_shares_as_estimated() -> None:
+    signal, right = scores([0.85, 0.15], separation=2.0)
     facts: dict[str, Any] = {"notes": []}
-    found = weighed(signal, "mixture", facts)
-    assert found.separation is None
-    assert "too close" in facts["notes"][0]
+    found, estimated, alike = weighed(signal, "mixture", facts), mixture(signal), standardised(signal)
+    assert found.weights == pytest.approx((estimated.weights + alike.weights) / 2)
+    assert found.shares == pytest.approx(estimated.shares)
+    assert facts["separation"] == estimated.separation
+    assert rightly(found, right) > rightly(alike, right)
+    assert weighed(signal, "standardised", facts).weights == pytest.approx(alike.weights)

@@ -19,6 +19,7 @@ ROUNDS = 500
 SETTLED = 1e-6
 SEPARATIONS = (0.5, 8.0)
 HALVINGS = 40
+LEAST_RATIO = 0.3
 PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
@@ -47,53 +48,69 @@ def standardised(signal: Array) -> Weighing:
 def mixture(signal: Array) -> Weighing:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
-    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation for all teachers, in
-    deviations of the signal's own noise, the shares then fix the rest: noise sigma_i^2 = 1 / (1 + pi_i (1 - pi_i) s^2),
-    d_i = s sigma_i, and the means -pi_i d_i and (1 - pi_i) d_i. With means and variances of its own for every teacher,
-    EM loses a teacher as soon as there are more than two.
+    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation s for all teachers, in
+    deviations of the signal's own noise, and one ratio r of the noise on own texts to that on others, the shares fix
+    the rest: sigma_i^2 = 1 / (1 - pi_i + pi_i r^2 + pi_i (1 - pi_i) s^2), d_i = s sigma_i, means -pi_i d_i and
+    (1 - pi_i) d_i. Own texts scatter less; without r that looks like a larger share. With parameters of its own for every
+    teacher, EM loses a teacher as soon as there are more than two.
     """
     texts, teachers = signal.shape
     scores = standard(signal)
     weights = _softmax(scores / SHARPNESS)
-    shares, separation = weights.mean(axis=0), 1.0
+    tied = _Tied(weights.mean(axis=0), 1.0, 1.0)
     for _ in range(ROUNDS if teachers > 1 else 0):
         shares = (weights.sum(axis=0) + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-        separation = _separation(_distance(scores, weights), shares)
-        found = _posterior(scores, shares, separation)
+        distance, ratio = _apart(scores, weights)
+        tied = _Tied(shares, _separation(distance, shares, ratio), ratio)
+        found = tied.posterior(scores)
         change, weights = float(np.abs(found - weights).max()), found
         if change < SETTLED:
             break
-    return Weighing(weights, shares, separation)
+    return Weighing(weights, tied.shares, tied.separation)
 
 
-def _distance(scores: Array, weights: Array) -> float:
-    """Mean over teachers of: their signal on their own texts less that on the others."""
-    own, others = weights.sum(axis=0), (1 - weights).sum(axis=0)
-    inside = (weights * scores).sum(axis=0) / np.maximum(own, 1e-9)
-    outside = ((1 - weights) * scores).sum(axis=0) / np.maximum(others, 1e-9)
-    return float((inside - outside).mean())
+@dataclass(frozen=True)
+class _Tied:
+    shares: Array
+    separation: float
+    ratio: float
+
+    @property
+    def noise(self) -> Array:
+        spread = 1 - self.shares + self.shares * self.ratio**2
+        found: Array = 1 / np.sqrt(spread + self.shares * (1 - self.shares) * self.separation**2)
+        return found
+
+    def posterior(self, scores: Array) -> Array:
+        """More of a signal never speaks against its teacher: beyond the mean on own texts it counts as that mean."""
+        noise = self.noise
+        outside = -self.shares * self.separation * noise
+        inside = outside + self.separation * noise
+        own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
+        others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
+        gain = others**2 / (2 * noise**2) - own**2 / (2 * (self.ratio * noise) ** 2) - np.log(self.ratio)
+        return _softmax(gain + np.log(self.shares))
 
 
-def _separation(distance: float, shares: Array) -> float:
+def _apart(scores: Array, weights: Array) -> tuple[float, float]:
+    """Mean over teachers of their signal on own texts less that on others; of their deviations there, the ratio."""
+    means, spreads = [], []
+    for part in (weights, 1 - weights):
+        texts = np.maximum(part.sum(axis=0), 1e-9)
+        means.append((part * scores).sum(axis=0) / texts)
+        spreads.append((part * (scores - means[-1]) ** 2).sum(axis=0) / texts)
+    ratios = np.log(np.maximum(spreads[0], 1e-6) / np.maximum(spreads[1], 1e-6)) / 2
+    return float((means[0] - means[1]).mean()), float(np.clip(np.exp(ratios.mean()), LEAST_RATIO, 1 / LEAST_RATIO))
+
+
+def _separation(distance: float, shares: Array, ratio: float) -> float:
     """The separation, in deviations of the noise, that gives this mean distance: by halving, since it grows with it."""
     low, high = SEPARATIONS
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        smaller = float((middle * _noise(shares, middle)).mean()) < distance
+        smaller = float((middle * _Tied(shares, middle, ratio).noise).mean()) < distance
         low, high = (middle, high) if smaller else (low, middle)
     return low
-
-
-def _noise(shares: Array, separation: float) -> Array:
-    found: Array = 1 / np.sqrt(1 + shares * (1 - shares) * separation**2)
-    return found
-
-
-def _posterior(scores: Array, shares: Array, separation: float) -> Array:
-    noise = _noise(shares, separation)
-    outside, inside = -shares * separation * noise, (1 - shares) * separation * noise
-    gain = ((scores - outside) ** 2 - (scores - inside) ** 2) / (2 * noise**2)
-    return _softmax(gain + np.log(shares))
 
 
 def standard(signal: Array) -> Array:

@@ -261,12 +261,31 @@ def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
     assert np.linalg.norm(found[:, :3], axis=1) == pytest.approx(2**-0.5)
 
 
-def test_half_of_the_weights_is_shares_alike_and_half_shares_as_estimated() -> None:
+def test_a_third_of_the_weights_is_shares_alike_and_the_rest_shares_as_estimated() -> None:
     signal, right = scores([0.85, 0.15], separation=2.0)
     facts: dict[str, Any] = {"notes": []}
     found, estimated, alike = weighed(signal, "mixture", facts), mixture(signal), standardised(signal)
-    assert found.weights == pytest.approx((estimated.weights + alike.weights) / 2)
+    assert found.weights == pytest.approx((2 * estimated.weights + alike.weights) / 3)
     assert found.shares == pytest.approx(estimated.shares)
     assert facts["separation"] == estimated.separation
     assert rightly(found, right) > rightly(alike, right)
     assert weighed(signal, "standardised", facts).weights == pytest.approx(alike.weights)
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8], [0.4, 0.3, 0.3]])
+def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: list[float]) -> None:
+    random = np.random.default_rng(3)
+    right = random.choice(len(shares), 8000, p=shares)
+    own = np.eye(len(shares))[right]
+    signal = random.normal(size=own.shape) * np.where(own > 0, 0.5, 1.0) + 2.0 * own
+    found = mixture(signal)
+    assert np.abs(found.shares - np.bincount(right) / len(right)).max() < 0.05
+    assert rightly(found, right) > 0.87
+
+
+def test_more_of_a_signal_never_speaks_against_its_teacher() -> None:
+    random = np.random.default_rng(3)
+    own = np.eye(2)[random.choice(2, 4000)]
+    signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
+    signal[:50, 0], signal[:50, 1] = np.linspace(-6, 12, 50), 0.5
+    assert (np.diff(mixture(signal).weights[:50, 0]) >= -1e-12).all()

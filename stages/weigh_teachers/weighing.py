@@ -48,11 +48,11 @@ def standardised(signal: Array) -> Weighing:
 def mixture(signal: Array) -> Weighing:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
-    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation s for all teachers, in
-    deviations of the signal's own noise, and one ratio r of the noise on own texts to that on others, the shares fix
-    the rest: sigma_i^2 = 1 / (1 - pi_i + pi_i r^2 + pi_i (1 - pi_i) s^2), d_i = s sigma_i, means -pi_i d_i and
-    (1 - pi_i) d_i. Own texts scatter less; without r that looks like a larger share. With parameters of its own for every
-    teacher, EM loses a teacher as soon as there are more than two.
+    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation s for all teachers,
+    in deviations of the signal's own noise, and one ratio r of the noise on own texts to that on others, the shares
+    fix the rest: sigma_i^2 = 1 / (1 - pi_i + pi_i r^2 + pi_i (1 - pi_i) s^2), d_i = s sigma_i, means -pi_i d_i and
+    (1 - pi_i) d_i. Own texts scatter less; without r that looks like a larger share. With parameters of its own for
+    every teacher, EM loses a teacher as soon as there are more than two.
     """
     texts, teachers = signal.shape
     scores = standard(signal)

@@ -235,6 +235,8 @@ class Objective(Section):
     """layerwise: layer by layer from the amalgamated states, or end to end from the targets, or one after the other."""
     weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
     """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Of the maps that an objective adds: they start from nothing, and stay behind."""
 
     @property
     def states(self) -> Literal["pooled", "tokens"] | None:
@@ -249,8 +251,8 @@ class Objective(Section):
         if self.name == "targets":
             return set()
         if self.name != "layerwise":
-            return {"name", "grain", "blocks", "weights"}
-        states = {"grain", "amalgamation", "adaption", "weights"} if self.states else set()
+            return {"name", "grain", "blocks", "weights", "learning_rate"}
+        states = {"grain", "amalgamation", "adaption", "weights", "learning_rate"} if self.states else set()
         return {"name", "learning"} | states
 
 

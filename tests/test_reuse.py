@@ -101,6 +101,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "objective.adaption": (["objective.adaption=false"], NOTHING),
     "objective.learning": (["objective.learning=joint"], NOTHING),
     "objective.weights": (["objective.weights=[1, 2, 3]"], NOTHING),
+    "objective.learning_rate": (["objective.learning_rate=1e-2"], NOTHING),
     "report.calibration_bins": (["report.calibration_bins=10"], {REPORT}),
     "execution.workspace": (["execution.workspace=elsewhere"], ALL),  # another place, where nothing is yet
     "execution.device": (["execution.device=cpu"], NOTHING),

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from amalgam.data.keys import text_key
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.runner import bring_up_to_date
+from amalgam.stages.cache_features.states import states_of
+from amalgam.stages.commands import open_run
+from amalgam.stages.order import STAGES
 from amalgam.tests.workshop import TRAIN, Shop, word_list, write_model
 
+Array = NDArray[Any]
+Keys = NDArray[np.bytes_]
 POOLED = "objective.name=dfa"
 TOKENS = (POOLED, "objective.grain=tokens")
 
@@ -54,6 +63,24 @@ def test_appended_texts_alone_get_states(shop: Shop) -> None:
     added = {unit: texts for unit, texts in states(shop).items() if unit not in before}
     assert before.items() <= states(shop).items()
     assert sorted(added.values()) == [7, 7, 7, 7]
+
+
+def read_back(shop: Shop, keys: Keys) -> list[Array]:
+    """Of each teacher, by token, for the texts with these keys."""
+    _, run = open_run(shop.config, list(TOKENS), console=Console(quiet=True))
+    bring_up_to_date(STAGES, run, target="cache-features")
+    return [states.take(np.arange(len(keys))) for states in states_of(run, keys)]
+
+
+def test_states_that_lie_in_several_files_are_those_of_their_texts(shop: Shop, tmp_path: Path) -> None:
+    shop("train-student", *TOKENS)
+    rows = shop.texts()
+    shop.write([*((f"{text} again", label) for text, label in rows[:7]), *rows])
+    keys = np.array([text_key((text,)) for text, _ in (*shop.texts()[:20], *rows[-3:])], "S16")
+    spread = read_back(shop, keys)
+    assert len(list(families(shop, "tokens")["first"].glob("units/*.json"))) == 2
+    for one, other in zip(spread, read_back(shop.without_artifacts(tmp_path / "other"), keys), strict=True):
+        np.testing.assert_allclose(one, other, atol=4e-3)
 
 
 def test_another_encoder_of_the_same_depth_costs_no_states_and_another_depth_does(shop: Shop) -> None:

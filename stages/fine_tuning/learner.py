@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from amalgam.pipeline.errors import WorkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from accelerate import Accelerator
 
     from amalgam.stages.fine_tuning.batches import Rows
+    from amalgam.stages.fine_tuning.loop import Training
 
 # Of a batch's tensors, those that are the encoder's; the others are the objective's.
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -134,12 +135,20 @@ def _some_unused(learner: torch.nn.Module, batch: dict[str, torch.Tensor], devic
     return unused
 
 
-def adamw(weights: Sequence[torch.Tensor], device: torch.device, *, rate: float, decay: float) -> torch.optim.AdamW:
+def adamw(names: Mapping[torch.Tensor, str], device: torch.device, training: Training) -> torch.optim.AdamW:
+    """By weight and name. `peak` of a group is its rate's largest value: what an objective adds has its own."""
     from torch.optim import AdamW
 
-    groups = [
-        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": decay},
+    own = [weight for weight, name in names.items() if name.startswith("objective.")]
+    rates = [(training.learning_rate, [weight for weight, name in names.items() if not name.startswith("objective.")])]
+    rates += [(training.objective_rate or training.learning_rate, own)] if own else []
+    groups = [group for rate, weights in rates for group in _decayed(weights, rate, training.weight_decay)]
+    return AdamW(groups, lr=training.learning_rate, fused=device.type in {"cpu", "cuda", "mps"})
+
+
+def _decayed(weights: Sequence[torch.Tensor], rate: float, decay: float) -> list[dict[str, Any]]:
+    return [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": decay, "peak": rate},
         # Biases and LayerNorm.
-        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0, "peak": rate},
     ]
-    return AdamW(groups, lr=rate, fused=device.type in {"cpu", "cuda", "mps"})

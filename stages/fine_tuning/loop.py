@@ -82,6 +82,8 @@ class Training:
     seed: int
     temperature: float = 1.0
     checkpoint_seconds: float = 120
+    objective_rate: float | None = None
+    """Learning rate of the objective's own weights; None: the model's."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class _Run:
         self.names: dict[torch.Tensor, str] = {
             weight: name for name, weight in self.learner.named_parameters() if weight.requires_grad
         }
-        self.optimizer = adamw(list(self.names), self.device, rate=training.learning_rate, decay=training.weight_decay)
+        self.optimizer = adamw(self.names, self.device, training)
         self.identity = _identity(examples, training, objective, self.names)
         self.progress = _Progress()
         self.best: dict[str, torch.Tensor] = {}
@@ -334,8 +336,9 @@ class _Run:
     def _update(self, loss: float, norm: float, batch: Rows, checkpoint: Path) -> None:
         progress = self.progress
         if math.isfinite(loss) and math.isfinite(norm):
+            share_of_peak = rate_share(progress.step, self.total, self.training)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(progress.step, self.total, self.training)
+                group["lr"] = group["peak"] * share_of_peak
             self.optimizer.step()
             progress.not_numbers = 0
             progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + 1
@@ -361,10 +364,14 @@ class _Run:
 
 
 def learning_rate(step: int, total: int, training: Training) -> float:
-    """Rate of the update after `step` others: linear up over the warm-up, then linear down; never zero."""
+    """Rate of the update after `step` others."""
+    return training.learning_rate * rate_share(step, total, training)
+
+
+def rate_share(step: int, total: int, training: Training) -> float:
+    """Of the largest rate: linear up over the warm-up, then linear down; never zero."""
     warm = math.ceil(training.warmup * total)
-    share_of_peak = (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
-    return training.learning_rate * share_of_peak
+    return (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
 
 
 def _identity(examples: Examples, training: Training, objective: Objective, names: dict[torch.Tensor, str]) -> str:

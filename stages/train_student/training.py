@@ -107,6 +107,7 @@ def training_of(run: Run, student: Student, temperature: float) -> Training:
         seed=student.seed,
         temperature=temperature,
         checkpoint_seconds=run.experiment.execution.training_checkpoint_seconds,
+        objective_rate=run.experiment.objective.learning_rate,
     )
 
 

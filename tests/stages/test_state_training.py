@@ -108,6 +108,18 @@ def test_every_trainable_number_of_student_and_objective_moves(tmp_path: Path, w
     assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
+@pytest.mark.parametrize("rate", [None, 1e-2])
+def test_what_the_objective_adds_learns_at_its_own_rate(tmp_path: Path, rate: float | None) -> None:
+    """AdamW's first step is as long as the rate, whatever the gradient."""
+    model, objective = tiny()[0], objective_of("dfa")
+    before = everything(model, objective)
+    train(model, tmp_path, objective, replace(PLAIN, epochs=1, batch_size=TEXTS, objective_rate=rate))
+    after = everything(model, objective)
+    for owner, expected in (("student", 1e-3), ("objective", rate or 1e-3)):
+        moved = [float((after[name] - before[name]).abs().max()) for name in before if name.startswith(owner)]
+        assert max(moved) == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stopped_training_goes_on_to_the_very_same_weights_of_both(tmp_path: Path, way: str) -> None:
     whole, stopped = tiny()[0], tiny()[0]

@@ -64,13 +64,22 @@ PRESETS = {name: method.defaults for name, method in METHODS.items()}
 
 def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
     """The name of what learns these targets by this objective; other weights than a method's own are named too."""
+    named: dict[str, str] = {}
     for name, method in METHODS.items():
-        own = method.defaults.get("objective", {}).get("name", "targets")
-        sets = method.defaults.get("targets", {}).items()
-        if method.trains and own == objective and all(targets.get(field) == value for field, value in sets):
-            return name
-    more = f" and {objective}" if objective != "targets" else ""
-    return f"{targets['mode']}, {targets['weights']} weights{more}"
+        if _makes(method, targets):
+            named.setdefault(objective_in(method), name)
+    if objective in named:
+        return named[objective]
+    plain = named.get("targets", f"{targets['mode']}, {targets['weights']} weights")
+    return plain if objective == "targets" else f"{plain} and {objective}"
+
+
+def objective_in(method: Method) -> str:
+    return str(method.defaults.get("objective", {}).get("name", "targets"))
+
+
+def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
+    return method.trains and all(targets.get(field) == value for field, value in method.defaults["targets"].items())
 
 
 def method_name(experiment: Experiment) -> str:

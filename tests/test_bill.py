@@ -131,3 +131,50 @@ def test_a_long_csv_is_counted_by_its_lines_and_a_limit_is_kept_to(tmp_path: Pat
     assert survey(run, "train", Rates(run, measure=True)).texts == pytest.approx(count, rel=0.01)
     _, run = open_run(tmp_path / "amalgam.yaml", ["corpus.limit=100"])
     assert survey(run, "train", Rates(run, measure=True)).texts == 100
+
+
+# ---- methods that look at teachers' states
+
+DFA = ("student.method=dfa", "targets.mode=vanilla-kd")
+
+
+def test_states_that_are_missing_are_on_the_bill_by_text_and_teacher(shop: Shop) -> None:
+    bill = _bill(shop, "--measure", *DFA)
+    assert bill["notes"] == {}
+    cost, rates = bill["stages"]["cache-features"], _kept(shop)
+    asked = [rates["states of first"], rates["states of second"]]
+    assert cost["seconds"] == pytest.approx(
+        sum(one["setup_seconds"] + TRAIN * one["seconds_per_text"] for one in asked)
+    )
+    assert cost["disk_mb"] == pytest.approx(sum(TRAIN * one["mb_per_text"] for one in asked))
+    shop("train-student", *DFA)
+    rows = shop.texts()
+    shop.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
+    shop("read-corpus")
+    cost = _bill(shop, "--measure", *DFA)["stages"]["cache-features"]
+    assert cost["seconds"] == pytest.approx(sum(one["setup_seconds"] + 7 * one["seconds_per_text"] for one in asked))
+
+
+def test_states_by_token_take_the_tokens_times_the_blocks_times_the_width_on_the_disk(shop: Shop) -> None:
+    """The figure of the bill is what then lies there."""
+    cost = _bill(shop, "--measure", *DFA, "objective.grain=tokens")["stages"]["cache-features"]
+    shop("train-student", *DFA, "objective.grain=tokens")
+    there = sum(path.stat().st_size for path in (shop.artifacts / "cache-teachers").glob("*/units/*/*")) / 1e6
+    assert cost["disk_mb"] == pytest.approx(there, rel=0.02)
+
+
+def test_the_students_steps_are_measured_with_what_it_looks_at_phase_by_phase(shop: Shop) -> None:
+    said = ("student.method=layerwise", "targets.mode=scores")
+    assert _bill(shop, "--measure", *said)["stages"]["train-student"]["seconds"] > 0
+    assert next(figures for kind, figures in _kept(shop).items() if kind.startswith("training"))["phases"] == 2
+
+
+def test_states_of_teachers_that_are_to_be_trained_are_on_the_bill(fresh: Shop) -> None:
+    text = fresh.config.read_text()
+    start, end = text.index("teachers:"), text.index("cache:")
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 2\n  max_tokens: 32\n"
+    fresh.config.write_text(text[:start] + trained + text[end:])
+    bill = _bill(fresh, "--measure", *DFA)
+    assert bill["notes"] == {}
+    assert bill["stages"]["cache-features"]["seconds"] > 0
+    assert "states of ./models/encoder" in _kept(fresh)

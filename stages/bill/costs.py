@@ -12,7 +12,9 @@ from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.bill import trials
 from amalgam.stages.bill.rates import Figures, Rates
 from amalgam.stages.bill.survey import Survey, sample, survey
-from amalgam.stages.models.encoder import encoder_digest
+from amalgam.stages.cache_features.families import ENCODER_STATES, blocks_of
+from amalgam.stages.models.encoder import encoder_digest, encoder_files
+from amalgam.stages.models.shape import width_of
 from amalgam.stages.read_corpus.stage import corpus_for, part_identity, sources_of
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
@@ -111,6 +113,7 @@ class _Lessons:
     def seconds(self, rates: Figures) -> float:
         steps = self.epochs * -(-self.learned // self.batch)
         looks = -(-steps // self.every)
+        looks *= int(rates.get("phases", 1))
         learning, looking = steps * rates["seconds_per_step"], looks * self.looked_at * rates["seconds_per_read"]
         return rates["setup_seconds"] + learning + looking
 
@@ -147,11 +150,22 @@ def _training_rates(job: Job, said: Student | TrainTeachers, where: str) -> Figu
     sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
     about = [encoder_digest(job.run, said, where), sizes, job.kind_of_texts]
     part = "train" if where == ENCODER else job.teachers_part
+    objective, widths = job.run.experiment.objective, None
+    if where == ENCODER and objective.read:
+        widths = _widths(job) if objective.states else []
+        about += [objective.model_dump(include=objective.read), widths]
 
     def measure() -> Figures:
-        return trials.training(job.run, said, where, sample(job.run, part))
+        return trials.training(job.run, said, where, sample(job.run, part), widths)
 
     return job.rates.of(f"training {said.encoder}", about, measure)
+
+
+def _widths(job: Job) -> list[int]:
+    """Of the teachers, or of what they will be made from."""
+    if _are_trained(job):
+        return [width_of(known.files) for known in teachers_of(job.run)]
+    return [width_of(encoder_files(job.run, *job.encoder(name))) for name in job.groups]
 
 
 def _report(job: Job) -> Cost:
@@ -179,12 +193,8 @@ def _asking(job: Job) -> Cost:
 def _rows_missing(job: Job) -> dict[str, float] | None:
     """Text-passes that each teacher still lacks; None: the teachers are not there yet."""
     if job.state.total is None:
-        try:
-            teachers_of(job.run)
-        except NotKnownYetError as unknown:
-            if unknown.stage == "train-teachers" and not job.run.experiment.teachers:
-                return None
-            raise
+        if not _are_trained(job):
+            return None
         whole = job.survey("train").texts * (job.run.experiment.cache.passes + 1) + job.survey("test").texts
         return {known.name: whole for known in teachers_of(job.run)}
     rows: dict[str, float] = {}
@@ -195,47 +205,103 @@ def _rows_missing(job: Job) -> dict[str, float] | None:
     return rows
 
 
+def _are_trained(job: Job) -> bool:
+    """False: all teachers are still to be trained. Raises NotKnownYetError where a model must be fetched first."""
+    try:
+        teachers_of(job.run)
+    except NotKnownYetError as unknown:
+        if unknown.stage == "train-teachers" and not job.run.experiment.teachers:
+            return False
+        raise
+    return True
+
+
 def _asking_rates(job: Job, name: str) -> Figures:
+    return _asked(job, name, *_known(job, name, job.run.experiment.cache.passes))
+
+
+def _known(job: Job, name: str, passes: int) -> tuple[Any, Callable[[str], Teacher]]:
+    """What a teacher is known by, and how it is loaded."""
     known: KnownTeacher = next(one for one in teachers_of(job.run) if one.name == name)
 
     def load(dtype: str) -> Teacher:
         from amalgam.stages.cache_teachers.asking import loaded_teacher
 
-        return loaded_teacher(job.run, known, dtype, passes=job.run.experiment.cache.passes)
+        return loaded_teacher(job.run, known, dtype, passes=passes)
 
-    return _asked(job, known.name, known.identity, load)
+    return known.identity, load
 
 
 def _stand_ins(job: Job) -> dict[str, Figures]:
     """Teachers that are not trained yet are measured by what they will be: their encoder under a new head."""
-    found = {}
-    for name, labels in job.groups.items():
-        said, where = job.encoder(name)
-        content = [encoder_digest(job.run, said, where), said.max_tokens]
-        load = partial(trials.stand_in, job.run, said, where, labels)
-        found[name] = _asked(job, str(said.encoder), [content, len(labels)], load)
-    return found
+    return {name: _asked(job, *_stand_in(job, name, labels)) for name, labels in job.groups.items()}
+
+
+def _stand_in(job: Job, name: str, labels: list[str]) -> tuple[str, Any, Callable[[str], Teacher]]:
+    said, where = job.encoder(name)
+    content = [encoder_digest(job.run, said, where), said.max_tokens]
+    return str(said.encoder), [content, len(labels)], partial(trials.stand_in, job.run, said, where, labels)
 
 
 def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
-    cache = job.run.experiment.cache
-    dtype = job.run.store.get("dtype", "auto") or "auto" if cache.dtype == "auto" else cache.dtype
+    passes, dtype = job.run.experiment.cache.passes, _dtype(job)
 
     def measure() -> Figures:
         return trials.asking(job.run, load, dtype, sample(job.run, "train"))
 
-    return job.rates.of(f"asking {name}", [about, cache.passes, dtype, job.kind_of_texts], measure)
+    return job.rates.of(f"asking {name}", [about, passes, dtype, job.kind_of_texts], measure)
 
 
-# ---- what is seen from all texts together
+def _dtype(job: Job) -> str:
+    cache = job.run.experiment.cache
+    return job.run.store.get("dtype", "auto") or "auto" if cache.dtype == "auto" else cache.dtype
+
+
+# ---- states, and what is seen from all texts together
 
 
 def _features(job: Job) -> Cost:
-    rates = _training_rates(job, job.run.experiment.student, ENCODER)
-    known = job.state.total is not None
-    texts = sum(unit.size for unit in job.state.missing) if known else job.survey("train").texts
-    seconds = rates["setup_seconds"] + texts * rates["seconds_per_read"]
-    return Cost(seconds, rates["memory_mb"], texts * FEATURE_BYTES / MEGABYTE)
+    """The encoder's states and the teachers', as far as each is asked for and missing."""
+    said, rows = job.run.experiment, _states_missing(job)
+    costs = [_states(job, name, rows) for name in rows if name != ENCODER_STATES]
+    if said.targets.looks_at_neighbours:
+        rates = _training_rates(job, said.student, ENCODER)
+        texts = rows.get(ENCODER_STATES, 0.0)
+        seconds = rates["setup_seconds"] + texts * rates["seconds_per_read"]
+        costs.append(Cost(seconds, rates["memory_mb"], texts * FEATURE_BYTES / MEGABYTE))
+    memory = max((cost.memory_mb for cost in costs), default=BARE_MB)
+    return Cost(sum(cost.seconds for cost in costs), memory, sum(cost.disk_mb for cost in costs))
+
+
+def _states(job: Job, name: str, rows: Mapping[str, float]) -> Cost:
+    if _are_trained(job):
+        who, (about, load) = name, _known(job, name, passes=0)
+    else:
+        who, about, load = _stand_in(job, name, job.groups[name])
+    said, dtype = job.run.experiment.objective, _dtype(job)
+    about = [about, said.states, blocks_of(job.run), dtype, job.kind_of_texts]
+    rates = job.rates.of(
+        f"states of {who}", about, lambda: trials.states(job.run, load, dtype, sample(job.run, "train"))
+    )
+    seconds = rates["setup_seconds"] + rows[name] * rates["seconds_per_text"]
+    return Cost(seconds, rates["memory_mb"], rows[name] * rates["mb_per_text"])
+
+
+def _states_missing(job: Job) -> dict[str, float]:
+    """Texts by whose states they lack."""
+    if job.state.total is None:
+        asked = [ENCODER_STATES] if job.run.experiment.targets.looks_at_neighbours else []
+        if job.run.experiment.objective.states:
+            asked += _teacher_names(job)
+        return dict.fromkeys(asked, job.survey("train").texts)
+    rows: dict[str, float] = {}
+    for unit in job.state.missing:
+        rows[unit.work.teacher] = rows.get(unit.work.teacher, 0) + unit.size
+    return rows
+
+
+def _teacher_names(job: Job) -> list[str]:
+    return [known.name for known in teachers_of(job.run)] if _are_trained(job) else list(job.groups)
 
 
 def _weighing(job: Job) -> Cost:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from amalgam.pipeline.stage import Run
     from amalgam.stages.cache_teachers.teacher import Teacher
     from amalgam.stages.fine_tuning.batches import Examples
-    from amalgam.stages.fine_tuning.loop import Training
+    from amalgam.stages.fine_tuning.loop import Objective, Training
+    from amalgam.stages.models.encoder import Beginner
 
     Texts = Sequence[tuple[str, ...]]
 
@@ -157,8 +158,13 @@ def _bytes_of(tokens: TokenRows, labels: int, passes: int) -> Figures:
     return {"mb_per_text": answers / MEGABYTE / len(tokens), "token_mb_per_text": kept / MEGABYTE / len(tokens)}
 
 
-def training(run: Run, said: Student | TrainTeachers, where: str, texts: Texts) -> Figures:
-    """A training's set-up, seconds per step and per text that is only read, and the finished model's size."""
+def training(
+    run: Run, said: Student | TrainTeachers, where: str, texts: Texts, widths: Sequence[int] | None = None
+) -> Figures:
+    """A training's set-up, seconds per step and per text that is only read, and the finished model's size.
+
+    `widths`: of the teachers whose states the student looks at; its phases are then tried one after the other.
+    """
     import numpy as np
 
     from amalgam.data.tokens import encode
@@ -173,29 +179,81 @@ def training(run: Run, said: Student | TrainTeachers, where: str, texts: Texts) 
         new = beginner(run, said, ["one", "two"], where)
         setup = time.perf_counter() - began
         tokens = encode(new.tokenizer, texts, new.limit, types=new.types)
-        ends = [time.perf_counter()]
-        fit(
-            new.model,
-            _examples(tokens, said.batch_size),
-            _settings(said),
-            pad_id=new.pad_id,
-            score=lambda _: 0.0,
-            checkpoint=Path(scratch),
-            stop=lambda: False,
-            on_step=lambda *_: ends.append(time.perf_counter()),
-            cpu=run.experiment.execution.device == "cpu",
-        )
+        examples = _examples(tokens, said.batch_size)
+        phases = [None] if widths is None else _phases(run, new, examples, widths)
+        taken = []
+        for place, objective in enumerate(phases):
+            ends = [time.perf_counter()]
+            fit(
+                new.model,
+                examples,
+                _settings(said),
+                pad_id=new.pad_id,
+                score=lambda _: 0.0,
+                checkpoint=Path(scratch) / str(place),
+                stop=lambda: False,
+                on_step=lambda *_, ends=ends: ends.append(time.perf_counter()),
+                objective=objective,
+                cpu=run.experiment.execution.device == "cpu",
+            )
+            taken.append(float(np.diff(ends)[FIRST_STEPS:].mean()))
         began = time.perf_counter()
         predict(new.model, tokens.ids, pad_id=new.pad_id, batch_tokens=BATCH_TOKENS, type_ids=tokens.type_ids)
         read = (time.perf_counter() - began) / len(tokens)
     return {
         "setup_seconds": setup,
-        "seconds_per_step": float(np.diff(ends)[FIRST_STEPS:].mean()),
+        "seconds_per_step": sum(taken),
+        "phases": len(taken),
         "seconds_per_read": read,
         "memory_mb": peak.megabytes,
         "model_mb": sum(weight.numel() * 4 for weight in new.model.parameters()) / MEGABYTE,
         "tokens_per_text": float(tokens.lengths.mean()),
     }
+
+
+def _phases(run: Run, new: Beginner, examples: Examples, widths: Sequence[int]) -> list[Objective | None]:
+    """The student's own, over states that are made up."""
+    import numpy as np
+
+    from amalgam.stages.cache_features.families import blocks_of
+    from amalgam.stages.cache_features.states import States
+    from amalgam.stages.fine_tuning.learner import WeightedKL
+    from amalgam.stages.train_student.phases import phases_over
+
+    by_token = run.experiment.objective.states == "tokens"
+    lengths = examples.lengths if by_token else np.ones(len(examples), np.int64)
+    place, starts = np.zeros(len(examples), np.int64), np.cumsum(lengths) - lengths
+    random = np.random.default_rng(0)
+    rows = [random.normal(size=(int(lengths.sum()), blocks_of(run), width)).astype(np.float16) for width in widths]
+    states = [States("", [one], place, starts, lengths) for one in rows]
+    return [objective for _, objective in phases_over(run, new, states, WeightedKL())]
+
+
+def states(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -> Figures:
+    """A teacher's set-up, seconds per text whose states are kept, and what they take on the disk."""
+    from amalgam.stages.cache_features.blocks import write_states
+    from amalgam.stages.cache_features.families import blocks_of
+    from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
+
+    if dtype == "auto":  # as in asking
+        dtype = dtype_for(pick_device(run.experiment.execution.device))
+    blocks, by_token = blocks_of(run), run.experiment.objective.states == "tokens"
+    with _Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+        load(dtype)  # the first time libraries are loaded too
+        run.memory.pop("loaded teacher", None)
+        began = time.perf_counter()
+        teacher = load(dtype)
+        setup = time.perf_counter() - began
+        tokens, keys = _tokens(teacher, texts), [row.to_bytes(16, "big") for row in range(len(texts))]
+        taken = []
+        for _ in range(1 + ROUNDS):
+            began = time.perf_counter()
+            write_states(Path(scratch), teacher, keys, tokens, blocks=blocks, by_token=by_token)
+            taken.append(time.perf_counter() - began)
+        size = sum(path.stat().st_size for path in Path(scratch).iterdir())
+    seconds = sorted(taken[1:])[ROUNDS // 2] / len(texts)
+    rates = {"setup_seconds": setup, "seconds_per_text": seconds, "mb_per_text": size / MEGABYTE / len(texts)}
+    return {**rates, "memory_mb": peak.megabytes}
 
 
 def _settings(said: Student | TrainTeachers) -> Training:

@@ -14,6 +14,8 @@ from amalgam.stages.models.shape import depth_of
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 ENCODER = "student.encoder"
+ENCODER_STATES = "the encoder"
+"""No teacher can be named so."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Kept:
 
     @property
     def who(self) -> str:
-        return self.teacher.name if self.teacher else "the encoder"
+        return self.teacher.name if self.teacher else ENCODER_STATES
 
 
 def kept_states(run: Run) -> list[Kept]:

@@ -29,11 +29,14 @@ PHASES: Mapping[str, Callable[[Setting], Phases]] = {
 
 
 def phases_of(run: Run, new: Beginner, material: Lessons, targets: Objective) -> Phases:
+    return phases_over(run, new, _states(run, material) if run.experiment.objective.states else [], targets)
+
+
+def phases_over(run: Run, new: Beginner, states: list[States], targets: Objective) -> Phases:
     """What the objectives add to the student starts from the student's seed."""
     import torch
 
     said, config = run.experiment.objective, new.model.config.get_text_config()
-    states = _states(run, material) if said.states else []
     shape = int(config.num_hidden_layers), int(config.hidden_size)
     setting = Setting(said, targets, states, *shape)
     with torch.random.fork_rng(devices=[]):

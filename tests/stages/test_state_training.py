@@ -1,0 +1,154 @@
+"""Objectives with weights of their own in the training loop: all of them learn, go on after a stop, and stay behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.experiment import Objective as Said
+from amalgam.stages.cache_features.states import States
+from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.learner import WeightedKL
+from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, fit
+from amalgam.stages.train_student.objectives.states import Setting
+from amalgam.stages.train_student.phases import PHASES
+from amalgam.tests.stages.tiny_models import tiny
+
+TEXTS = 12
+# 12 rows in batches of 4: 3 steps an epoch, 6 in all. No decay: what moves, moves by its gradient.
+PLAIN = Training(
+    epochs=2,
+    learning_rate=1e-3,
+    batch_size=4,
+    accumulate=1,
+    warmup=0.0,
+    weight_decay=0.0,
+    clip=1.0,
+    evaluate_every=3,
+    seed=0,
+    checkpoint_seconds=1e9,
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "dfa": {"name": "dfa"},
+    "dfa by token": {"name": "dfa", "grain": "tokens"},
+    "cfl": {"name": "cfl"},
+    "layerwise": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise"},
+    "layerwise ifa": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise", "amalgamation": "ifa"},
+}
+
+
+def some_examples() -> Examples:
+    draw = np.random.default_rng(0)
+    tokens = [draw.integers(5, 50, size=length).astype(np.int32) for length in draw.integers(3, 13, size=TEXTS)]
+    return Examples(tokens, None, draw.dirichlet(np.ones(3), size=TEXTS).astype(np.float32), np.ones(TEXTS, np.float32))
+
+
+def objective_of(way: str) -> Any:
+    """Three teachers of other widths than the student's; states of two blocks."""
+    said, draw = Said(**WAYS[way]), np.random.default_rng(1)
+    lengths = some_examples().lengths if said.grain == "tokens" else np.ones(TEXTS, np.int64)
+    starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
+    arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
+    teachers = [States("t", [array], place, starts, lengths) for array in arrays]
+    torch.manual_seed(2)
+    [(_, objective)] = PHASES[said.name](Setting(said, WeightedKL(), teachers, 2, 32))
+    return objective
+
+
+def train(
+    model: Any,
+    folder: Path,
+    objective: Objective,
+    training: Training = PLAIN,
+    *,
+    stop_after: int = 0,
+    keep: bool = False,
+    dtype: str = "auto",
+) -> tuple[Fitted, list[float]]:
+    asked, losses = [], []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == stop_after
+
+    fitted = fit(
+        model,
+        some_examples(),
+        training,
+        pad_id=0,
+        score=lambda of: -float(of.get_parameter("classifier.weight").detach().norm()),
+        checkpoint=folder,
+        stop=stop,
+        on_step=lambda _step, _total, loss: losses.append(loss),
+        objective=objective,
+        keep=keep,
+        dtype=dtype,
+    )
+    return fitted, losses
+
+
+def everything(model: Any, objective: Any) -> dict[str, torch.Tensor]:
+    both = {"student": model, "objective": objective}
+    return {f"{who} {name}": p.detach().clone() for who, one in both.items() for name, p in one.named_parameters()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_trainable_number_of_student_and_objective_moves(tmp_path: Path, way: str) -> None:
+    model, objective = tiny(labels=("a", "b", "c"))[0], objective_of(way)
+    before = everything(model, objective)
+    train(model, tmp_path, objective)
+    after = everything(model, objective)
+    assert any("objective" in name for name in before)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_training_goes_on_to_the_very_same_weights_of_both(tmp_path: Path, way: str) -> None:
+    whole, stopped = tiny()[0], tiny()[0]
+    objective, first, second = objective_of(way), objective_of(way), objective_of(way)
+    train(whole, tmp_path / "whole", objective)
+    with pytest.raises(Stopped):
+        train(stopped, tmp_path / "stopped", first, stop_after=4)
+    resumed = tiny()[0]
+    fitted, _ = train(resumed, tmp_path / "stopped", second)
+    assert fitted.reused_from_step == 4
+    pairs = zip(everything(whole, objective).items(), everything(resumed, second).items(), strict=True)
+    assert [name for (name, one), (_, other) in pairs if not torch.equal(one, other)] == []
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "cfl"])
+def test_the_loss_is_the_same_for_any_accumulation(tmp_path: Path, way: str) -> None:
+    losses = {}
+    for parts in (1, 3):
+        model, _ = tiny(rate=0.0)
+        _, losses[parts] = train(model, tmp_path / str(parts), objective_of(way), replace(PLAIN, accumulate=parts))
+    assert losses[3] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_in_bf16_give_the_same_loss_but_for_rounding(tmp_path: Path, way: str) -> None:
+    losses = {}
+    for dtype in ("fp32", "bf16"):
+        model, _ = tiny(rate=0.0)
+        _, losses[dtype] = train(model, tmp_path / dtype, objective_of(way), dtype=dtype)
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+def test_an_objective_that_compares_the_texts_of_a_step_is_not_accumulated(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="compares the texts of a step with each other"):
+        train(tiny()[0], tmp_path, objective_of("cfl"), replace(PLAIN, accumulate=2))
+
+
+def test_a_phase_that_is_kept_is_not_trained_again(tmp_path: Path) -> None:
+    model, again = tiny()[0], tiny()[0]
+    train(model, tmp_path, objective_of("layerwise"), keep=True)
+    fitted, losses = train(again, tmp_path, objective_of("layerwise"), keep=True)
+    assert (losses, fitted.reused_from_step, fitted.steps) == ([], 6, 6)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))

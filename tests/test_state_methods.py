@@ -1,0 +1,132 @@
+"""Methods that learn from teachers' states, at the front door."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from amalgam.tests.test_states import states
+from amalgam.tests.workshop import Shop, finish, torchrun, word_list, write_model
+
+STATEFUL = ("layerwise", "dfa", "cfl")
+OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="module")
+def plain(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """Up to date, and free of what would stand over a method's defaults."""
+    shop = built.copy(tmp_path_factory.mktemp("plain") / "shop")
+    shop.edit("targets:\n  mode: soft\n", "")
+    return shop
+
+
+def second_teacher(shop: Shop, labels: list[str], **settings: Any) -> None:
+    write_model(shop.folder / "models/second", labels=labels, words=word_list(shop), seed=2, **settings)
+
+
+def learned(shop: Shop) -> dict[str, Any]:
+    """The facts of the last training."""
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    facts: dict[str, Any] = json.loads((shop.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    return facts
+
+
+@pytest.mark.parametrize("method", STATEFUL)
+def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformers(plain: Shop, method: str) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    plain("train-student", f"student.method={method}", f"student.name={method}")
+    folder = plain.folder / "students" / method
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == load_file(plain.folder / "students/student/model.safetensors").keys()
+    model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert len(model.config.id2label) == 8
+
+
+@pytest.mark.parametrize("method", STATEFUL)
+def test_teachers_of_other_depth_and_width_than_the_student_serve(fresh: Shop, method: str) -> None:
+    second_teacher(fresh, ["gardening", "law", "medicine", "music"], **OTHER_SHAPE)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    assert f"student ({method})" in fresh("run", f"student.method={method}").out
+
+
+@pytest.mark.parametrize("method", STATEFUL)
+def test_teachers_may_share_some_labels(fresh: Shop, method: str) -> None:
+    second_teacher(fresh, ["football", "gardening", "law", "medicine", "music"])
+    fresh.edit("targets:\n  mode: soft\n", "")
+    fresh("run", f"student.method={method}")
+    assert len(fresh.targets()[min(fresh.targets())][0]) == (9 if method == "layerwise" else 8)
+
+
+def test_from_dfa_to_cfl_no_state_and_no_pass_is_computed_again(plain: Shop) -> None:
+    plain("run", "student.method=dfa")
+    before = states(plain)
+    with plain.counting() as asked:
+        said = plain("run", "student.method=cfl")
+    assert asked[0].units == 0
+    assert states(plain) == before
+    assert {"cache-teachers: reused", "cache-features: reused", "build-targets: reused"} <= set(said.err.splitlines())
+
+
+def test_the_guide_can_stand_beside_other_targets_too(plain: Shop) -> None:
+    said = plain("run", "student.method=muka-soft", "objective.name=dfa")
+    assert "student (muka-soft and dfa)" in said.out
+
+
+@pytest.mark.parametrize("learning", ["layer-wise", "joint", "both"])
+def test_layerwise_learns_in_the_phases_it_is_told(plain: Shop, learning: str) -> None:
+    plain("train-student", "student.method=layerwise", f"objective.learning={learning}")
+    facts = learned(plain)
+    assert set(facts.get("phases", {})) == ({"layer-wise", "joint"} if learning == "both" else set())
+    assert facts["selected_by"] == "difference from held-out targets, no labels used"
+
+
+def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Shop) -> None:
+    said = finish(torchrun(plain, "train-student", "student.method=layerwise", "student.seed=5"))
+    assert said.code == 0, said.err
+    assert {name: facts["steps"] for name, facts in learned(plain)["phases"].items()} == {"layer-wise": 4, "joint": 4}
+
+
+def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Shop) -> None:
+    write_model(fresh.folder / "models/second", labels=["law", "music"], words=word_list(fresh)[::-1], seed=2)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    fresh("build-targets", "student.method=layerwise", "objective.learning=joint", "corpus.on_bad_row=skip")
+    assert states(fresh) == {}
+    assert "cache-features" not in fresh.plan("student.method=layerwise", "objective.learning=joint")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (["student.method=layerwise", "objective.grain=pooled"], "layer-wise learning needs tokens"),
+        (["student.method=layerwise", "objective.blocks=2"], "a block for each layer of the student"),
+        (["student.method=cfl", "objective.grain=tokens"], "cfl compares texts"),
+        (["student.method=cfl", "student.accumulate=2"], "cfl compares the texts of a step with each other"),
+        (["student.method=dfa", "objective.weights=[1, 2]"], "at least 3 items"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_runs(fresh: Shop, told: list[str], said: str) -> None:
+    tried = fresh.tries("run", *told)
+    assert (tried.code, said in tried.err) == (2, True), tried.err
+    assert not fresh.artifacts.exists()
+
+
+def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Shop) -> None:
+    plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
+    said = plain("report")
+    assert "objective.weights=[1, 0, 0], as the last train-student was told" in said.err
+
+
+def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.config.write_text(
+        "corpus: {train: a.csv, label: label}\ntargets: {mode: supervised}\nobjective: {name: dfa}\n", "utf-8"
+    )
+    tried = shop.tries("plan")
+    assert tried.code == 2
+    assert "there is no teacher" in tried.err

@@ -10,7 +10,7 @@ import pytest
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.experiment_file import load_experiment
 from amalgam.stages.demo import METHODS_SHOWN, TEXTS, write_demo
-from amalgam.stages.methods import METHODS
+from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.tests.workshop import amalgam
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_is_an_ordinary_experiment_with_texts_and_an_encoder(folder: Path) -> None:
-    experiment = load_experiment(folder / "amalgam.yaml").experiment
+    experiment = load_experiment(folder / "amalgam.yaml", presets=PRESETS).experiment
     assert experiment.train_teachers is not None
     assert isinstance(experiment.train_teachers.groups, dict)
     assert [len(labels) for labels in experiment.train_teachers.groups.values()] == [2, 3, 3]

@@ -32,7 +32,7 @@ def _evaluation(shop: Shop) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("method", [name for name in TRAINED if name != "mt-bert"])  # for teachers of one label set
 def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(shop: Shop, method: str) -> None:
     shop.edit("targets:\n  mode: soft\n", "")
     with shop.counting() as asked:

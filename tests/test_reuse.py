@@ -73,6 +73,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "targets.reweight": (["targets.reweight=none"], TARGETS_ON),
     "targets.passes": (["targets.passes=2"], TARGETS_ON),
     "targets.kd_temperature": (["targets.kd_temperature=2"], NOTHING),  # vanilla-kd and uhc read it
+    "targets.task_loss": (["targets.task_loss=false"], NOTHING),  # mt-bert reads it
     "targets.weights": (["targets.weights=standardised"], {WEIGH, *TARGETS_ON}),
     "targets.signal": (["targets.signal=margin"], NOTHING),  # read where weights are not muka
     "targets.neighbours": (["targets.neighbours=3"], NOTHING),
@@ -116,6 +117,10 @@ TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "train_teachers.encoder": (["train_teachers.encoder=./models/encoder2"], TRAINED),
     "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
     "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
+    "train_teachers.together": (
+        ["train_teachers={together: {one: ./models/encoder}, epochs: 1, max_tokens: 32}"],
+        TRAINED,
+    ),
     "train_teachers.texts": (["train_teachers.texts=texts/more.csv"], READ_TRAINED),
     "train_teachers.limit": (["train_teachers.texts=texts/more.csv", "train_teachers.limit=60"], READ_TRAINED),
     "train_teachers.max_tokens": (["train_teachers.max_tokens=16"], TRAINED),

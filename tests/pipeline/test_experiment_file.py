@@ -40,7 +40,7 @@ def _problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
 
 NO_INTEGER = "input should be a valid integer, unable to parse string as an integer"
 NAME = "use letters, digits, '.', '_' and '-', starting with a letter or digit"
-MODES = "'soft', 'hard', 'vanilla-kd' or 'supervised'"
+MODES = "'soft', 'hard', 'vanilla-kd', 'uhc', 'scores', 'mt-bert' or 'supervised'"
 MANY = """\
 corpus:
   trian: a.csv
@@ -276,7 +276,7 @@ def test_overrides_stand_over_the_file_and_are_remembered(tmp_path: Path) -> Non
         ("teachers.5.model=x", "teachers.5.model: there is no teachers.5 to override"),
         ("teachers.x=1", "teachers.x: there is no teachers.x to override"),
         ("corpus.train.name=x", "corpus.train.name: there is no corpus.train.name to override"),
-        ("targets.smal.lr=1", "command line, targets.smal: unknown key; known: mode, uncertainty, "),
+        ("targets.zzz.lr=1", "command line, targets.zzz: unknown key; known: mode, uncertainty, "),
         ("targets.temprature=1", "command line, targets.temprature: unknown key; did you mean 'temperature'?"),
         ("targets.mode=[", "command line, targets.mode: is '['; must be one of"),
         ("targets.mode=!!python/object:os.system x", "command line, targets.mode: is '!!python/object:os.system x';"),
@@ -329,7 +329,7 @@ def test_a_default_that_is_said_is_no_change(tmp_path: Path) -> None:
 
 
 def test_the_file_that_init_writes_is_read(tmp_path: Path) -> None:
-    loaded = load_experiment(write_template(tmp_path))
+    loaded = load_experiment(write_template(tmp_path), presets={"amalgam": {}})
     assert [teacher.name for teacher in loaded.experiment.teachers] == ["first", "second"]
     with pytest.raises(ExperimentError, match="exists"):
         write_template(tmp_path)

@@ -36,8 +36,9 @@ class Section(BaseModel):
 class Corpus(Section):
     """The texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
-    train: Texts
-    """Texts to learn from; labels in them are read only by train-teachers and the supervised student."""
+    train: Texts | None
+    """Texts to learn from; labels in them are read only by train-teachers and the supervised student.
+    Left out where a generate section makes them."""
     validation: Texts | None = None
     """Labelled texts to choose the student's checkpoint by."""
     test: Texts | None = None
@@ -98,6 +99,69 @@ class TrainTeachers(Section):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     seed: int = 0
+
+
+def _as_choices(value: Any) -> Any:
+    return value if value is None or isinstance(value, list) else [value]
+
+
+Temperatures = Annotated[
+    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+]
+Shares = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+]
+Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
+
+
+class Generate(Section):
+    """Texts where there are none. Of several temperatures, top_k, top_p or prompts each text draws its own."""
+
+    source: Literal["steered", "prompted", "random-words", "cross-domain"] = "steered"
+    """steered: a language model, each token weighed by the teacher. prompted: a language model, a prompt per class.
+    random-words: words of the teachers' vocabularies. cross-domain: any corpus."""
+    texts: Positive = 200
+    """Per teacher and class. More later extend the set."""
+    language_model: Text | None = None
+    """A causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
+    revision: Text | None = None
+    prompt: Texts | None = None
+    """What stands before a text and is no part of it; {label} in it is the class."""
+    steer: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """lambda: a token's weight is its probability in the language model times the teacher's of the class, to this."""
+    candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """The language model's so many likeliest tokens are weighed."""
+    temperature: Temperatures | None = None
+    """Of the language model, before it is steered; 0: always the best token. Steered: 1; prompted: 0.7, 1 and 1.3."""
+    top_k: Counts | None = None
+    """Of the candidates, only so many, before they are steered. Steered: all; prompted: 20, 50 and 200."""
+    top_p: Shares | None = None
+    """Of the candidates, only those that make up this much of the language model's probability, before they are
+    steered. Steered: 0.9; prompted: 0.8, 0.9 and 1."""
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128
+    """Longest text in the language model's tokens; random-words: half as many words at most."""
+    fast: Positive | None = None
+    """Score at most so many candidates a token: not exact, and cheaper where steer is large."""
+    seed: int = 0
+    corpus: Texts | None = None
+    """Of cross-domain: the texts to take a sample of."""
+    column: Text = "text"
+    """Of cross-domain: the text column."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the texts that no student learns from, kept for statistics of the teachers."""
+    min_class_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Gate: the teacher's, of the class that the text was written for. Gates are filters: they generate nothing."""
+    max_duplicate: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Gate: most that a text may share with an earlier one, of their sequences of three words (Jaccard)."""
+    max_repetition: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Gate: most of its own sequences of three words that may be repetitions."""
+    min_words: Positive = 3
+    """Gate: shorter texts are left out."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether a language model is at work."""
+        return self.source in {"steered", "prompted"}
 
 
 class Cache(Section):
@@ -207,17 +271,25 @@ class Experiment(Section):
     corpus: Corpus
     teachers: list[Teacher] = []
     train_teachers: TrainTeachers | None = None
-    generate: None = None
-    """Stage 0 (texts from a language model) is not part of this version."""
+    generate: Generate | None = None
     cache: Cache = Cache()
     targets: Targets = Targets()
     student: Student = Student()
     report: Report = Report()
     execution: Execution = Execution()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _generated(cls, data: Any) -> Any:
+        """With a generate section the corpus needs no training texts, and may be left out."""
+        if not isinstance(data, dict) or data.get("generate") is None:
+            return data
+        corpus = {} if data.get("corpus") is None else data["corpus"]
+        return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        problems = [*self._teacher_problems(), *self._corpus_problems()]
+        problems = [*self._teacher_problems(), *self._corpus_problems(), *self._generate_problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -237,6 +309,25 @@ class Experiment(Section):
             if teacher.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "")
         ]
         return problems
+
+    def _generate_problems(self) -> list[str]:
+        said = self.generate
+        if said is None:
+            return [] if self.corpus.train else ["corpus.train: is required, or a generate section that makes texts"]
+        wrong = {
+            "corpus.train: leave it out, or the generate section": bool(self.corpus.train),
+            "corpus.text: generated texts are single; name one column": len(self.corpus.text) > 1,
+            "teachers: to generate, name finished ones; train_teachers needs texts first": not self.teachers,
+            "train_teachers: make teachers in an experiment of their own, and name their folders as teachers": (
+                self.train_teachers is not None
+            ),
+            "targets.mode: supervised needs gold labels, and generated texts have none": self.targets.mode
+            == "supervised",
+            f"generate.language_model: {said.source} needs one": said.writes and said.language_model is None,
+            "generate.corpus: cross-domain needs texts": said.source == "cross-domain" and said.corpus is None,
+            "generate.corpus: only cross-domain reads texts": said.source != "cross-domain" and said.corpus is not None,
+        }
+        return [problem for problem, found in wrong.items() if found]
 
     def _corpus_problems(self) -> list[str]:
         needs_label = {

@@ -38,7 +38,7 @@ SAID: Mapping[str, set[str]] = {
     "steered": {"steer", "candidates", "max_tokens", "fast", "seed"},
     "prompted": {"candidates", "max_tokens", "seed"},
     "random-words": {"max_tokens", "seed"},
-    "cross-domain": {"column"},
+    "cross-domain": {"column", "seed"},
 }
 GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
 

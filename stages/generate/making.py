@@ -189,7 +189,7 @@ def _lowest(run: Run, wanted: int) -> list[str]:
 
 
 def _without_model(text: str) -> Written:
-    return Written(text, len(text.split()), None, None, 0, ())
+    return Written(text, len(text.split()), None, None, 0, 0, ())
 
 
 def _family(unit: Unit) -> Family:

@@ -56,6 +56,8 @@ class Written:
     """The teacher's, of the class."""
     scored: int
     """Candidates that were scored for it."""
+    offered: int
+    """Candidates that could have been."""
     choices: tuple[int, ...]
     """The chosen tokens, the end included."""
 
@@ -71,6 +73,7 @@ class _Text(Generic[Tag]):
     so_far: str = ""
     log_lm: float = 0.0
     scored: int = 0
+    offered: int = 0
     ended: bool = False
 
     @property
@@ -191,6 +194,7 @@ class Writer(Generic[Tag]):
         token = int(turn.offer.ids[place])
         text.log_lm += float(turn.offer.plain[place])
         text.scored += turn.choice.scored
+        text.offered += len(turn.offer.ids)
         text.row.append(token)
         if token not in self.model.ends:
             [text.so_far] = self.model.decode([text.written])
@@ -206,4 +210,4 @@ class Writer(Generic[Tag]):
             known = self.scorer is not None and label is not None
             probability = float(np.exp(next(answers)[label])) if known else None
             count, choices = len(text.written), tuple(text.written)
-            yield text.order.tag, Written(final, count, text.log_lm, probability, text.scored, choices)
+            yield text.order.tag, Written(final, count, text.log_lm, probability, text.scored, text.offered, choices)

@@ -316,8 +316,8 @@ class Experiment(Section):
             return [] if self.corpus.train else ["corpus.train: is required, or a generate section that makes texts"]
         wrong = {
             "corpus.train: leave it out, or the generate section": bool(self.corpus.train),
-            "corpus.text: generated texts are single; name one column": len(self.corpus.text) > 1,
-            "teachers: to generate, name finished ones; train_teachers needs texts first": not self.teachers,
+            "corpus.text: generated texts are single, so name one column": len(self.corpus.text) > 1,
+            "teachers: name at least one that is finished, for generate to write texts for": not self.teachers,
             "train_teachers: make teachers in an experiment of their own, and name their folders as teachers": (
                 self.train_teachers is not None
             ),

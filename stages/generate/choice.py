@@ -2,7 +2,7 @@
 
 With Gumbel noise g drawn once, the sample is the argmax of log p_LM + g + steer log p_T. As log p_T is at most 0,
 candidates are scored in the order of log p_LM + g: once the best total beats the next bound no later one can win, and
-the winner is the very one that scoring all of them gives.
+the winner is the very one that scoring all of them gives. Where rounding could decide, that is told, and settled apart.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
+MARGIN = 1e-3
+"""Totals nearer than this, times 1 + steer, are a tie: batches of other shapes round otherwise, by far less."""
+CUT = 1e-5
+"""Likewise of a share of the probability, and ten times this of a logit, at the edge of what is offered."""
 FIRST = 4
 """Candidates that are scored together before the first look; later as many as half of those scored before."""
 
@@ -44,35 +48,36 @@ class Offer:
 
     ids: NDArray[np.int64]
     log_lm: Numbers
-    """After temperature: what is steered."""
-    plain: Numbers
-    """The language model's own, at temperature 1: what is reported."""
+    """After temperature."""
+    on_edge: bool
+    """Rounding could have offered others."""
 
 
 def offers(logits: torch.Tensor, how: Sequence[Drawing], banned: torch.Tensor) -> list[Offer]:
     """Of rows [texts, vocabulary]; `banned` [texts, vocabulary] is true where a token may not come."""
     scores = logits.masked_fill(banned, float("-inf"))
-    most = min(max(one.most for one in how), scores.shape[1])
+    most = min(max(one.most for one in how) + 1, scores.shape[1])
     best, ids = (found.cpu() for found in scores.topk(most, dim=1))
     heat = torch.tensor([one.temperature or 1.0 for one in how], dtype=torch.float64, device=scores.device)
-    doubled = scores.double()
-    whole = torch.logsumexp(doubled, 1).cpu().numpy()
-    heated = torch.logsumexp(doubled / heat[:, None], 1).cpu().numpy()
-    return [
-        _offer(ids[row].numpy(), best[row].double().numpy(), one, whole[row], heated[row])
-        for row, one in enumerate(how)
-    ]
+    whole = torch.logsumexp(scores.double() / heat[:, None], 1).cpu().numpy()
+    rows = zip(ids.numpy(), best.double().numpy(), how, whole, strict=True)
+    return [_offer(*row) for row in rows]
 
 
-def _offer(ids: NDArray[np.int64], scores: Numbers, how: Drawing, whole: float, heated: float) -> Offer:
+def _offer(ids: NDArray[np.int64], scores: Numbers, how: Drawing, whole: float) -> Offer:
     """Equal scores stand in the order of their ids; the nucleus is of the whole vocabulary's probability."""
     order = np.lexsort((ids, -scores))
-    order = order[np.isfinite(scores[order])][: how.most]
-    ids, scores = ids[order], scores[order]
-    log_lm = scores / (how.temperature or 1.0) - heated
-    before = np.cumsum(np.exp(log_lm)) - np.exp(log_lm)
-    kept = np.maximum(1, int((before < how.top_p).sum()))
-    return Offer(ids[:kept], log_lm[:kept], scores[:kept] - whole)
+    order = order[np.isfinite(scores[order])]
+    more = order[how.most : how.most + 1]
+    order = order[: how.most]
+    on_edge = bool(len(more) and scores[order[-1]] - scores[more[0]] < 10 * CUT)
+    log_lm = scores[order] / (how.temperature or 1.0) - whole
+    kept = len(order)
+    if how.top_p < 1:
+        before = np.cumsum(np.exp(log_lm)) - np.exp(log_lm)
+        kept = max(1, int((before < how.top_p).sum()))
+        on_edge |= bool((np.abs(before - how.top_p) < CUT).any())
+    return Offer(ids[order[:kept]], log_lm[:kept], on_edge)
 
 
 class Choice:
@@ -83,7 +88,10 @@ class Choice:
         self.bounds = log_lm + noise
         self.steer = steer
         self.lazy = lazy
-        self.order = np.argsort(-self.bounds, kind="stable")[: most or len(log_lm)]
+        order = np.argsort(-self.bounds, kind="stable")
+        self.order = order[: most or len(order)]
+        self.on_edge = len(order) > len(self.order) and self._gap(order) < MARGIN
+        """Rounding could have ordered others among the first `most`."""
         self.totals = np.full(len(log_lm), -np.inf)
         self.scored = 0
 
@@ -105,6 +113,18 @@ class Choice:
     @property
     def winner(self) -> int:
         return int(self.order[0]) if self.steer == 0 else int(self.totals.argmax())
+
+    def contenders(self) -> NDArray[np.int64]:
+        """The winner, and all that could be it but for rounding, in their own order. Mostly it is alone."""
+        scored = self.order[: self.scored]
+        reach = np.full(len(self.bounds), -np.inf)
+        reach[self.order] = self.bounds[self.order]
+        reach[scored] = self.totals[scored]
+        return np.flatnonzero(reach >= reach[self.winner] - MARGIN * (1 + self.steer))
+
+    def _gap(self, order: NDArray[np.int64]) -> float:
+        last, more = order[len(self.order) - 1], order[len(self.order)]
+        return float(self.bounds[last] - self.bounds[more])
 
 
 def chosen_among(exact: Choice, most: int) -> bool:

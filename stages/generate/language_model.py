@@ -1,7 +1,7 @@
-"""A causal language model that writes many texts at once, each in a slot of its own.
+"""A causal language model that writes many texts at once, each in a slot of its own, at a position of its own.
 
-Every launch has the same shape: all slots, one token each, all positions of the cache. So a text's numbers do not
-depend on its company, not even in their last bit. A model that cannot be used so writes each text by itself.
+Texts of any length advance together without padding one another. A model that cannot be used so, as numbers show,
+writes each text by itself.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class LanguageModel:
         """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
         with torch.inference_mode():
             return self.slots.step(at, rows).float()
+
+    def alone(self, row: Sequence[int]) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of what follows each: a function of the row alone, to the last bit."""
+        with torch.inference_mode():
+            ids = torch.tensor([list(row)], device=self.device)
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
     def _begin(self) -> list[int]:
         """What stands before a text's first token, where no prompt does."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Done = Callable[[Unit, Sequence[Written]], None]
 
 SLOTS = {"cpu": 16, "cuda": 64, "mps": 32}
-"""Texts that advance together, always: on another kind of device numbers differ in their last bits anyway."""
+"""Texts that advance together."""
 PROMPT_ROOM = 64
 """Tokens that may stand before a text."""
 FEWEST_WORDS = 5
@@ -87,7 +87,9 @@ def writer_for(run: Run, known: KnownTeacher) -> Writer[tuple[int, int]]:
     from amalgam.stages.cache_teachers.asking import loaded_teacher
 
     settings = settings_of(run)
-    scorer = Scorer(loaded_teacher(run, known, "fp32", passes=0), stop=run.signals.check)
+    batch_tokens = run.experiment.execution.batch_tokens
+    teacher = loaded_teacher(run, known, "fp32", passes=0)
+    scorer = Scorer(teacher, batch_tokens=batch_tokens, stop=run.signals.check)
     steer = settings.steer if settings.source == "steered" else 0.0
     steering = Steering(steer, settings.max_tokens, settings.fast)
     return Writer(_language_model(run), scorer, steering, stop=run.signals.check)

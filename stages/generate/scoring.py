@@ -1,28 +1,24 @@
-"""A teacher's log-probability of a class for many texts, most of which share all but their last word with others.
-
-Texts of one token length share launches of one fixed size: a text's numbers do not depend on its company, not even in
-their last bit.
-"""
+"""A teacher's log-probability of a class for many texts, most of which share all but their last word with others."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from amalgam.data.keys import text_key
 from amalgam.data.tokens import Tokens
-from amalgam.pipeline.errors import WorkError
-from amalgam.stages.cache_teachers.launches import OUT_OF_MEMORY, go_on
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.cache_teachers.hardware import tokens_at_once
+from amalgam.stages.cache_teachers.launches import go_on, run_passes
+from amalgam.stages.cache_teachers.teacher import Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROWS = {"cpu": 8, "cuda": 64, "mps": 64}
-"""Of a launch, always: on another kind of device numbers differ in their last bits anyway."""
+    Numbers = NDArray[np.float64]
+
 KEPT = 1 << 16
 """Texts whose answers, and words whose tokens, stay in memory."""
 PROBES = (
@@ -105,82 +101,42 @@ def _same(one: Tokens, other: Tokens) -> bool:
 class Scorer:
     """Log-probabilities of all of a teacher's classes, dropout off."""
 
-    def __init__(self, teacher: Teacher, *, stop: Callable[[], None] = go_on) -> None:
+    def __init__(self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = go_on) -> None:
         self.teacher = teacher
         self.reader = Reader(teacher)
-        self.rows = ROWS[teacher.device.type]
+        self.batch_tokens = batch_tokens or tokens_at_once(teacher.device, teacher.width)
         self.stop = stop
         self.computed = 0
         """Texts that went through the teacher; others were asked about before."""
-        self._known: dict[bytes, NDArray[np.float64]] = {}
+        self._known: dict[bytes, Numbers] = {}
 
-    def log_probabilities(self, texts: Sequence[str]) -> list[NDArray[np.float64]]:
-        """[classes] for each text. A text without a single token says nothing: all classes alike."""
+    def log_probabilities(self, texts: Sequence[str]) -> list[Numbers]:
+        """[classes] for each text, those of one length computed together."""
         if len(self._known) >= KEPT:
             self._known.clear()
         read = [self.reader.read(text) for text in texts]
         names = [tokens.ids.tobytes() for tokens in read]
         new = {name: tokens for name, tokens in zip(names, read, strict=True) if name not in self._known}
-        if b"" in new:
-            self._known[b""] = np.full(self.teacher.labels, -np.log(self.teacher.labels))
-            del new[b""]
-        self.teacher.check_vocabulary(max((int(tokens.ids.max()) for tokens in new.values()), default=0))
-        answers: dict[bytes, NDArray[np.float64]] = {}
-        for group in self._launches(new):
-            answers |= dict(zip(group, self._launched([new[name] for name in group]), strict=True))
-        self._known |= answers
+        self._known |= dict(zip(new, self._computed(list(new.values())), strict=True))
         return [self._known[name] for name in names]
 
-    def _launches(self, new: dict[bytes, Tokens]) -> Iterator[list[bytes]]:
-        by_length: dict[int, list[bytes]] = {}
-        for name, tokens in new.items():
-            by_length.setdefault(len(tokens), []).append(name)
-        for names in by_length.values():
-            first = 0
-            while first < len(names):  # rows may become fewer in between
-                group = names[first : first + self.rows]
-                first += len(group)
-                yield group
+    def alone(self, text: str) -> Numbers:
+        """Computed by itself and from the whole text: a function of the text alone, to the last bit."""
+        return self._computed(self.teacher.tokenise([(text,)]) if text else [self.reader.read(text)])[0]
 
-    def _launched(self, tokens: list[Tokens]) -> list[NDArray[np.float64]]:
-        """In parts where memory does not suffice; a launch that is not full is filled up with its first text."""
-        found: list[NDArray[np.float64]] = []
-        while len(found) < len(tokens):
-            part = tokens[len(found) : len(found) + self.rows]
-            self.stop()
-            logits = self._tried([*part, *[part[0]] * (self.rows - len(part))])
-            if logits is None:
-                self._halve(len(part[0]))
-                continue
-            if not bool(torch.isfinite(logits).all()):
-                raise WorkError(
-                    f"teacher {self.teacher.name}: logits are NaN or infinite",
-                    where=f"a text of {len(part[0])} tokens",
-                    fix="leave this teacher out, or mend its weights",
-                )
-            found += list(torch.log_softmax(logits[: len(part)].double(), 1).numpy())
-            self.computed += len(part)
-        return found
-
-    def _tried(self, tokens: list[Tokens]) -> Any:
-        """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
-        rows = Rows(tokens, [bytes(16)] * len(tokens), np.full(len(tokens), DROPOUT_OFF))
-        try:
-            return self.teacher.run(rows)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            known = isinstance(error, torch.OutOfMemoryError)
-            if not known and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
-                raise
-            return None
-
-    def _halve(self, length: int) -> None:
-        gc.collect()
-        if self.teacher.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self.rows == 1:
-            raise WorkError(
-                f"teacher {self.teacher.name}: out of memory on a single text of {length} tokens",
-                fix=f"set generate.max_tokens or this teacher's max_tokens: {max(1, length // 2)}, "
-                "or execution.device: cpu",
+    def _computed(self, tokens: Sequence[Tokens]) -> list[Numbers]:
+        """A text without a single token says nothing: all classes alike."""
+        found = [np.full(self.teacher.labels, -np.log(self.teacher.labels))] * len(tokens)
+        some = [place for place, one in enumerate(tokens) if len(one)]
+        if some:
+            asked = [tokens[place] for place in some]
+            self.teacher.check_vocabulary(max(int(one.ids.max()) for one in asked))
+            keys = [text_key([one.ids.tobytes().hex()]) for one in asked]
+            logits, _ = run_passes(
+                self.teacher, asked, keys, range(0), deterministic=True, batch_tokens=self.batch_tokens, stop=self.stop
             )
-        self.rows //= 2
+            answers = torch.log_softmax(torch.from_numpy(logits).double(), 1).numpy()
+            for place, answer in zip(some, answers, strict=True):
+                found[place] = answer
+            self.computed += len(some)
+        return found

@@ -1,4 +1,8 @@
-"""Many texts written at once: each in a slot, each token chosen as the teacher steers, a new text where one ends."""
+"""Many texts written at once: each in a slot, each token chosen as the teacher steers, a new text where one ends.
+
+Numbers of other company differ in their last bits. So what rounding could decide is computed again for the text by
+itself, and what is reported always is: a text is a function of its order alone.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,6 @@ class _Text(Generic[Tag]):
     fed: int = 1
     """Of the row's tokens, how many the language model has been given, this step's included."""
     so_far: str = ""
-    log_lm: float = 0.0
     scored: int = 0
     offered: int = 0
     ended: bool = False
@@ -87,8 +90,8 @@ class _Turn(Generic[Tag]):
 
     text: _Text[Tag]
     offer: Offer
+    noise: np.ndarray[Any, Any]
     choice: Choice
-    candidates: list[str]
 
 
 class Writer(Generic[Tag]):
@@ -106,6 +109,8 @@ class Writer(Generic[Tag]):
         self.model, self.scorer, self.steering, self.stop = model, scorer, steering, stop
         self.agreed = dict.fromkeys(watched, 0)
         self.steps = 0
+        self.settled = 0
+        """Steps that rounding could have decided."""
 
     def write(self, orders: Iterable[Order[Tag]]) -> Iterator[tuple[Tag, Written]]:
         """Each as soon as it is done."""
@@ -147,20 +152,26 @@ class Writer(Generic[Tag]):
             text.fed += 1
 
     def _turns(self, texts: list[_Text[Tag]], logits: torch.Tensor) -> list[_Turn[Tag]]:
-        banned = self.model.banned.repeat(len(texts), 1)
-        for row, text in enumerate(texts):
-            if not text.so_far.strip():  # an empty text would say nothing
-                banned[row, sorted(self.model.ends)] = True
-        found = offers(logits, [text.order.how for text in texts], banned)
-        return [self._turn(text, offer) for text, offer in zip(texts, found, strict=True)]
+        found = offers(logits, [text.order.how for text in texts], torch.stack([self._banned(text) for text in texts]))
+        turns = [self._turn(text, offer) for text, offer in zip(texts, found, strict=True)]
+        return [self._turn(turn.text, self._own_offer(turn.text)) if _on_edge(turn) else turn for turn in turns]
+
+    def _banned(self, text: _Text[Tag]) -> torch.Tensor:
+        banned = self.model.banned.clone()
+        if not text.so_far.strip():  # an empty text would say nothing
+            banned[sorted(self.model.ends)] = True
+        return banned
+
+    def _own_offer(self, text: _Text[Tag]) -> Offer:
+        [offer] = offers(self.model.alone(text.row)[-1:], [text.order.how], self._banned(text)[None])
+        return offer
 
     def _turn(self, text: _Text[Tag], offer: Offer) -> _Turn[Tag]:
         steering, order = self.steering, text.order
         greedy = order.how.temperature == 0
         noise = np.zeros(len(offer.ids)) if greedy else gumbel(order.word, len(text.written), offer.ids)
         steer = 0.0 if order.label is None or self.scorer is None else steering.steer
-        choice = Choice(offer.log_lm, noise, steer, lazy=steering.lazy, most=steering.fast)
-        return _Turn(text, offer, choice, [])
+        return _Turn(text, offer, noise, Choice(offer.log_lm, noise, steer, lazy=steering.lazy, most=steering.fast))
 
     def _score(self, turns: list[_Turn[Tag]]) -> None:
         """Round by round, the candidates of all texts together, until every choice is settled."""
@@ -169,16 +180,17 @@ class Writer(Generic[Tag]):
             if not asked:
                 return
             texts = [text for turn, wanted in asked for text in self._candidates(turn, wanted)]
-            answers = iter(self._asked(texts))
+            answers = iter(self._judge.log_probabilities(texts))
             for turn, wanted in asked:
                 label = turn.text.order.label
                 scores = [float(one[label]) for one in islice(answers, len(wanted))]
                 turn.choice.take(wanted, np.array(scores))
 
-    def _asked(self, texts: list[str]) -> list[Any]:
+    @property
+    def _judge(self) -> Scorer:
         if self.scorer is None:
             raise AssertionError("a text that is not steered asks for no score")  # _turn says so
-        return self.scorer.log_probabilities(texts)
+        return self.scorer
 
     def _candidates(self, turn: _Turn[Tag], places: np.ndarray[Any, Any]) -> list[str]:
         """What the text would be; a token that ends it adds nothing."""
@@ -187,12 +199,14 @@ class Writer(Generic[Tag]):
         return self.model.decode([written if one in ends else [*written, one] for one in ids])
 
     def _take(self, turn: _Turn[Tag]) -> None:
-        text, place = turn.text, turn.choice.winner
+        text = turn.text
+        places = turn.choice.contenders()
+        place = turn.choice.winner if len(places) == 1 else self._settled(turn, places)
         for most in self.agreed:
             self.agreed[most] += chosen_among(turn.choice, most)
         self.steps += 1
+        self.settled += len(places) > 1
         token = int(turn.offer.ids[place])
-        text.log_lm += float(turn.offer.plain[place])
         text.scored += turn.choice.scored
         text.offered += len(turn.offer.ids)
         text.row.append(token)
@@ -201,13 +215,32 @@ class Writer(Generic[Tag]):
         full = len(text.written) >= self.steering.max_tokens or len(text.row) > self.model.longest
         text.ended = token in self.model.ends or full
 
+    def _settled(self, turn: _Turn[Tag], places: np.ndarray[Any, Any]) -> int:
+        """Between those that rounding could choose from: each computed by itself."""
+        ids, how = turn.offer.ids[places], turn.text.order.how
+        logits = self.model.alone(turn.text.row)[-1].double().cpu().numpy()[ids]
+        totals = logits / (how.temperature or 1.0) + turn.noise[places]
+        if turn.choice.steer:
+            label = turn.text.order.label
+            own = [float(self._judge.alone(text)[label]) for text in self._candidates(turn, places)]
+            totals += turn.choice.steer * np.minimum(own, 0.0)
+        return int(places[totals.argmax()])
+
     def _finished(self, texts: list[_Text[Tag]]) -> Iterator[tuple[Tag, Written]]:
-        finals = [text.so_far.strip().rstrip(UNFINISHED).rstrip() for text in texts]
-        labelled = [final for text, final in zip(texts, finals, strict=True) if text.order.label is not None]
-        answers = iter(self.scorer.log_probabilities(labelled) if self.scorer and labelled else [])
-        for text, final in zip(texts, finals, strict=True):
+        for text in texts:
+            final = text.so_far.strip().rstrip(UNFINISHED).rstrip()
             label = text.order.label
             known = self.scorer is not None and label is not None
-            probability = float(np.exp(next(answers)[label])) if known else None
+            probability = float(np.exp(self._judge.alone(final)[label])) if known else None
+            log_lm = self._log_lm(text)
             count, choices = len(text.written), tuple(text.written)
-            yield text.order.tag, Written(final, count, text.log_lm, probability, text.scored, text.offered, choices)
+            yield text.order.tag, Written(final, count, log_lm, probability, text.scored, text.offered, choices)
+
+    def _log_lm(self, text: _Text[Tag]) -> float:
+        logits = self.model.alone(text.row[:-1])[text.begun - 1 :].double()
+        own = torch.log_softmax(logits, 1).cpu().numpy()
+        return float(own[np.arange(len(text.written)), text.written].sum())
+
+
+def _on_edge(turn: _Turn[Any]) -> bool:
+    return turn.offer.on_edge or turn.choice.on_edge

@@ -137,7 +137,7 @@ def test_fewer_texts_are_the_first_ones(shop: Shop) -> None:
     assert rows(shop) == old[: 5 * len(CLASSES)]
 
 
-@pytest.mark.parametrize("gate", ["min_class_probability=0.3", "max_duplicate=0.2", "max_repetition=0", "min_words=8"])
+@pytest.mark.parametrize("gate", ["min_class_probability=0.3", "max_duplicate=0.2", "max_repetition=0"])
 def test_another_gate_writes_nothing(shop: Shop, gate: str) -> None:
     before, old = blocks(shop), trained_on(shop)
     said = shop("read-corpus", f"generate.{gate}")
@@ -176,6 +176,20 @@ def test_a_changed_teacher_costs_its_own_texts(shop: Shop) -> None:
     after = blocks(shop)
     assert before.items() < after.items()
     assert len(after) - len(before) == len(KNOWS["first"])
+
+
+def test_the_bill_goes_by_the_texts_that_are_there(shop: Shop, tmp_path: Path) -> None:
+    fresh = shop.without_artifacts(tmp_path / "fresh")
+
+    def cost(shop: Shop, *overrides: str) -> dict[str, Any]:
+        found: dict[str, Any] = shop("plan", "--json", "--measure", *overrides).json["bill"]
+        return found
+
+    assert "no text is written yet" in cost(fresh)["notes"]["generate"]
+    more = cost(shop, "generate.texts=30")
+    made = [json.loads(path.read_text()) for path in (shop.artifacts / "generate").glob("*/units/*.json")]
+    per_text = sum(one["made"]["seconds"] for one in made) / sum(one["facts"]["rows"] for one in made)
+    assert more["stages"]["generate"]["seconds"] == pytest.approx(16 * len(CLASSES) * per_text)
 
 
 # ---- interrupted, shared, damaged

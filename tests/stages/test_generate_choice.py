@@ -1,4 +1,4 @@
-"""The lazy rule chooses what scoring every candidate would, and what it chooses is a sample of the steered distribution."""
+"""The lazy rule chooses what scoring every candidate would, and that is a sample of the steered distribution."""
 
 from __future__ import annotations
 

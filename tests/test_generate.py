@@ -169,6 +169,18 @@ def test_renaming_a_label_or_a_teacher_writes_nothing(shop: Shop) -> None:
     assert rows(shop) == expected
 
 
+def test_force_writes_everything_again_and_the_same(shop: Shop) -> None:
+    before, old = blocks(shop), rows(shop)
+    shop("generate", "--force")
+    assert {name for name, made in blocks(shop).items() if before.get(name) == made} == set()
+    assert rows(shop) == old
+
+
+def test_doctor_looks_for_the_language_model_too(shop: Shop) -> None:
+    (shop.folder / "models/lm").rename(shop.folder / "models/elsewhere")
+    assert "there is no folder ./models/lm" in shop("doctor").out
+
+
 def test_a_changed_teacher_costs_its_own_texts(shop: Shop) -> None:
     before = blocks(shop)
     reweigh(shop.folder / "models/first", {"classifier.bias": 0.25})

@@ -56,6 +56,7 @@ class Offer:
 def offers(logits: torch.Tensor, how: Sequence[Drawing], banned: torch.Tensor) -> list[Offer]:
     """Of rows [texts, vocabulary]; `banned` [texts, vocabulary] is true where a token may not come."""
     scores = logits.masked_fill(banned, float("-inf"))
+    scores = scores.cpu() if scores.device.type == "mps" else scores  # which has no fp64
     most = min(max(one.most for one in how) + 1, scores.shape[1])
     best, ids = (found.cpu() for found in scores.topk(most, dim=1))
     heat = torch.tensor([one.temperature or 1.0 for one in how], dtype=torch.float64, device=scores.device)

@@ -94,8 +94,8 @@ class LanguageModel:
 
     def _banned(self) -> torch.Tensor:
         """Special tokens but those that end a text, and rows of the vocabulary that stand for no token."""
-        banned = torch.zeros(self.vocabulary, dtype=torch.bool)
-        banned[len(self.tokenizer) :] = True
+        banned = torch.ones(self.vocabulary, dtype=torch.bool)
+        banned[[one for one in self.tokenizer.get_vocab().values() if one < self.vocabulary]] = False
         special = [one for one in self.tokenizer.all_special_ids if one < self.vocabulary]
         banned[special] = True
         banned[sorted(self.ends)] = False

@@ -63,8 +63,10 @@ class Generate:
             inputs["texts"] = corpus_digests(run)
         return Identity({"generate": {**said_of(settings), "texts": settings.texts}}, inputs)
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        return list(block_units(run))
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Blocks stand in the families. What was gathered counts once it is there: --force sets it aside too."""
+        gathered = Unit(ALL_TEXTS, folder)
+        return [*block_units(run), *([gathered] if gathered.record_path.exists() else [])]
 
     def further(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Gathering is possible once all blocks are there."""

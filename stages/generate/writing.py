@@ -218,7 +218,7 @@ class Writer(Generic[Tag]):
     def _settled(self, turn: _Turn[Tag], places: np.ndarray[Any, Any]) -> int:
         """Between those that rounding could choose from: each computed by itself."""
         ids, how = turn.offer.ids[places], turn.text.order.how
-        logits = self.model.alone(turn.text.row)[-1].double().cpu().numpy()[ids]
+        logits = self.model.alone(turn.text.row)[-1].cpu().double().numpy()[ids]
         totals = logits / (how.temperature or 1.0) + turn.noise[places]
         if turn.choice.steer:
             label = turn.text.order.label
@@ -237,8 +237,8 @@ class Writer(Generic[Tag]):
             yield text.order.tag, Written(final, count, log_lm, probability, text.scored, text.offered, choices)
 
     def _log_lm(self, text: _Text[Tag]) -> float:
-        logits = self.model.alone(text.row[:-1])[text.begun - 1 :].double()
-        own = torch.log_softmax(logits, 1).cpu().numpy()
+        logits = self.model.alone(text.row[:-1])[text.begun - 1 :].cpu().double()
+        own = torch.log_softmax(logits, 1).numpy()
         return float(own[np.arange(len(text.written)), text.written].sum())
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from amalgam.data.rows import Row
     from amalgam.pipeline.experiment import Corpus
 
-Part = Literal["train", "validation", "test", "teachers"]
+Part = Literal["train", "validation", "test", "teachers", "held-out"]
 
 SKIPPED_FILE = "skipped.parquet"
 BAD_ROWS_TOLD = 5
@@ -91,7 +91,7 @@ def read_part(
     sources: Sequence[Path], corpus: Corpus, *, part: Part, folder: Path, require_label: bool = False
 ) -> PartFacts:
     """Reads local files (files_of, fetch_remote) into an existing, empty folder."""
-    labelled = require_label or part != "train"
+    labelled = require_label or part not in {"train", "held-out"}
     with KeySpill(_spill_schema(), folder) as spill, ExitStack() as stack:
         intake = _Intake(sources, corpus, part, labelled)
         intake.skipped_file = _SkippedFile(folder / SKIPPED_FILE, stack)

@@ -40,6 +40,26 @@ SKIPPED = (
     Column("value", "string", "what stood there, escaped, its first 80 characters"),
 )
 
+# Stage 0. A unit's texts as they were written, then all of them together, with what only shows beside the others.
+WRITTEN = (
+    Column("text", "string", "the text; empty where nothing came of it"),
+    Column("index", "int64", "its number among those of its teacher and class, from 0"),
+    Column("class_probability", "float32", "the teacher's probability of the class; null without one", nullable=True),
+    Column("lm_log_probability", "float32", "natural logarithm, of all its tokens; null without one", nullable=True),
+    Column("tokens", "int32", "its length in the language model's tokens, the end included; else in words"),
+)
+GENERATED = (
+    *WRITTEN,
+    Column("source", "string", "what made it, as generate.source names it"),
+    Column("teacher", "string", "the teacher it was made for; null where it was made for none", nullable=True),
+    Column("class", "string", "the class it was made for, by the teacher's name for it; null likewise", nullable=True),
+    Column("seed", "int64", "generate.seed"),
+    Column("words", "int32", "its length in words"),
+    Column("repetition", "float32", "share of its sequences of three words that it had before"),
+    Column("near_duplicate", "float32", "largest share (Jaccard) of such sequences in common with an earlier text"),
+    Column("draw", "float64", "a number of its own in [0, 1): held out where it is below generate.held_out"),
+)
+
 # Stage 1. A file holds the dropout-off logits, a range of passes (which one, its record says), or both.
 CACHE_TEXTS = (
     Column("key", "key", "the text"),

@@ -6,7 +6,6 @@ Sections other than `execution` say *what*, and enter fingerprints; `execution` 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -39,8 +38,9 @@ class Section(BaseModel):
 class Corpus(Section):
     """The texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
-    train: Texts
-    """Texts to learn from; labels in them are read only by train-teachers and the supervised student."""
+    train: Texts | None
+    """Texts to learn from; labels in them are read only by train-teachers and the supervised student.
+    Left out where a generate section makes them."""
     validation: Texts | None = None
     """Labelled texts to choose the student's checkpoint by."""
     test: Texts | None = None
@@ -105,6 +105,69 @@ class TrainTeachers(Section):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     seed: int = 0
+
+
+def _as_choices(value: Any) -> Any:
+    return value if value is None or isinstance(value, list) else [value]
+
+
+Temperatures = Annotated[
+    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+]
+Shares = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+]
+Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
+
+
+class Generate(Section):
+    """Texts where there are none. Of several temperatures, top_k, top_p or prompts each text draws its own."""
+
+    source: Literal["steered", "prompted", "random-words", "cross-domain"] = "steered"
+    """steered: a language model, each token weighed by the teacher. prompted: a language model, a prompt per class.
+    random-words: words of the teachers' vocabularies. cross-domain: any corpus."""
+    texts: Positive = 200
+    """Per teacher and class. More later extend the set."""
+    language_model: Text | None = None
+    """A causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
+    revision: Text | None = None
+    prompt: Texts | None = None
+    """What stands before a text and is no part of it; {label} in it is the class."""
+    steer: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """lambda: a token's weight is its probability in the language model times the teacher's of the class, to this."""
+    candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """The language model's so many likeliest tokens are weighed."""
+    temperature: Temperatures | None = None
+    """Of the language model, before it is steered; 0: always the best token. Steered: 1; prompted: 0.7, 1 and 1.3."""
+    top_k: Counts | None = None
+    """Of the candidates, only so many, before they are steered. Steered: all; prompted: 20, 50 and 200."""
+    top_p: Shares | None = None
+    """Of the candidates, only those that make up this much of the language model's probability, before they are
+    steered. Steered: 0.9; prompted: 0.8, 0.9 and 1."""
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128
+    """Longest text in the language model's tokens; random-words: half as many words at most."""
+    fast: Positive | None = None
+    """Score at most so many candidates a token: not exact, and cheaper where steer is large."""
+    seed: int = 0
+    corpus: Texts | None = None
+    """Of cross-domain: the texts to take a sample of."""
+    column: Text = "text"
+    """Of cross-domain: the text column."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the texts that no student learns from, kept for statistics of the teachers."""
+    min_class_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Gate: the teacher's, of the class that the text was written for. Gates are filters: they generate nothing."""
+    max_duplicate: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Gate: most that a text may share with an earlier one, of their sequences of three words (Jaccard)."""
+    max_repetition: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Gate: most of its own sequences of three words that may be repetitions."""
+    min_words: Positive = 3
+    """Gate: shorter texts are left out."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether a language model is at work."""
+        return self.source in {"steered", "prompted"}
 
 
 class Cache(Section):
@@ -279,8 +342,7 @@ class Experiment(Section):
     corpus: Corpus
     teachers: list[Teacher] = []
     train_teachers: TrainTeachers | None = None
-    generate: None = None
-    """Stage 0 (texts from a language model) is not part of this version."""
+    generate: Generate | None = None
     cache: Cache = Cache()
     targets: Targets = Targets()
     student: Student = Student()
@@ -288,10 +350,20 @@ class Experiment(Section):
     report: Report = Report()
     execution: Execution = Execution()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _generated(cls, data: Any) -> Any:
+        """With a generate section the corpus needs no training texts, and may be left out."""
+        if not isinstance(data, dict) or data.get("generate") is None:
+            return data
+        corpus = {} if data.get("corpus") is None else data["corpus"]
+        return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        problems = [*self._teacher_problems(), *self._method_problems(), *self._corpus_problems()]
-        problems += self._objective_problems()
+        from amalgam.pipeline.contradictions import contradictions
+
+        problems = contradictions(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -302,79 +374,3 @@ class Experiment(Section):
         groups = (self.train_teachers.groups or self.train_teachers.together or ()) if self.train_teachers else ()
         trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
         return [*trained, *(teacher.name for teacher in self.teachers)]
-
-    def _method_problems(self) -> list[str]:
-        """A problem is one sentence without a semicolon: they are told apart by it."""
-        method, encoder, names = str(self.student.method), self.student.encoder, self.teacher_names
-        problems = []
-        if encoder.startswith(TEACHER) and encoder.removeprefix(TEACHER) not in names:
-            problems.append(f"student.encoder: no teacher has this name (known: {', '.join(names)})")
-        if self.student.learns:
-            return problems
-        if self.corpus.test is None:
-            problems.append(f"student.method: {method} trains nothing and is only measured, which needs corpus.test")
-        if method.startswith(TEACHER) and method.removeprefix(TEACHER) not in names:
-            problems.append(f"student.method: no teacher has this name (known: {', '.join(names)})")
-        return problems
-
-    def _teacher_problems(self) -> list[str]:
-        names = self.teacher_names
-        problems = [
-            f"teachers: the name {name!r} is given twice" for name in sorted(set(names)) if names.count(name) > 1
-        ]
-        if not names and self.train_teachers is None and self.targets.mode != "supervised":
-            problems.append("teachers: name at least one, or a train_teachers section that makes them")
-        problems += self._training_problems()
-        problems += [
-            f"teachers: {teacher.name}: trust_remote_code needs revision to be a full commit hash"
-            for teacher in self.teachers
-            if teacher.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "")
-        ]
-        return problems
-
-    def _training_problems(self) -> list[str]:
-        said = self.train_teachers
-        if said is None:
-            return []
-        given = [name for name in ("encoder", "groups", "revision") if getattr(said, name) is not None]
-        if said.together:
-            return [f"train_teachers.{name}: is not for teachers that are trained together" for name in given]
-        return [f"train_teachers.{name}: is required" for name in ("encoder", "groups") if name not in given]
-
-    def _corpus_problems(self) -> list[str]:
-        needs_label = {
-            "train_teachers": self.train_teachers is not None,
-            "corpus.validation": self.corpus.validation is not None,
-            "corpus.test": self.corpus.test is not None,
-            f"targets.mode: {self.targets.mode}": self.targets.reads_gold,
-        }
-        problems = [
-            f"corpus.label: {who} needs the name of the label column"
-            for who, needed in needs_label.items()
-            if needed and self.corpus.label is None
-        ]
-        if self.train_teachers and self.train_teachers.limit and self.train_teachers.texts is None:
-            problems.append("train_teachers.limit: needs train_teachers.texts; corpus.limit cuts the training part")
-        if self.student.select == "validation" and self.corpus.validation is None:
-            problems.append("student.select: validation needs corpus.validation")
-        if self.targets.passes is not None and self.targets.passes > self.cache.passes:
-            problems.append(f"targets.passes: {self.targets.passes} is more than cache.passes, {self.cache.passes}")
-        return problems
-
-    def _objective_problems(self) -> list[str]:
-        said, who = self.objective, f"objective.name: {self.objective.name}"
-        problems = []
-        if said.states and not self.teachers and self.train_teachers is None:
-            problems.append(f"{who} looks at teachers' states, and there is no teacher")
-        if said.name == "layerwise" and said.states == "pooled":
-            problems.append(
-                "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens; "
-                "where teachers tokenise otherwise: objective.learning=joint"
-            )
-        if said.name == "cfl" and said.grain == "tokens":
-            problems.append("objective.grain: cfl compares texts, each by the mean of its tokens: pooled")
-        if said.name == "cfl" and self.student.accumulate > 1:
-            problems.append("student.accumulate: cfl compares the texts of a step with each other: 1")
-        if said.name == "layerwise" and said.blocks is not None:
-            problems.append("objective.blocks: layer-wise learning needs a block for each layer of the student: null")
-        return problems

@@ -331,7 +331,6 @@ def _message(item: dict[str, Any], path: Place, reading: Reading) -> str:
 
 SPECIAL: dict[Place, str] = {
     ("schema_version",): f"this amalgam reads schema_version {SCHEMA_VERSION}; CHANGELOG.md says what changed since",
-    ("generate",): "stage 0 (texts from a language model) is not part of this version; leave the section out",
 }
 
 

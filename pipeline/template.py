@@ -21,6 +21,10 @@ corpus:
   # limit: 8000                 # at most so many texts, a sample by content
   # on_bad_row: skip            # leave out rows without a usable text, counted and listed
 
+# generate:                     # no texts? these stand in the place of corpus.train; docs/data-free.md
+#   language_model: ./models/lm # any causal language model, by folder or Hub id
+#   texts: 200                  # per teacher and class
+
 teachers:                       # each knows its own labels; the student will know all of them
   - name: first
     model: ./models/first       # ./a/folder, a Hub id, or package:module/folder

@@ -115,6 +115,7 @@ def _remembered(config: Path, overrides: list[str], target: str | None) -> list[
 
 
 SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "generate": ("generate",),
     "read-corpus": ("corpus",),
     "train-teachers": ("train_teachers",),
     "cache-teachers": ("cache",),

@@ -28,6 +28,7 @@ def _device() -> dict[str, str]:
 
 def _experiment(config: Path, overrides: list[str]) -> dict[str, str]:
     from amalgam.stages.commands import open_run
+    from amalgam.stages.generate.families import language_model_files
     from amalgam.stages.teachers import prepare_teachers
 
     if not config.exists():
@@ -35,6 +36,8 @@ def _experiment(config: Path, overrides: list[str]) -> dict[str, str]:
     try:
         _, run = open_run(config, overrides)
         prepare_teachers(run)
+        if run.experiment.generate and run.experiment.generate.writes:
+            language_model_files(run)
     except AmalgamError as error:
         return _row("experiment", error.what.splitlines()[0], error.fix or "")
     return _row("experiment", f"{config.name}: {len(run.experiment.teachers)} teachers found")

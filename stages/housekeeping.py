@@ -55,6 +55,7 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
     shards = f"{whole}/{total} files" + ("" if whole == total else " (the next run makes the rest again)")
     facts, config = manifest.facts, manifest.identity.get("config", {})
     said = {
+        "generate": lambda: f"{facts['texts']:,} texts, {facts['source']}",
         "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",

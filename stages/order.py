@@ -6,6 +6,7 @@ from amalgam.pipeline.stage import Stage
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_features.stage import CacheFeatures
 from amalgam.stages.cache_teachers.stage import CacheTeachers
+from amalgam.stages.generate.stage import Generate
 from amalgam.stages.read_corpus.stage import ReadCorpus
 from amalgam.stages.report.stage import Report
 from amalgam.stages.train_student.stage import TrainStudent
@@ -13,6 +14,7 @@ from amalgam.stages.train_teachers.stage import TrainTeachers
 from amalgam.stages.weigh_teachers.stage import WeighTeachers
 
 STAGES: tuple[Stage, ...] = (
+    Generate(),  #       optional: texts where there are none
     ReadCorpus(),  #     texts, checked and keyed once
     TrainTeachers(),  #  optional: teachers from labelled texts
     CacheTeachers(),  #  every teacher, every text, K passes: the expensive part, done once

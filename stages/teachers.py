@@ -59,8 +59,9 @@ def prepare_teachers(run: Run) -> None:
     """Find every model that the experiment names before any work starts: one error lists all that are missing."""
     found = resolve_all([_reference(run, teacher) for teacher in run.experiment.teachers])
     named = {teacher.name: files for teacher, files in zip(run.experiment.teachers, found, strict=True)}
-    for twins in same_models(named):
+    for twins in same_models(named) if not run.memory.get("twins told") else []:
         run.console.note(f"teachers {' and '.join(twins)} are the very same model")
+    run.memory["twins told"] = True
 
 
 def check_gold(run: Run) -> None:

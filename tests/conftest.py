@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import Shop, new_shop
+from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +21,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 def shop(built: Shop, tmp_path: Path) -> Shop:
     """An experiment that is up to date."""
     return built.copy(tmp_path / "shop")
+
+
+@pytest.fixture(scope="session")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """An experiment without texts that is up to date; never to be changed."""
+    shop = new_generating_shop(tmp_path_factory.mktemp("generated") / "shop")
+    shop("run")
+    return shop
 
 
 @pytest.fixture

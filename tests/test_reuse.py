@@ -38,7 +38,6 @@ REFUSED = "the command refuses this value, with exit 2"
 # Stages whose identity waits for one that is not current count: their state is not `current`.
 TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "schema_version": (["schema_version=2"], REFUSED),
-    "generate": (["generate={topics: 3}"], REFUSED),
     # corpus: read again; what comes after waits to see whether it matters
     "corpus.train": (["corpus.train=texts/more.csv"], ALL),
     "corpus.validation": (["corpus.validation=texts/validation.csv"], ALL),
@@ -183,8 +182,8 @@ def biased(folder: Path) -> str:
         return next(str(name) for name in sorted(weights.keys()) if name.endswith("bias"))
 
 
-def test_every_field_of_the_experiment_has_a_row() -> None:
-    assert set(fields_of(Experiment)) == set(TABLE) | set(TRAIN_TABLE)
+def test_every_field_of_the_experiment_has_a_row() -> None:  # those of generate: test_reuse_generate.py
+    assert {name for name in fields_of(Experiment) if not name.startswith("generate.")} == {*TABLE, *TRAIN_TABLE}
 
 
 @pytest.mark.parametrize("field", TABLE)

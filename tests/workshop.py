@@ -283,6 +283,42 @@ def word_list(shop: Shop) -> list[str]:
     return sorted({word.strip(".,").lower() for text, _ in shop.texts() for word in text.split()})
 
 
+GENERATE = """\
+generate:
+  language_model: ./models/lm
+  texts: 12
+  steer: 6
+  candidates: 30
+  max_tokens: 8
+  min_class_probability: 0.1
+cache:
+"""
+
+
+def new_generating_shop(folder: Path) -> Shop:
+    """As new_shop, but a tiny language model stands where the training texts were."""
+    from amalgam.stages.models.loading import save_pretrained_folder
+    from amalgam.tests.stages.tiny_models import tiny_language_model
+
+    shop = new_shop(folder)
+    save_pretrained_folder(*tiny_language_model(words=word_list(shop), seed=3), folder / "models/lm")
+    for name in KNOWS:
+        reweigh_all(folder / "models" / name, "classifier.weight", 8.0)
+    (folder / "texts/train.csv").unlink()
+    shop.edit("  train: texts/train.csv\n", "")
+    shop.edit("cache:\n", GENERATE)
+    return shop
+
+
+def reweigh_all(folder: Path, name: str, factor: float) -> None:
+    """Scale one tensor of a model, in place."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights[name] *= factor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def write_texts(path: Path, rows: Sequence[Row]) -> None:
     import polars as pl
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.plan import StageState
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.bill import trials
@@ -53,8 +54,8 @@ class Job:
     @property
     def kind_of_texts(self) -> Any:
         """Rates are kept for texts like these: appended ones are taken to be of the same kind."""
-        said = self.run.experiment.corpus
-        return [said.text, said.train]
+        said, made = self.run.experiment.corpus, self.run.experiment.generate
+        return [said.text, made.source if made else said.train]
 
     @property
     def teachers_part(self) -> str:
@@ -83,6 +84,22 @@ class Job:
 
 
 # ---- texts
+
+
+def _generating(job: Job) -> Cost:
+    """As long as the texts took that are there. Before any is, nobody knows: the teacher's scores of a token vary."""
+    from amalgam.stages.generate.families import block_units
+
+    missing = sum(unit.size for unit in job.state.missing)
+    records = [job.run.store.record(unit.record_path) for unit in block_units(job.run)]
+    done = [record for record in records if record]
+    if missing and not done:
+        raise AmalgamError("no text is written yet, by which to tell how long one takes")
+    texts = sum(int(record.facts["rows"]) for record in done)
+    seconds = sum(float(record.made["seconds"]) for record in done)
+    disk = sum(file.bytes for record in done for file in record.files)
+    share = missing / texts if texts else 0.0
+    return Cost(share * seconds, BARE_MB, share * disk / MEGABYTE)
 
 
 def _reading(job: Job) -> Cost:
@@ -343,6 +360,7 @@ def _label_counts(job: Job) -> list[int]:
 
 
 COSTS: Mapping[str, Callable[[Job], Cost]] = {
+    "generate": _generating,
     "read-corpus": _reading,
     "train-teachers": _training_teachers,
     "cache-teachers": _asking,

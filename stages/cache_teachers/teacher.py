@@ -146,9 +146,9 @@ class Teacher:
                 where=f"text {text_of(int(empty[0]))[:40]!a}",
                 fix="leave the text out (corpus.on_bad_row: skip leaves out empty ones)",
             )
-        self._check_vocabulary(int(tokens.ids.values.max(initial=0)))
+        self.check_vocabulary(int(tokens.ids.values.max(initial=0)))
 
-    def _check_vocabulary(self, highest: int) -> None:
+    def check_vocabulary(self, highest: int) -> None:
         if highest >= self._vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(highest)
             raise ModelError(
@@ -327,7 +327,7 @@ class Teacher:
             if len(one) != length:
                 raise ModelError(f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens")
             tokens.append(one)
-        self._check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
+        self.check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
         return tokens
 
     def _find_sites(self) -> tuple[Site, ...]:

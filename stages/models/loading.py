@@ -31,6 +31,10 @@ POSITIONS_AFTER_PADDING = frozenset(
 )
 ATTENTIVE = "amalgam-attentive"
 """The one architecture that is ours: attentive.py."""
+HEADLESS = {
+    "classification": "name a fine-tuned classifier; an encoder alone knows no labels",
+    "language model": "name a model that was trained to continue texts, such as a GPT-2",
+}
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
 
@@ -68,6 +72,15 @@ def load_classifier(  # noqa: PLR0913 - what the experiment says of a teacher
     if labels is not None and model.config.num_labels != labels:
         what = f"the model has {model.config.num_labels} outputs, but {labels} labels are named for it"
         raise ModelError(what, where=str(files.folder), fix="name each output once, by position")
+    return model
+
+
+def load_language_model(files: ModelFiles) -> PreTrainedModel:
+    """A causal language model in fp32. Every weight comes from the files."""
+    model, loading = _load(files, _config(files), dtype="float32", kind="AutoModelForCausalLM")
+    _refuse_sizes(files, model, loading["mismatched_keys"])
+    _refuse_missing(files, model, loading["missing_keys"], wanted="language model")
+    _refuse_left_over(files, model, loading["unexpected_keys"])
     return model
 
 
@@ -164,14 +177,19 @@ def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrained
 
 
 def _load(
-    files: ModelFiles, config: PreTrainedConfig, *, dtype: str, trust_remote_code: bool = False
+    files: ModelFiles,
+    config: PreTrainedConfig,
+    *,
+    dtype: str,
+    trust_remote_code: bool = False,
+    kind: str = "AutoModelForSequenceClassification",
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Sizes are not the loader's to refuse: it would not say which."""
     import torch
-    from transformers import AutoModelForSequenceClassification
+    import transformers
 
     with _said_plainly(files, "model"):
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
+        model, loading = getattr(transformers, kind).from_pretrained(
             str(files.folder),
             config=config,
             dtype=getattr(torch, dtype),
@@ -197,12 +215,14 @@ def _refuse_sizes(files: ModelFiles, model: PreTrainedModel, mismatched: Collect
     raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
 
 
-def _refuse_missing(files: ModelFiles, model: PreTrainedModel, missing: Collection[str]) -> None:
+def _refuse_missing(
+    files: ModelFiles, model: PreTrainedModel, missing: Collection[str], wanted: str = "classification"
+) -> None:
     if not missing:
         return
     head = [key for key in sorted(missing) if not _in_body(model, key)]
-    kind = "no classification head" if head else "weights are missing"
-    fix = "name a fine-tuned classifier; an encoder alone knows no labels" if head else "save the model again, whole"
+    kind = f"no {wanted} head" if head else "weights are missing"
+    fix = HEADLESS[wanted] if head else "save the model again, whole"
     raise ModelError(f"{kind}: missing {_few(head or sorted(missing))}", where=str(files.folder), fix=fix)
 
 

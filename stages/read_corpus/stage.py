@@ -10,9 +10,19 @@ from amalgam.pipeline.experiment import Corpus, Experiment
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.read_corpus.generated import (
+    GENERATED,
+    gate_lines,
+    gates_of,
+    generated_file,
+    generated_sources,
+    write_kept,
+)
 
 REMOTE = ("hf://", "s3://")
 PATHS = {"train", "validation", "test"}
+KEPT = "kept.parquet"
+AS_GENERATED = {"text": ["text"], "id": "auto", "label": None, "labels": None, "on_bad_row": "error"}
 
 
 class ReadCorpus(UnitByUnit):
@@ -27,12 +37,12 @@ class ReadCorpus(UnitByUnit):
     def prepare(self, run: Run) -> None:
         """Remote files are fetched once; what they held then is pinned."""
         for sources in sources_of(run.experiment).values():
-            for source in sources:
-                if source.startswith(REMOTE) and _fetched(run, source) is None:
-                    _fetch(run, source)
+            fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
         said: dict[str, Any] = {"corpus": run.experiment.corpus.model_dump(exclude=PATHS)}
+        if run.experiment.generate:
+            said["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
             said["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
         return Identity(said, {part: part_identity(run, part) for part in sources_of(run.experiment)})
@@ -46,8 +56,8 @@ class ReadCorpus(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.data.corpus import read_part
 
-        files = [path for source in sources_of(run.experiment)[unit.name] for path in local_files(run, source)]
         with run.store.draft(unit.folder, unit.name) as draft:
+            files, gates = _files(run, unit.name, draft.folder)
             needs_label = unit.name == "train" and _train_needs_label(run.experiment)
             facts = read_part(
                 files,
@@ -56,7 +66,8 @@ class ReadCorpus(UnitByUnit):
                 folder=draft.folder,
                 require_label=needs_label,
             )
-            draft.facts = {"part": unit.name, **facts.to_json()}
+            draft.facts = {"part": unit.name, **facts.to_json(), **gates}
+            (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         from amalgam.data.corpus import leaks
@@ -73,11 +84,28 @@ class ReadCorpus(UnitByUnit):
             return
         for part, facts in manifest.facts["parts"].items():
             run.console.say(f"  {part}: {_counts(facts)}")
+            _say_gates(run, facts)
         for part, (count, which) in manifest.facts["leaks"].items():
             if count:
                 run.console.note(
                     f"{count} {part} texts are also in train: {', '.join(which)}{', ...' if count > len(which) else ''}"
                 )
+
+
+def _say_gates(run: Run, facts: dict[str, Any]) -> None:
+    if "accepted" in facts:
+        said, poor = gate_lines(facts)
+        run.console.say(f"    {said}")
+        for line in poor:
+            run.console.note(line)
+
+
+def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The part's files; of generated texts those that pass, laid down for the time of reading, and what did not."""
+    sources = sources_of(run.experiment)[part]
+    if sources == [GENERATED]:
+        return [folder / KEPT], write_kept(run, part, folder / KEPT)
+    return [path for source in sources for path in local_files(run, source)], {}
 
 
 def _counts(facts: dict[str, Any]) -> str:
@@ -94,6 +122,8 @@ def corpus_for(experiment: Experiment, part: str) -> Corpus:
     """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
     own = experiment.train_teachers.limit if experiment.train_teachers else None
     limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
+    if part in generated_sources(experiment):
+        return experiment.corpus.model_copy(update={**AS_GENERATED, "limit": limit})
     return experiment.corpus.model_copy(update={"limit": limit})
 
 
@@ -107,6 +137,7 @@ def sources_of(experiment: Experiment) -> dict[str, list[str]]:
     corpus = experiment.corpus
     own = experiment.train_teachers.texts if experiment.train_teachers else None
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
+    parts |= generated_sources(experiment)
     return {part: sources for part, sources in parts.items() if sources}
 
 
@@ -118,7 +149,9 @@ def _train_needs_label(experiment: Experiment) -> bool:
 def part_identity(run: Run, part: str) -> list[str]:
     found: list[str] = []
     for source in sources_of(run.experiment)[part]:
-        if source.startswith(REMOTE):
+        if source == GENERATED:
+            found += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
+        elif source.startswith(REMOTE):
             digest = run.store.get("remote", source)
             if digest is None:
                 raise NotKnownYetError(source)
@@ -131,12 +164,21 @@ def part_identity(run: Run, part: str) -> list[str]:
 def local_files(run: Run, source: str) -> list[Path]:
     from amalgam.data.sources import files_of
 
+    if source == GENERATED:
+        return [run.store.checked(generated_file(run))]
     if source.startswith(REMOTE):
         fetched = _fetched(run, source)
         if fetched is None:
             raise NotKnownYetError(source)
         return [fetched]
     return files_of(source, run.base)
+
+
+def fetch(run: Run, sources: Sequence[str]) -> None:
+    """Remote ones that are not here yet."""
+    for source in sources:
+        if source.startswith(REMOTE) and _fetched(run, source) is None:
+            _fetch(run, source)
 
 
 def _fetched(run: Run, source: str) -> Path | None:

@@ -105,7 +105,7 @@ def test_fields_that_do_not_go_together_are_all_named_where_they_stand(tmp_path:
         ("? [a, b]\n: 2", "line 3: keys must be plain words"),
         ("x: &x {}\ncache: {<<: *x}", "line 4, cache: keys must be plain words"),
         ("schema_version: 2", "line 3, schema_version: this amalgam reads schema_version 1; CHANGELOG.md says what"),
-        ("generate: {}", "line 3, generate: stage 0 (texts from a language model) is not part of this version"),
+        ("generate: {sauce: steered}", "line 3, generate.sauce: unknown key; did you mean 'source'?"),
         ("train_teachers: {encoder: e, groups: {a b: [x]}}", "line 3, train_teachers.groups: is 'a b'; use letters"),
         ("student: {method: wram}", "line 3, student.method: no method 'wram'; did you mean 'warm'?"),
         ("student: {method: zzz}", "line 3, student.method: no method 'zzz'; known: warm"),

@@ -52,6 +52,11 @@ class Toy(UnitByUnit):
         return {"lines": sum(record.facts["lines"] for record in records)}
 
 
+def _source(run: Run) -> Path:
+    assert run.experiment.corpus.train
+    return run.base / run.experiment.corpus.train[0]
+
+
 class Letters(Toy):
     """One file per first letter of the source's lines."""
 
@@ -59,11 +64,11 @@ class Letters(Toy):
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
 
     def identity(self, run: Run) -> Identity:
-        source = run.base / run.experiment.corpus.train[0]
+        source = _source(run)
         return Identity({"cache": {"seed": run.experiment.cache.seed}}, {"source": run.digest_of(source)})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        lines = (run.base / run.experiment.corpus.train[0]).read_text().split()
+        lines = _source(run).read_text().split()
         groups = {line[0]: [other for other in lines if other[0] == line[0]] for line in lines}
         return [Unit(letter, folder, len(group), group) for letter, group in sorted(groups.items())]
 

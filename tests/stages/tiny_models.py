@@ -120,3 +120,24 @@ def save_tiny(folder: Path, kind: str = "bert", **settings: Any) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def tiny_language_model(
+    kind: str = "gpt2", *, words: Sequence[str] = WORDS, seed: int = 0, spread: float = 8.0, **settings: Any
+) -> tuple[Any, Any]:
+    """A random causal language model whose next words differ much in probability, and a tokenizer of whole words."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS} if kind == "gpt2" else {}
+    special = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    vocabulary = {"vocab_size": len(SPECIAL) + len(words)}
+    config = AutoConfig.for_model(kind, **{**vocabulary, **special, **shape, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(spread)
+    return model.eval(), word_tokenizer(words)

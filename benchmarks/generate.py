@@ -1,0 +1,198 @@
+"""Steered writing, lazy beside naive: the same tokens, the teacher's evaluations a token, and texts a second.
+
+python benchmarks/generate.py --language-model LM --teacher TEACHER [--steer 0.5 1 2 5 10] [--json]
+
+LM: a folder such as benchmarks/train_lm.py writes; TEACHER: a fine-tuned classifier's folder. Without them both are
+tiny and random, which shows that it works and nothing else. Evaluations are counted over --texts texts of --tokens
+tokens; naive scores every candidate, which is too slow for that, so both are timed on --timed-texts of --timed-tokens,
+turn by turn. `same at n`: how often the exact token is among the n that `generate.fast: n` would score.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
+from amalgam.stages.cache_teachers.hardware import pick_device
+from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.generate.language_model import LanguageModel
+from amalgam.stages.generate.making import SLOTS
+from amalgam.stages.generate.noise import text_word
+from amalgam.stages.generate.scoring import Scorer
+from amalgam.stages.generate.writing import Order, Steering, Writer, Written
+from amalgam.stages.models.loading import token_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Texts = Mapping[tuple[int, int], Written]
+
+FAST = (2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Bench:
+    model: LanguageModel
+    teacher: Teacher
+    how: Drawing
+
+    def orders(self, texts: int) -> list[Order[tuple[int, int]]]:
+        """Every class as often as the others."""
+        labels = range(self.teacher.labels)
+        numbers = range(max(1, texts // len(labels)))
+        return [
+            Order((label, index), text_word(0, label, index), label, how=self.how)
+            for index in numbers
+            for label in labels
+        ]
+
+    def write(self, texts: int, steering: Steering, watched: tuple[int, ...] = ()) -> tuple[Texts, Scorer, Writer[Any]]:
+        """With a scorer that remembers nothing of another run."""
+        scorer = Scorer(self.teacher)
+        writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, watched=watched)
+        return dict(writer.write(self.orders(texts))), scorer, writer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--language-model", type=Path)
+    parser.add_argument("--teacher", type=Path)
+    parser.add_argument("--steer", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0, 10.0])
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--timed-texts", type=int, default=4)
+    parser.add_argument("--timed-tokens", type=int, default=8)
+    parser.add_argument("--timed-steer", type=float, nargs="*", default=[1.0, 2.0])
+    parser.add_argument("--candidates", type=int, default=200)
+    parser.add_argument("--top-p", type=float, default=0.9)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    bench = prepared(options)
+    rows = [found for steer in options.steer for found in measured(bench, steer, options)]
+    show(rows, as_json=options.json)
+
+
+def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[dict[str, Any]]:
+    seconds = timed(bench, steer, options) if steer in options.timed_steer else {}
+    texts, scorer, writer = bench.write(options.texts, Steering(steer, options.tokens), FAST)
+    figures = counted(list(texts.values()))
+    said = {"steer": steer, "teacher_classes": bench.teacher.labels}
+    tokens = figures.pop("tokens")
+    lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": figures["offered"] / figures["scored"]}
+    same = {f"same_at_{most}": round(count / writer.steps, 4) for most, count in writer.agreed.items()}
+    more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "launched_per_token": scorer.computed / tokens}
+    speed = {
+        name: {"texts_per_s": options.timed_texts / median(one), "spread": spread(one)} for name, one in seconds.items()
+    }
+    faster = {"faster_than_naive": paired(seconds["naive"], seconds["amalgam"])} if seconds else {}
+    quality = {"class_probability": figures["class_probability"], "peak_rss_mb": round(peak_rss_mb())}
+    naive = {"evaluations_per_token": figures["offered"] / tokens, **speed.get("naive", {})}
+    return [
+        row("generate", "naive", **said, **rounded(naive)),
+        row(
+            "generate",
+            "amalgam",
+            **said,
+            **rounded({**lazy, **speed.get("amalgam", {}), **faster, **more, **quality}),
+            **same,
+        ),
+    ]
+
+
+def timed(bench: Bench, steer: float, options: argparse.Namespace) -> dict[str, list[float]]:
+    """The gate first: the same tokens, text by text."""
+    ways = {
+        "naive": Steering(steer, options.timed_tokens, lazy=False),
+        "amalgam": Steering(steer, options.timed_tokens),
+    }
+    naive, lazy = (bench.write(options.timed_texts, way)[0] for way in ways.values())
+    if any(naive[tag].choices != lazy[tag].choices for tag in naive):
+        raise SystemExit(f"steer {steer}: the lazy rule chose other tokens than scoring all candidates")
+
+    def run(way: Steering) -> None:
+        bench.write(options.timed_texts, way)
+
+    return interleaved({name: partial(run, way) for name, way in ways.items()}, options.repeats)
+
+
+def counted(texts: Sequence[Written]) -> dict[str, float]:
+    probabilities = [text.probability for text in texts if text.probability is not None]
+    return {
+        "tokens": sum(text.tokens for text in texts),
+        "scored": sum(text.scored for text in texts),
+        "offered": sum(text.offered for text in texts),
+        "class_probability": sum(probabilities) / len(probabilities),
+    }
+
+
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) if value < 1000 else round(value) for name, value in figures.items()}
+
+
+def prepared(options: argparse.Namespace) -> Bench:
+    device = pick_device(options.device)
+    model, tokenizer = loaded(options.language_model, "AutoModelForCausalLM") or random_language_model()
+    longest = options.tokens + 1
+    language_model = LanguageModel(model, tokenizer, slots=SLOTS[device.type], longest=longest, device=device)
+    judge, reader = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
+    limit = token_limit(judge.config, reader, 128)
+    teacher = Teacher(judge, reader, digest="benchmark", seed=0, limit=limit, device=device)
+    return Bench(language_model, teacher, Drawing(1.0, None, options.top_p, options.candidates))
+
+
+def loaded(folder: Path | None, kind: str) -> tuple[Any, Any] | None:
+    import transformers
+
+    if folder is None:
+        return None
+    transformers.utils.logging.disable_progress_bar()
+    options = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    model = getattr(transformers, kind).from_pretrained(folder, **options)
+    return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def random_language_model() -> tuple[Any, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(0)
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 160, "initializer_range": 0.3}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=1, **shape)), tokenizer
+
+
+def random_teacher() -> tuple[Any, Any]:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(1)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, pad_token_id=0, num_labels=3, **shape)
+    return BertForSequenceClassification(config), tokenizer
+
+
+def word_tokenizer() -> Any:
+    """The words of the synthetic corpus."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from amalgam.data.synthetic import generate
+
+    words = sorted({word for text, _ in generate(200, 0) for word in text.split()})
+    vocabulary = {word: place for place, word in enumerate(("[PAD]", "[END]", "[UNK]", *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106  a token of text
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "[UNK]", "eos_token": "[END]", "bos_token": "[END]", "pad_token": "[PAD]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""A causal language model that writes many texts at once, each in a slot of its own, at a position of its own.
+
+Texts of any length advance together without padding one another. A model that cannot be used so, as numbers show,
+writes each text by itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.cache_teachers.agreement import alike
+from amalgam.stages.models.loading import token_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+WHERE = "generate.language_model"
+BEGINNINGS = ("\n", " ", "The")
+PROBE = 6
+WINDOWS = ("sliding_window", "window_size", "attention_window")
+
+
+class LanguageModel:
+    """The model, the tokens that begin and end a text, and those that may never be chosen."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, slots: int, longest: int, device: torch.device | str) -> None:
+        """`longest`: tokens of a text, what stands in front of it included."""
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = torch.device(device)
+        self.notes: list[str] = []
+        self.longest = token_limit(model.config, tokenizer, longest)
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.begin = self._begin()
+        self.ends = self._ends()
+        self.banned = self._banned()
+        _check_causal(self.model, self.vocabulary, self.device)
+        self.slots: Slots | Alone = Slots(self.model, slots, self.longest)
+        if not self._agrees():
+            self.slots = Alone(self.model, slots)
+            self.notes.append("this language model writes one text after the other: its cache cannot be shared out")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return [self.tokenizer.decode(list(row), **options) for row in rows]
+
+    def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
+        with torch.inference_mode():
+            return self.slots.step(at, rows).float()
+
+    def alone(self, row: Sequence[int]) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of what follows each: a function of the row alone, to the last bit."""
+        with torch.inference_mode():
+            ids = torch.tensor([list(row)], device=self.device)
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+
+    def _begin(self) -> list[int]:
+        """What stands before a text's first token, where no prompt does."""
+        config = self.model.config
+        for special in (self.tokenizer.bos_token_id, config.bos_token_id, *self._end_ids()):
+            if isinstance(special, int) and 0 <= special < self.vocabulary:
+                return [special]
+        for text in BEGINNINGS:
+            ids = self.encode(text)
+            if ids:
+                self.notes.append(f"the language model has no token that begins a text: {text!r} stands in its place")
+                return ids[:1]
+        raise ModelError(
+            "the language model has no token that begins a text, and its tokenizer knows none of the usual words",
+            where=WHERE,
+            fix="set a bos_token in its tokenizer and save it again",
+        )
+
+    def _end_ids(self) -> Iterable[int]:
+        config, generation = self.model.config, getattr(self.model, "generation_config", None)
+        for said in (self.tokenizer.eos_token_id, config.eos_token_id, getattr(generation, "eos_token_id", None)):
+            yield from said if isinstance(said, list) else [] if said is None else [said]
+
+    def _ends(self) -> frozenset[int]:
+        ends = frozenset(one for one in self._end_ids() if 0 <= one < self.vocabulary)
+        if not ends:
+            self.notes.append("the language model has no token that ends a text: all run to generate.max_tokens")
+        return ends
+
+    def _banned(self) -> torch.Tensor:
+        """Special tokens but those that end a text, and rows of the vocabulary that stand for no token."""
+        banned = torch.ones(self.vocabulary, dtype=torch.bool)
+        banned[[one for one in self.tokenizer.get_vocab().values() if one < self.vocabulary]] = False
+        special = [one for one in self.tokenizer.all_special_ids if one < self.vocabulary]
+        banned[special] = True
+        banned[sorted(self.ends)] = False
+        return banned.to(self.device)
+
+    def _agrees(self) -> bool:
+        """Two rows in slots beside the model's own way: numbers decide, not names. The slots know no sliding window."""
+        windows = [getattr(self.model.config, name, None) for name in WINDOWS]
+        if any(isinstance(one, int) and one < self.longest for one in windows):
+            return False
+        count = min(PROBE, self.longest)
+        rows = [[(7 * i + 3 * row + 1) % self.vocabulary for i in range(count)] for row in range(2)]
+        at = [0, self.slots.count - 1][: self.slots.count]
+        try:
+            for place in range(count):
+                found = self.step(at, [row[: place + 1] for row in rows[: len(at)]])
+            with torch.inference_mode():
+                expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
+            return alike(found.T, expected[: len(found)].T, torch.float32)
+        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return False
+
+
+def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
+    """What comes later must not change what was said before: an encoder's head loads as a causal one without a word."""
+    pair = torch.tensor([[1 % vocabulary, 2 % vocabulary], [1 % vocabulary, 3 % vocabulary]], device=device)
+    with torch.inference_mode():
+        first, other = model(input_ids=pair).logits[:, 0].float()
+    if not alike(first[:, None], other[:, None], torch.float32):
+        raise ModelError(
+            "the model reads what comes after a token: it is no causal language model",
+            where=WHERE,
+            fix="name a model that was trained to continue texts, such as a GPT-2",
+        )
+
+
+class Slots:
+    """`count` texts beside each other. Unused slots compute too, and nobody looks."""
+
+    def __init__(self, model: Any, count: int, length: int) -> None:
+        self.model, self.count, self.length = model, count, length
+        self.positions = torch.zeros(count, dtype=torch.long, device=model.device)
+        self.cache = Cache(layer_class_to_replicate=partial(SlotLayer, self))
+
+    def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        device = self.model.device
+        last = torch.zeros(self.count, 1, dtype=torch.long)
+        positions = torch.zeros(self.count, dtype=torch.long)
+        for slot, row in zip(at, rows, strict=True):
+            last[slot, 0], positions[slot] = row[-1], len(row) - 1
+        self.positions.copy_(positions)
+        seen = torch.arange(self.length)[None, :] <= positions[:, None]
+        mask = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill_(~seen, torch.finfo(self.model.dtype).min)
+        logits = self.model(
+            input_ids=last.to(device),
+            attention_mask=mask[:, None, None, :].to(device),
+            position_ids=self.positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        return logits[list(at)]  # type: ignore[no-any-return]
+
+
+class SlotLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's cache: as long as a text can get, written at each slot's own position."""
+
+    def __init__(self, slots: Slots, **options: Any) -> None:
+        super().__init__(**options)
+        self.slots = slots
+        self.is_initialized: bool = False
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        slots = self.slots
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            shape = (*key_states.shape[:2], slots.length)
+            self.keys = key_states.new_zeros((*shape, key_states.shape[-1]))
+            self.values = value_states.new_zeros((*shape, value_states.shape[-1]))
+            self.is_initialized = True
+        rows = torch.arange(slots.count, device=self.device)
+        self.keys[rows, :, slots.positions] = key_states[:, :, 0]
+        self.values[rows, :, slots.positions] = value_states[:, :, 0]
+        return self.keys, self.values
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class Alone:
+    """Each text with a cache of its own, or with none where the model keeps none."""
+
+    def __init__(self, model: Any, count: int) -> None:
+        self.model, self.count = model, count
+        self.kept: dict[int, Any] = {}
+
+    def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.cat([self._one(slot, row) for slot, row in zip(at, rows, strict=True)])
+
+    def _one(self, slot: int, row: Sequence[int]) -> torch.Tensor:
+        past = self.kept.get(slot) if len(row) > 1 else None
+        ids = torch.tensor([row if past is None else row[-1:]], device=self.model.device)
+        found = self.model(input_ids=ids, past_key_values=past, use_cache=True)
+        self.kept[slot] = getattr(found, "past_key_values", None)
+        return found.logits[:, -1]  # type: ignore[no-any-return]

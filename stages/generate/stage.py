@@ -1,0 +1,153 @@
+"""Stage generate: per teacher and class a family of texts, in blocks; then all of them gathered into one file.
+
+Gates are not its business: they are applied when the corpus is read, so that another gate writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.patience import patiently
+from amalgam.pipeline.plan import is_done, library_versions
+from amalgam.pipeline.stage import Identity, Run, Unit
+from amalgam.pipeline.store import Record, StoredFile
+from amalgam.stages.generate.families import (
+    Block,
+    block_units,
+    corpus_digests,
+    families_of,
+    language_model_digest,
+    language_model_files,
+    no_word,
+    said_of,
+    settings_of,
+    teacher_identity,
+)
+from amalgam.stages.teachers import prepare_teachers, teachers_of
+
+if TYPE_CHECKING:
+    from amalgam.stages.generate.writing import Written
+
+ALL_TEXTS = "texts"
+
+
+class Generate:
+    name: ClassVar[str] = "generate"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "texts"
+
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.generate is not None
+
+    def prepare(self, run: Run) -> None:
+        from amalgam.stages.read_corpus.stage import fetch
+
+        prepare_teachers(run)
+        fetch(run, settings_of(run).corpus or [])
+        if settings_of(run).writes:
+            language_model_files(run)
+
+    def identity(self, run: Run) -> Identity:
+        settings = settings_of(run)
+        teachers = {known.name: {**teacher_identity(known), "labels": list(known.labels)} for known in teachers_of(run)}
+        inputs: dict[str, Any] = {"teachers": teachers}
+        if settings.writes:
+            inputs["language_model"] = language_model_digest(run)
+        if settings.source == "cross-domain":
+            inputs["texts"] = corpus_digests(run)
+        return Identity({"generate": {**said_of(settings), "texts": settings.texts}}, inputs)
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Blocks stand in the families. What was gathered counts once it is there: --force sets it aside too."""
+        gathered = Unit(ALL_TEXTS, folder)
+        return [*block_units(run), *([gathered] if gathered.record_path.exists() else [])]
+
+    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Gathering is possible once all blocks are there."""
+        return [*block_units(run), Unit(ALL_TEXTS, folder)]
+
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        from amalgam.stages.generate.making import make
+
+        blocks = [unit for unit in units if isinstance(unit.work, Block)]
+        if blocks:
+            _describe(run)
+            _warn_of_names(run)
+            began = [time.monotonic()]
+            try:
+                make(run, blocks, partial(_commit, run, began))
+            finally:
+                run.memory.pop("language model", None)
+        for unit in units:
+            if not isinstance(unit.work, Block) and all(is_done(run, block) for block in block_units(run)):
+                patiently(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        gathered = next(record for record in records if record.name == ALL_TEXTS)
+        families = [family.name for family in families_of(run)]
+        return {"families": families, "file": gathered.files[0].path, **gathered.facts}
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if fresh:
+            facts = manifest.facts
+            run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {run.store.path(texts_file(manifest))}")
+
+
+def texts_file(manifest: Record) -> StoredFile:
+    """The stored file of all texts, with what is known of each."""
+    return next(file for file in manifest.files if file.path == manifest.facts["file"])
+
+
+def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) -> None:
+    """`began`: when the last unit was done, so that all seconds are counted once."""
+    seconds, began[0] = time.monotonic() - began[0], time.monotonic()
+
+    def commit() -> None:
+        from amalgam.data.shards import write_table
+        from amalgam.stages.generate.tables import written_table
+
+        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+            write_table(written_table(unit.work.first, texts), draft.folder / "unit.parquet")
+            scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
+            draft.facts = {"first": unit.work.first, "rows": len(texts), "tokens": tokens, "scored": scored}
+            draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
+
+    patiently(commit, run, f"generate {unit.name}")
+
+
+def _gather(run: Run, unit: Unit) -> None:
+    from amalgam.data.shards import write_table
+    from amalgam.stages.generate.tables import generated_table
+
+    table = generated_table(run)
+    with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+        write_table(table, draft.folder / "texts.parquet")
+        draft.facts = {"source": settings_of(run).source, "texts": table.num_rows}
+        draft.made = {"libraries": library_versions()}
+
+
+def _describe(run: Run) -> None:
+    """key.json: what a family is, for a person who finds the folder."""
+    for family in families_of(run):
+        path = run.store.folder("generate", family.name) / "key.json"
+        if not path.exists():
+            who = family.teacher or settings_of(run).source
+            run.store.replace(path, {"teacher": who, "dtype": "fp32", **family.key})
+
+
+def _warn_of_names(run: Run) -> None:
+    settings = settings_of(run)
+    if settings.source != "prompted" or not any("{label}" in prompt for prompt in settings.prompt or ["{label}"]):
+        return
+    strange = [f"{label} ({known.name})" for known in teachers_of(run) for label in known.labels if no_word(label)]
+    if strange:
+        run.console.note(
+            f"prompts name the class, and {', '.join(strange[:5])} tells a language model nothing: "
+            "rename such labels (teachers: rename), or use source: steered"
+        )

@@ -1,0 +1,70 @@
+"""Texts as columns: a unit's own, and all of them in one file, in an order that more texts only extend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
+from amalgam.data.shards import read_table
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.stage import Run
+from amalgam.stages.generate.families import Family, block_units, families_of, settings_of
+from amalgam.stages.generate.making import word_of
+from amalgam.stages.generate.noise import uniform
+from amalgam.stages.generate.quality import qualities
+from amalgam.stages.teachers import teachers_of
+
+if TYPE_CHECKING:
+    from amalgam.stages.generate.writing import Written
+
+DRAW = 1 << 33
+"""A place beyond any text's end, and beyond its choices."""
+
+
+def written_table(first: int, texts: Sequence[Written]) -> pa.Table:
+    columns = {
+        "text": [text.text for text in texts],
+        "index": list(range(first, first + len(texts))),
+        "class_probability": [text.probability for text in texts],
+        "lm_log_probability": [text.log_lm for text in texts],
+        "tokens": [text.tokens for text in texts],
+    }
+    return pa.table(columns, schema=arrow_schema(WRITTEN))
+
+
+def generated_table(run: Run) -> pa.Table:
+    """By index, then in the order of teachers and classes."""
+    labels = {known.name: known.labels for known in teachers_of(run)}
+    seed, source = settings_of(run).seed, settings_of(run).source
+    numbers = {family.name: number for number, family in enumerate(families_of(run))}
+    rows: list[tuple[int, int, dict[str, Any]]] = []
+    for family, table in _blocks(run):
+        said = {
+            "source": source,
+            "teacher": family.teacher,
+            "class": None if family.teacher is None or family.label is None else labels[family.teacher][family.label],
+            "seed": seed,
+        }
+        for row in table.to_pylist():
+            if row["index"] < family.count:
+                draw = uniform(word_of(run, family, row["index"]), DRAW, np.zeros(1, np.int64))[0]
+                rows.append((row["index"], numbers[family.name], {**row, **said, "draw": float(draw)}))
+    rows.sort(key=lambda row: row[:2])
+    found = [row for _, _, row in rows]
+    for row, quality in zip(found, qualities(str(row["text"]) for row in found), strict=True):
+        row |= {"words": quality.words, "repetition": quality.repetition, "near_duplicate": quality.near_duplicate}
+    return pa.Table.from_pylist(found, schema=arrow_schema(GENERATED))
+
+
+def _blocks(run: Run) -> list[tuple[Family, pa.Table]]:
+    found = []
+    for unit in block_units(run):
+        record = run.store.record(unit.record_path)
+        if record is None:
+            raise DamagedError(f"generate {unit.name} is gone", path=str(unit.record_path))
+        found.append((unit.work.family, read_table(run.store.checked(record.files[0]))))
+    return found

@@ -1,0 +1,116 @@
+"""Generated texts as a part of the corpus: those that pass the gates, and what was left out and why.
+
+The student learns from one part of them; the rest is held out, for what later stages want to know of the teachers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.experiment import Experiment, Generate
+from amalgam.pipeline.stage import Run
+from amalgam.pipeline.store import StoredFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELD_OUT = "held-out"
+GENERATED = "what generate wrote"
+"""Stands for the file among a part's sources."""
+GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
+FEW = 0.1
+"""Less than this share of a class's texts kept is said."""
+
+
+def generated_sources(experiment: Experiment) -> dict[str, list[str]]:
+    said = experiment.generate
+    if said is None:
+        return {}
+    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
+
+
+def gates_of(experiment: Experiment) -> dict[str, Any]:
+    return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
+
+
+def generated_file(run: Run) -> StoredFile:
+    """Raises NotKnownYetError before they are generated."""
+    from amalgam.stages.generate.stage import texts_file
+
+    return texts_file(run.result("generate"))
+
+
+def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
+    """The texts that pass, as a file like any other; facts: what each gate left out, and of each class how many."""
+    from amalgam.data.shards import read_table, write_table
+
+    said = run.experiment.generate
+    if said is None:
+        raise AssertionError("no generated texts")  # generated_sources says so
+    table = read_table(run.store.checked(generated_file(run)))
+    passed, failed = _passed(table, said)
+    held_out = _numbers(table, "draw", 1.0) < said.held_out
+    mine = table.filter(held_out if part == HELD_OUT else ~held_out)
+    kept = table.filter(passed & (held_out if part == HELD_OUT else ~held_out))
+    if not kept.num_rows:
+        raise _nothing_left(part, table.num_rows, failed)
+    write_table(kept, target)
+    total, good = _by_class(mine), _by_class(kept)
+    accepted = {name: [good.get(name, 0), count] for name, count in total.items()}
+    return {"failed": failed, "accepted": accepted}
+
+
+def gate_lines(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """What the gates did, and the classes of which hardly anything is left."""
+    kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
+    reasons = ", ".join(f"{name} {count:,}" for name, count in facts["failed"].items() if count)
+    poor = [
+        f"{name}: {counts[0]} of {counts[1]} generated texts pass the gates ({100 * counts[0] / counts[1]:.0f}%); "
+        "a larger generate.steer, more generate.texts or another language model may reach it"
+        for name, counts in facts["accepted"].items()
+        if counts[0] < FEW * counts[1]
+    ]
+    return f"{kept:,} of {total:,} generated texts pass the gates" + (f" (fail: {reasons})" if reasons else ""), poor
+
+
+def _passed(table: pa.Table, said: Generate) -> tuple[Any, dict[str, int]]:
+    """An absent class probability passes: such texts were made for no class. A text may fail several gates."""
+    gates = {
+        "min_words": _numbers(table, "words", 0) >= said.min_words,
+        "min_class_probability": _numbers(table, "class_probability", 1.0) >= said.min_class_probability,
+        "max_duplicate": _numbers(table, "near_duplicate", 0.0) <= said.max_duplicate,
+        "max_repetition": _numbers(table, "repetition", 0.0) <= said.max_repetition,
+    }
+    passed = gates["min_words"].copy()
+    for gate in gates.values():
+        passed &= gate
+    return passed, {name: int((~gate).sum()) for name, gate in gates.items()}
+
+
+def _numbers(table: pa.Table, column: str, absent: float) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
+
+
+def _by_class(table: pa.Table) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for source, teacher, label in zip(*(table.column(one).to_pylist() for one in NAMES), strict=True):
+        name = source if teacher is None else teacher if label is None else f"{teacher}, {label}"
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+NAMES = ("source", "teacher", "class")
+
+
+def _nothing_left(part: str, total: int, failed: Mapping[str, int]) -> DataError:
+    reasons = ", ".join(f"{name} {count:,}" for name, count in failed.items() if count)
+    return DataError(
+        f"none of {total:,} generated texts is left for the {part} part",
+        where=f"the gates of generate; texts that fail: {reasons or 'none'}",
+        fix="generate more (generate.texts), steer more (generate.steer), or lower a gate, which generates nothing",
+    )

@@ -1,0 +1,49 @@
+"""Length, repetition and nearness to earlier texts, against cases counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from amalgam.stages.generate.families import no_word
+from amalgam.stages.generate.quality import qualities
+
+
+def test_repetition_is_the_share_of_sequences_that_a_text_had_before() -> None:
+    fresh, looped, short, empty = qualities(["a b c d e", "the cat the cat the cat", "so so", ""])
+    assert fresh.repetition == 0
+    assert looped.repetition == 1 - 2 / 4
+    assert (short.repetition, short.words) == (0, 2)
+    assert (empty.words, empty.repetition, empty.near_duplicate) == (0, 0, 0)
+
+
+def test_a_loop_of_one_word_repeats_nearly_everything() -> None:
+    [quality] = qualities(["no " * 50])
+    assert quality.repetition == pytest.approx(1 - 1 / 48)
+
+
+def test_nearness_is_the_largest_share_of_common_sequences_with_an_earlier_text() -> None:
+    first, copy, near, far = qualities(["a b c d e f", "A b c d E f", "a b c d x y", "one two three four"])
+    assert first.near_duplicate == 0
+    assert copy.near_duplicate == 1
+    assert near.near_duplicate == 2 / 6  # abc and bcd, of abc bcd cde def and cdx dxy
+    assert far.near_duplicate == 0
+
+
+def test_more_texts_change_nothing_of_the_earlier_ones() -> None:
+    texts = [f"w{i % 3} w{i % 4} w{i % 5} w{i % 2} end" for i in range(40)]
+    assert qualities(texts)[:25] == qualities(texts[:25])
+
+
+def test_ten_thousand_copies_cost_little() -> None:
+    found = qualities(["all the very same words " * 10] * 10_000)
+    assert {one.near_duplicate for one in found[1:]} == {1}
+
+
+@pytest.mark.parametrize("label", ["LABEL_0", "7", "c3", "class 12", "A", "--"])
+def test_some_labels_are_no_words(label: str) -> None:
+    assert no_word(label)
+
+
+@pytest.mark.parametrize("label", ["Sports", "Sci/Tech", "card_arrival", "5 stars", "Бизнес", "no"])
+def test_others_are(label: str) -> None:
+    assert not no_word(label)

@@ -1,0 +1,54 @@
+"""What reruns when a field of generate changes: the golden table of test_reuse.py goes on here."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.tests.test_reuse import ALL, NOTHING, REFUSED, biased, check_row, fields_of
+from amalgam.tests.workshop import Shop, reweigh
+
+WRITTEN = {"generate", *ALL}
+GENERATE_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
+    "generate.source": (["generate.source=prompted"], WRITTEN),
+    "generate.texts": (["generate.texts=20"], WRITTEN),
+    "generate.language_model": (["generate.language_model=./models/lm2"], WRITTEN),
+    "generate.revision": (["generate.revision=main"], NOTHING),
+    "generate.prompt": (["generate.prompt=the"], WRITTEN),
+    "generate.steer": (["generate.steer=2"], WRITTEN),
+    "generate.candidates": (["generate.candidates=20"], WRITTEN),
+    "generate.temperature": (["generate.temperature=[0.7, 1.3]"], WRITTEN),
+    "generate.top_k": (["generate.top_k=5"], WRITTEN),
+    "generate.top_p": (["generate.top_p=0.5"], WRITTEN),
+    "generate.max_tokens": (["generate.max_tokens=9"], WRITTEN),
+    "generate.fast": (["generate.fast=4"], WRITTEN),
+    "generate.seed": (["generate.seed=1"], WRITTEN),
+    "generate.corpus": (["generate.corpus=texts/test.csv"], REFUSED),  # of cross-domain alone
+    "generate.column": (["generate.column=label"], NOTHING),
+    # gates, and what is held out: the texts that are there are read again
+    "generate.held_out": (["generate.held_out=0.2"], ALL),
+    "generate.min_class_probability": (["generate.min_class_probability=0.2"], ALL),
+    "generate.max_duplicate": (["generate.max_duplicate=0.5"], ALL),
+    "generate.max_repetition": (["generate.max_repetition=0.4"], ALL),
+    "generate.min_words": (["generate.min_words=4"], ALL),
+}
+
+
+@pytest.fixture(scope="module")
+def stocked(generated: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """Only planned upon, so all rows share it."""
+    shop = generated.copy(tmp_path_factory.mktemp("generated") / "shop")
+    shutil.copytree(shop.folder / "models/lm", shop.folder / "models/lm2")
+    reweigh(shop.folder / "models/lm2", {biased(shop.folder / "models/lm2"): 0.5})
+    return shop
+
+
+def test_every_field_of_generate_has_a_row() -> None:
+    assert {field for field in fields_of(Experiment) if field.startswith("generate.")} == set(GENERATE_TABLE)
+
+
+@pytest.mark.parametrize("field", GENERATE_TABLE)
+def test_a_field_of_generate_reruns_what_its_row_says(stocked: Shop, field: str) -> None:
+    check_row(stocked, *GENERATE_TABLE[field])

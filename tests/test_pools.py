@@ -46,6 +46,27 @@ def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Shop, monkeyp
     assert apart(fresh.targets(), other.targets()) < SAME
 
 
+def test_memory_is_given_back_after_each_pool(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_rows(fresh)
+    watched = Watched()
+    given: list[int] = []
+    monkeypatch.setattr(launches, "run_passes", watched)
+    monkeypatch.setattr(pools, "_trim", lambda: given.append)
+    monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
+    assert fresh("cache-teachers", "execution.batch_tokens=64").code == 0
+    assert given == [0] * len(watched.texts)
+
+
+def test_a_c_library_without_the_call_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ctypes
+
+    pools._trim.cache_clear()  # noqa: SLF001
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    pools.give_memory_back()
+    assert pools._trim() is None  # noqa: SLF001
+    pools._trim.cache_clear()  # noqa: SLF001
+
+
 def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)

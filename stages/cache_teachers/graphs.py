@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -191,14 +192,16 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool: Any = None
+        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         # A failed capture leaves its stream behind as the current one: the outer context puts the old one back.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
             self._check_room(self._rehearsed(forward))
             graph = torch.cuda.CUDAGraph()
-            where: dict[str, Any] = {"pool": self._pool, "stream": self._stream}
+            # A pool lives as long as a graph that was captured into it.
+            pool = next((one.pool() for one in self._made), None)
+            where: dict[str, Any] = {"pool": pool, "stream": self._stream}
             try:
                 # Other threads read and write files meanwhile; what they do is not this capture's business.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local", **where):
@@ -206,7 +209,7 @@ class CudaCapture:
             except RuntimeError:
                 self._mend_generator()
                 raise
-            self._pool = graph.pool()
+            self._made.add(graph)
             return graph.replay, output
 
     def _rehearsed(self, forward: Callable[[], torch.Tensor]) -> int:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +81,29 @@ def ask_in_pools(  # noqa: PLR0913  the two ends of the line and what stands bet
                     answers = list(_answered(run, teacher, pool, batch_tokens, clock))
                     _wait_for(written, clock)
                     written.extend(writer.submit(_written, run, write, answer) for answer in answers)
+                    give_memory_back()
             _wait_for(written, clock)
         finally:
             reader.shutdown(wait=True, cancel_futures=True)
     return clock
+
+
+def give_memory_back() -> None:
+    """Glibc keeps what was freed, in pieces, and the more of them the longer the work: 80 MB over a million texts."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Any:
+    """None: another C library, which has no such call."""
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def _kind(unit: Unit) -> tuple[bool, int, int]:

@@ -107,6 +107,13 @@ def test_two_at_a_time_each_result_is_merged_with_the_next_teacher() -> None:
 
 
 @pytest.mark.parametrize("by_two", [False, True])
+def test_amalgamation_begins_as_the_mean_of_the_teachers(by_two: bool) -> None:
+    teachers = [torch.randn(2, 3, 1, 4, dtype=torch.float64) for _ in range(3)]
+    code, _ = Amalgamation([4, 4, 4], 4, 1, by_two=by_two).double()(teachers, torch.ones(2, 3))
+    torch.testing.assert_close(code, torch.stack(teachers).mean(0), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("by_two", [False, True])
 def test_one_teacher_alone_is_squeezed_too(by_two: bool) -> None:
     code, error = Amalgamation([3], 2, 2, by_two=by_two)([torch.randn(4, 1, 2, 3)], torch.ones(4, 1))
     assert (code.shape, error.shape) == ((4, 1, 2, 2), (4,))

@@ -15,12 +15,21 @@ from amalgam.stages.train_student.objectives.states import distance
 
 
 class Squeeze(nn.Module):
-    """One linear auto-encoder."""
+    """One linear auto-encoder. It begins as the mean of what it takes (by these shares) and copies of that mean.
 
-    def __init__(self, taken: int, width: int) -> None:
+    From a random map the student would first have to learn the map's own offset, and forget what tells texts apart.
+    """
+
+    def __init__(self, widths: Sequence[int], shares: Sequence[float], width: int) -> None:
         super().__init__()
-        self.encoder = nn.Linear(taken, width)
-        self.decoder = nn.Linear(width, taken)
+        self.encoder = nn.Linear(sum(widths), width)
+        self.decoder = nn.Linear(width, sum(widths))
+        same = [torch.eye(width, one) for one in widths]
+        with torch.no_grad():
+            self.encoder.weight.copy_(torch.cat([share * one for share, one in zip(shares, same, strict=True)], dim=1))
+            self.decoder.weight.copy_(torch.cat(same, dim=1).T)
+            self.encoder.bias.zero_()
+            self.decoder.bias.zero_()
 
     def forward(self, states: torch.Tensor, there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, T, W] and, for each text, the reconstruction's mean squared error."""
@@ -35,9 +44,9 @@ class Amalgamation(nn.Module):
     def __init__(self, widths: Sequence[int], width: int, blocks: int, *, by_two: bool) -> None:
         super().__init__()
         self.by_two = by_two and len(widths) > 1
-        taken = [widths[0] + widths[1], *(width + one for one in widths[2:])] if self.by_two else [sum(widths)]
-        self.steps = len(taken)
-        self.squeezes = nn.ModuleList(Squeeze(one, width) for _ in range(blocks) for one in taken)
+        steps = _by_two(widths, width) if self.by_two else [(widths, [1 / len(widths)] * len(widths))]
+        self.steps = len(steps)
+        self.squeezes = nn.ModuleList(Squeeze(*step, width) for _ in range(blocks) for step in steps)
 
     def forward(self, teachers: Sequence[torch.Tensor], there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of teachers [B, T, blocks, W_i] the amalgamated [B, T, blocks, W], cut off from what learns from it, and the
@@ -61,6 +70,12 @@ class Amalgamation(nn.Module):
             code, more = squeeze(torch.cat([code, further], dim=-1), there)
             error = error + more
         return code, error
+
+
+def _by_two(widths: Sequence[int], width: int) -> list[tuple[Sequence[int], Sequence[float]]]:
+    """What each step takes, and its shares: what came out of n teachers counts n times as much as the next."""
+    first, *rest = [(widths[0], widths[1]), *((width, one) for one in widths[2:])]
+    return [(first, (1 / 2, 1 / 2)), *((taken, (1 - 1 / n, 1 / n)) for n, taken in enumerate(rest, 3))]
 
 
 class Adaption(nn.Module):

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -83,6 +84,11 @@ class Console:
     def result(self, text: str) -> None:
         """To stdout, whatever --quiet says: this is what was asked for."""
         self._write(self._out, text)
+
+    def sentence(self, text: str) -> None:
+        """As `result`, over as many lines as the terminal is narrow."""
+        columns = shutil.get_terminal_size((100, 24)).columns
+        self.result(textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False))
 
     def json(self, value: Any) -> None:
         self._write(self._out, json.dumps(value, indent=2, ensure_ascii=False))

@@ -147,19 +147,21 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
     if as_json:
         run.console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
         return
+    priced = any(costs.costs.values())
     rows = [
         [
             state.stage,
             state.state,
             "-" if state.total is None else f"{state.done}/{state.total}",
-            *costs.cells(state.stage),
+            *(costs.cells(state.stage) if priced else ()),
             f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
         ]
         for state in states
     ]
-    run.console.table("", ["stage", "state", "units", "time", "memory", "disk", "why"], rows)
+    prices = ["time", "memory", "disk"] if priced else []
+    run.console.table("", ["stage", "state", "units", *prices, "why"], rows)
     for line in costs.lines():
-        run.console.result(line)
+        run.console.sentence(line)
     for state in states:
         for warning in state.warnings:
             run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")

@@ -29,7 +29,7 @@ def find_lean(teacher: Teacher) -> LeanEncoder | None:
             agrees = _agrees(teacher, lean)
         except torch.OutOfMemoryError:
             raise
-        except (IndexError, RuntimeError, TypeError, ValueError):  # another model's layers under the same names
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # another model under the same names
             continue
         lean.buffers.drop()
         if agrees:

@@ -118,7 +118,7 @@ def train(model: Any, corpus: Corpus, options: argparse.Namespace) -> None:
             group["lr"] = options.learning_rate * pace(step / options.steps)
         batch = windows(corpus.learned, random, options)
         loss = loss_of(model, batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -149,7 +149,10 @@ def test_another_gate_writes_nothing(shop: Shop, gate: str) -> None:
 
 def test_what_is_held_out_is_a_part_of_its_own(shop: Shop) -> None:
     before, old = blocks(shop), set(trained_on(shop))
-    shop("read-corpus", "generate.held_out=0.3")
+    said = shop("read-corpus", "generate.held_out=0.3")
+    kept, total = zip(*re.findall(r"(\d+) of (\d+) generated texts pass", said.err), strict=True)
+    assert sum(map(int, total)) == TEXTS * len(CLASSES)
+    assert sum(map(int, kept)) == len(old)
     parts = manifest(shop, "read-corpus")["facts"]["parts"]
     assert set(parts) == {"train", "test", "held-out"}
     assert blocks(shop) == before

@@ -13,7 +13,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.cache_teachers.agreement import alike
 from amalgam.stages.models.loading import token_limit
 
@@ -55,8 +55,15 @@ class LanguageModel:
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
-        with torch.inference_mode():
-            return self.slots.step(at, rows).float()
+        try:
+            with torch.inference_mode():
+                return self.slots.step(at, rows).float()
+        except torch.OutOfMemoryError as error:
+            raise WorkError(
+                f"the language model: out of memory, {len(rows)} texts of up to {self.longest} tokens at once",
+                where=WHERE,
+                fix=f"generate.max_tokens={max(1, self.longest // 2)}, a smaller model, or execution.device=cpu",
+            ) from error
 
     def alone(self, row: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocabulary] of what follows each: a function of the row alone, to the last bit."""

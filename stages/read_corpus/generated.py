@@ -51,12 +51,12 @@ def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
     if said is None:
         raise AssertionError("no generated texts")  # generated_sources says so
     table = read_table(run.store.checked(generated_file(run)))
-    passed, failed = _passed(table, said)
     held_out = _numbers(table, "draw", 1.0) < said.held_out
     mine = table.filter(held_out if part == HELD_OUT else ~held_out)
-    kept = table.filter(passed & (held_out if part == HELD_OUT else ~held_out))
+    passed, failed = _passed(mine, said)
+    kept = mine.filter(passed)
     if not kept.num_rows:
-        raise _nothing_left(part, table.num_rows, failed)
+        raise _nothing_left(part, mine.num_rows, failed)
     write_table(kept, target)
     total, good = _by_class(mine), _by_class(kept)
     accepted = {name: [good.get(name, 0), count] for name, count in total.items()}

@@ -91,11 +91,16 @@ def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
 
 
 def of_states(states: Sequence[Array], features: Array) -> Array:
-    """How much a text's tokens agree, and how far they have moved; the latter of teachers as wide as the encoder."""
-    agreement = np.stack([np.linalg.norm(own, axis=1) for own in states], axis=1)
-    still = np.zeros(len(features))
-    move = [moved(own, features) if own.shape[1] == features.shape[1] else still for own in states]
-    return together([agreement, np.stack(move, axis=1)])
+    """How much a text's tokens agree; and how far they have moved, where that tells the same: where it does not, the
+    teachers were not fine-tuned from this encoder.
+    """
+    alike = np.stack([np.linalg.norm(own, axis=1) for own in states], axis=1)
+    if any(own.shape[1] != features.shape[1] for own in states):
+        return standard(alike)
+    move = np.stack([moved(own, features) for own in states], axis=1)
+    if len(states) > 1 and agreement({"alike": standard(alike), "move": standard(move)})["move"] < AGREEING:
+        return standard(alike)
+    return together([alike, move])
 
 
 def moved(states: Array, features: Array) -> Array:

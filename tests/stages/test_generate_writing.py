@@ -363,6 +363,16 @@ def test_a_launch_that_memory_cannot_hold_is_halved_and_at_one_text_given_up(mon
         Scorer(teacher).log_probabilities(texts)
 
 
+def test_a_language_model_that_memory_cannot_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(_: Slots, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = language_model()
+    monkeypatch.setattr(Slots, "step", starved)
+    with pytest.raises(WorkError, match="the language model: out of memory, 3 texts of up to 40 tokens at once"):
+        written(model, teacher_of(), orders(1), Steering(1.0, 4))
+
+
 def test_logits_that_are_no_numbers_are_an_error_and_not_a_choice() -> None:
     teacher = teacher_of()
     teacher.model.classifier.bias.data[0] = math.nan

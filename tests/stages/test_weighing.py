@@ -10,8 +10,8 @@ import torch
 
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
-from amalgam.stages.weigh_teachers.signals import agreement, margin, moved, together
-from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
+from amalgam.stages.weigh_teachers.signals import agreement, margin, moved, of_states, together
+from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
 from amalgam.stages.weigh_teachers.weights import (
     COHERENT,
     EXCLUSIVE,
@@ -289,3 +289,20 @@ def test_more_of_a_signal_never_speaks_against_its_teacher() -> None:
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
     signal[:50, 0], signal[:50, 1] = np.linspace(-6, 12, 50), 0.5
     assert (np.diff(mixture(signal).weights[:50, 0]) >= -1e-12).all()
+
+
+def test_how_far_teachers_have_moved_a_text_counts_where_it_tells_what_their_tokens_agreement_tells() -> None:
+    random = np.random.default_rng(0)
+    right = random.choice(2, 2000)
+    features = random.normal(size=(2000, 16))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    direction = np.eye(16)[0]
+    own = [np.where(right[:, None] == teacher, direction + features, features) for teacher in range(2)]
+    noisy = [states * random.uniform(0.3, 1.7, size=(2000, 1)) for states in own]
+    alike = np.stack([np.linalg.norm(states, axis=1) for states in noisy], axis=1)
+    found = of_states(noisy, features)
+    assert rightly(standardised(found), right) > rightly(standardised(alike), right) + 0.01
+    assert np.array_equal(of_states(noisy, random.normal(size=(2000, 16))), standard(alike))
+    narrow = [states[:, :8] for states in noisy]
+    alone = np.stack([np.linalg.norm(states, axis=1) for states in narrow], axis=1)
+    assert np.array_equal(of_states(narrow, features), standard(alone))

@@ -13,9 +13,12 @@ import argparse
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.benchmarks.protocol import row, show
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.stage import Run
 
 EXPERIMENT = """\
 corpus:
@@ -65,6 +68,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
     parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
     parser.add_argument("--passes", type=int, default=16)
+    parser.add_argument(
+        "--no-students", action="store_true", help="targets alone: how often the right teacher weighs most"
+    )
     parser.add_argument("--shares", nargs="+", type=float, help="of the teachers in the texts: 4 1 keeps a quarter")
     parser.add_argument("--foreign", type=Path, help="texts of no teacher (Parquet): one to ten others are put in")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
@@ -87,9 +93,11 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     fields["passes"] = options.passes
     texts = {"test": _test_texts(data, base, options.test_limit), "train": _train_texts(data, base, groups, options)}
     config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
+    about = {"data": name + kind, "teachers": groups}
+    if options.no_students:
+        return [row("methods", method, **about, **_choice(config, method)) for method in options.methods]
     runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
     ensemble = next(iter(runs.values()))["ensemble"]
-    about = {"data": name + kind, "teachers": groups}
     rows = [row("methods", "ensemble", **about, accuracy=round(ensemble, 4))]
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
@@ -142,13 +150,35 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     with working(run):
         bring_up_to_date(STAGES, run)
         systems = evaluation(run)["systems"]
-    selection = run.result("build-targets").facts["summary"]["selection"].get("all")
     student = next(scores for name, scores in systems.items() if name.startswith("student"))
     return {
         "ensemble": systems["ensemble"]["accuracy"],
         "student": student["accuracy"],
-        "right": selection[0] / selection[1] if selection and selection[1] else None,
+        "right": _right(run),
     }
+
+
+def _choice(config: Path, method: str) -> dict[str, Any]:
+    """No student: the targets, and what weigh-teachers found."""
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+
+    _, run = open_run(config, [f"student.method={method}"])
+    with working(run):
+        bring_up_to_date([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
+    found = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}
+    told: dict[str, Any] = {
+        name: found[name] for name in ("shares", "neighbours", "agreement", "separation") if name in found
+    }
+    right = _right(run)
+    return {"right_teacher": None if right is None else round(right, 3), **told}
+
+
+def _right(run: Run) -> float | None:
+    """Of the texts whose label a teacher knows, the share on which such a teacher weighs most."""
+    selection = run.result("build-targets").facts["summary"]["selection"].get("all")
+    return selection[0] / selection[1] if selection and selection[1] else None
 
 
 def _gap(student: float, ensemble: float, supervised: float | None) -> float | None:

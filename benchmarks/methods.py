@@ -85,13 +85,16 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     said = DATA_SETS[name]
     groups = options.groups or said.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
-    base = options.folder / f"{name}-{groups}-{options.limit}{kind}"
+    base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
-    config = base / "amalgam.yaml"
+    config = base / f"amalgam{kind}.yaml"  # one workspace for all: teachers and answers are shared
     data = (options.data / name).absolute()
     fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "groups": groups, "limit": options.limit}
     fields["passes"] = options.passes
-    texts = {"test": _test_texts(data, base, options.test_limit), "train": _train_texts(data, base, groups, options)}
+    texts = {
+        "test": _test_texts(data, base, options.test_limit),
+        "train": _train_texts(data, base / f"train{kind}.parquet", groups, options),
+    }
     config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
     about = {"data": name + kind, "teachers": groups}
     if options.no_students:
@@ -118,7 +121,7 @@ def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
     return (base / f"test-{limit}.parquet").absolute()
 
 
-def _train_texts(data: Path, base: Path, groups: int, options: argparse.Namespace) -> Path:
+def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespace) -> Path:
     """All of them, or as many of each teacher's labels as its share says, and foreign ones without a label beside."""
     import polars as pl
 
@@ -135,8 +138,8 @@ def _train_texts(data: Path, base: Path, groups: int, options: argparse.Namespac
         foreign = pl.read_parquet(options.foreign, columns=["text"]).filter(pl.col("text").str.len_chars() > SENTENCE)
         many = sum(len(part) for part in parts) // 10
         parts.append(foreign.sample(many, seed=0).with_columns(pl.lit(None, pl.String).alias("label")))
-    pl.concat(parts).write_parquet(base / "train.parquet")
-    return (base / "train.parquet").absolute()
+    pl.concat(parts).write_parquet(path)
+    return path.absolute()
 
 
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
@@ -145,7 +148,11 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.stages.order import STAGES
     from amalgam.stages.report.stage import evaluation
 
-    told = [f"student.method={method}", f"student.name={method}-{seed}", f"student.seed={seed}"]
+    told = [
+        f"student.method={method}",
+        f"student.name={method}-{seed}{config.stem.removeprefix('amalgam')}",
+        f"student.seed={seed}",
+    ]
     _, run = open_run(config, told)
     with working(run):
         bring_up_to_date(STAGES, run)

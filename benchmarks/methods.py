@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,7 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
 
 
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
+    from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.commands import open_run, working
     from amalgam.stages.order import STAGES
@@ -153,7 +155,7 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
         f"student.name={method}-{seed}{config.stem.removeprefix('amalgam')}",
         f"student.seed={seed}",
     ]
-    _, run = open_run(config, told)
+    _, run = open_run(config, told, console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date(STAGES, run)
         systems = evaluation(run)["systems"]
@@ -167,11 +169,12 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
 
 def _choice(config: Path, method: str) -> dict[str, Any]:
     """No student: the targets, and what weigh-teachers found."""
+    from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.commands import open_run, working
     from amalgam.stages.order import STAGES
 
-    _, run = open_run(config, [f"student.method={method}"])
+    _, run = open_run(config, [f"student.method={method}"], console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
     found = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class WeighTeachers(UnitByUnit):
     name: ClassVar[str] = "weigh-teachers"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "weighings"
 

@@ -17,9 +17,10 @@ SHARPNESS = 0.5
 """Of the softmax over standardised signals, in deviations."""
 ROUNDS = 500
 SETTLED = 1e-6
-SEPARATIONS = (0.5, 8.0)
-HALVINGS = 40
 LEAST_RATIO = 0.3
+LEAST_NOISE = 0.2
+HELD = 0.3
+"""How far a teacher's separation is that of all."""
 PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
@@ -31,7 +32,7 @@ class Weighing:
     shares: Array
     """Of the texts, by teacher: estimated by the mixture, the mean weight otherwise."""
     separation: float | None
-    """Between texts that are a teacher's and those that are not, in deviations of the noise; the mixture's alone."""
+    """Between own texts and others, in deviations of the noise, the mean over teachers; the mixture's alone."""
 
 
 def by_confidence(confidence: Array, temperature: float) -> Weighing:
@@ -48,69 +49,55 @@ def standardised(signal: Array) -> Weighing:
 def mixture(signal: Array) -> Weighing:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
-    Each teacher's signal is standardised, so its mean is 0 and its variance 1. With one separation s for all teachers,
-    in deviations of the signal's own noise, and one ratio r of the noise on own texts to that on others, the shares
-    fix the rest: sigma_i^2 = 1 / (1 - pi_i + pi_i r^2 + pi_i (1 - pi_i) s^2), d_i = s sigma_i, means -pi_i d_i and
-    (1 - pi_i) d_i. Own texts scatter less; without r that looks like a larger share. With parameters of its own for
-    every teacher, EM loses a teacher as soon as there are more than two.
+    Found by EM on standardised signals. Two things are held together over teachers, or EM loses one of them as soon as
+    there are more than two: the ratio of the noise on own texts to that on others (own texts scatter less, which would
+    else be taken for a larger share), and in part the separation d_i, in deviations of the noise.
     """
     texts, teachers = signal.shape
     scores = standard(signal)
     weights = _softmax(scores / SHARPNESS)
-    tied = _Tied(weights.mean(axis=0), 1.0, 1.0)
-    for _ in range(ROUNDS if teachers > 1 else 0):
-        shares = (weights.sum(axis=0) + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-        distance, ratio = _apart(scores, weights)
-        tied = _Tied(shares, _separation(distance, shares, ratio), ratio)
-        found = tied.posterior(scores)
+    fitted = _fitted(scores, weights)
+    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
+        found = fitted.posterior(scores)
         change, weights = float(np.abs(found - weights).max()), found
+        fitted = _fitted(scores, weights)
         if change < SETTLED:
             break
-    return Weighing(weights, tied.shares, tied.separation)
+    return Weighing(weights, fitted.shares, float(fitted.separations.mean()))
 
 
 @dataclass(frozen=True)
-class _Tied:
+class _Fitted:
     shares: Array
-    separation: float
+    separations: Array
+    noise: Array
+    """On texts of others; on own texts `ratio` of it."""
     ratio: float
-
-    @property
-    def noise(self) -> Array:
-        spread = 1 - self.shares + self.shares * self.ratio**2
-        found: Array = 1 / np.sqrt(spread + self.shares * (1 - self.shares) * self.separation**2)
-        return found
 
     def posterior(self, scores: Array) -> Array:
         """More of a signal never speaks against its teacher: beyond the mean on own texts it counts as that mean."""
-        noise = self.noise
-        outside = -self.shares * self.separation * noise
-        inside = outside + self.separation * noise
+        outside = -self.shares * self.separations * self.noise
+        inside = outside + self.separations * self.noise
         own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
         others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
-        gain = others**2 / (2 * noise**2) - own**2 / (2 * (self.ratio * noise) ** 2) - np.log(self.ratio)
+        gain = others**2 / (2 * self.noise**2) - own**2 / (2 * (self.ratio * self.noise) ** 2) - np.log(self.ratio)
         return _softmax(gain + np.log(self.shares))
 
 
-def _apart(scores: Array, weights: Array) -> tuple[float, float]:
-    """Mean over teachers of their signal on own texts less that on others; of their deviations there, the ratio."""
-    means, spreads = [], []
+def _fitted(scores: Array, weights: Array) -> _Fitted:
+    texts, teachers = scores.shape
+    counts, means, spreads = [], [], []
     for part in (weights, 1 - weights):
-        texts = np.maximum(part.sum(axis=0), 1e-9)
-        means.append((part * scores).sum(axis=0) / texts)
-        spreads.append((part * (scores - means[-1]) ** 2).sum(axis=0) / texts)
-    ratios = np.log(np.maximum(spreads[0], 1e-6) / np.maximum(spreads[1], 1e-6)) / 2
-    return float((means[0] - means[1]).mean()), float(np.clip(np.exp(ratios.mean()), LEAST_RATIO, 1 / LEAST_RATIO))
-
-
-def _separation(distance: float, shares: Array, ratio: float) -> float:
-    """The separation, in deviations of the noise, that gives this mean distance: by halving, since it grows with it."""
-    low, high = SEPARATIONS
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        smaller = float((middle * _Tied(shares, middle, ratio).noise).mean()) < distance
-        low, high = (middle, high) if smaller else (low, middle)
-    return low
+        counts.append(np.maximum(part.sum(axis=0), 1e-9))
+        means.append((part * scores).sum(axis=0) / counts[-1])
+        spreads.append(np.maximum((part * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
+    ratio = float(np.clip(np.exp(np.log(spreads[0] / spreads[1]).mean() / 2), LEAST_RATIO, 1 / LEAST_RATIO))
+    variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
+    noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
+    separations = (means[0] - means[1]) / noise
+    together = (1 - HELD) * separations + HELD * separations.mean()
+    shares = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
+    return _Fitted(shares, np.maximum(together, 0.0), noise, ratio)
 
 
 def standard(signal: Array) -> Array:

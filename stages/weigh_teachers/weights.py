@@ -40,8 +40,6 @@ EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
 COHERENT = 0.1
 """Least correlation of the teachers' own signals with those of the neighbours."""
-ALIKE = 1 / 3
-"""How far shares are taken to be alike rather than as estimated."""
 PART = 5
 """Neighbours are also tried by one in so many of them: small classes have few."""
 
@@ -171,13 +169,11 @@ def exclusion(signal: Array) -> float:
 
 
 def weighed(signal: Array, how: str, facts: Facts) -> Weighing:
-    """mixture: a third is shares alike, the rest as estimated; the estimate may be wrong, and 4 : 1 may be true."""
-    alike = standardised(signal)
     if how == "standardised" or signal.shape[1] == 1:
-        return alike
+        return standardised(signal)
     found = mixture(signal)
     facts["separation"] = found.separation
-    return Weighing(ALIKE * alike.weights + (1 - ALIKE) * found.weights, found.shares, found.separation)
+    return found
 
 
 def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:

@@ -1,15 +1,18 @@
 """Every method on several data sets and seeds, from one cache each: accuracy, and how much of the gap it closes.
 
-python benchmarks/methods.py --data ../shared/data [--sets ag_news trec6] [--limit 2000] [--seeds 3] [--json]
+python benchmarks/methods.py --data ../shared/data [--sets ag_news ag_news+trec6] [--limit 2000] [--seeds 3] [--json]
+    [--methods amalgam "muka-soft targets.temperature=0.05" "muka-soft targets.reweight=none"]
 
 Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels; each row is
-`amalgam run student.method=NAME student.seed=S`. Stopped, it goes on where it was. gap = (method - ensemble) /
-(supervised - ensemble) of the same seed; right = how often the most weighted teacher knows the text's label.
+`amalgam run student.method=NAME student.seed=S`, with fields of its own if it names some. Stopped, it goes on where it
+was. gap = (method - ensemble) / (supervised - ensemble) of the same seed; right = how often the most weighted teacher
+knows the text's label.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from dataclasses import dataclass
@@ -63,7 +66,7 @@ DATA_SETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
-    parser.add_argument("--sets", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    parser.add_argument("--sets", nargs="+", default=list(DATA_SETS), help="A+B: both at once, a teacher for each")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
@@ -83,15 +86,16 @@ def main() -> None:
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    said = DATA_SETS[name]
-    groups = options.groups or said.groups
+    parts = name.split("+")
+    said = max((DATA_SETS[part] for part in parts), key=lambda one: one.epochs)
+    groups = len(parts) if len(parts) > 1 else options.groups or said.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / f"amalgam{kind}.yaml"  # one workspace for all: teachers and answers are shared
-    data = (options.data / name).absolute()
-    fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "groups": groups, "limit": options.limit}
-    fields["passes"] = options.passes
+    data = (options.data / name).absolute() if len(parts) == 1 else _put_together(options.data, parts, base)
+    fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "passes": options.passes}
+    fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
         "test": _test_texts(data, base, options.test_limit),
         "train": _train_texts(data, base / f"train{kind}.parquet", groups, options),
@@ -101,14 +105,32 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.no_students:
         return [row("methods", method, **about, **_choice(config, method)) for method in options.methods]
     runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
-    ensemble = next(iter(runs.values()))["ensemble"]
-    rows = [row("methods", "ensemble", **about, accuracy=round(ensemble, 4))]
+    first = next(iter(runs.values()))
+    ensemble = first["ensemble"]
+    rows = [row("methods", who, **about, accuracy=round(first[who], 4)) for who in ("ensemble", "zero-shot")]
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
         ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
         gaps = [_gap(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
         rows.append(row("methods", method, **about, **_figures(mine, gaps)))
     return rows
+
+
+def _put_together(data: Path, names: list[str], base: Path) -> Path:
+    import polars as pl
+
+    for part in ("train", "test"):
+        texts = [pl.read_parquet(data / f"{name}/{part}.parquet", columns=["text", "label"]) for name in names]
+        pl.concat(texts).write_parquet(base / f"{part}.parquet")
+    return base.absolute()
+
+
+def _labels_of(data: Path, names: list[str]) -> str:
+    """As YAML reads it: a teacher for each data set."""
+    import polars as pl
+
+    found = {name: pl.read_parquet(data / f"{name}/train.parquet", columns=["label"])["label"] for name in names}
+    return json.dumps({name: sorted(labels.unique()) for name, labels in found.items()})
 
 
 def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
@@ -150,11 +172,8 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.stages.order import STAGES
     from amalgam.stages.report.stage import evaluation
 
-    told = [
-        f"student.method={method}",
-        f"student.name={method}-{seed}{config.stem.removeprefix('amalgam')}",
-        f"student.seed={seed}",
-    ]
+    named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
+    told = [*_told(method), f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
     _, run = open_run(config, told, console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date(STAGES, run)
@@ -162,9 +181,16 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     student = next(scores for name, scores in systems.items() if name.startswith("student"))
     return {
         "ensemble": systems["ensemble"]["accuracy"],
+        "zero-shot": systems["zero-shot"]["accuracy"],
         "student": student["accuracy"],
         "right": _right(run),
     }
+
+
+def _told(method: str) -> list[str]:
+    """A method's name, and fields of the experiment after it."""
+    name, *more = method.split()
+    return [f"student.method={name}", *more]
 
 
 def _choice(config: Path, method: str) -> dict[str, Any]:
@@ -174,7 +200,7 @@ def _choice(config: Path, method: str) -> dict[str, Any]:
     from amalgam.stages.commands import open_run, working
     from amalgam.stages.order import STAGES
 
-    _, run = open_run(config, [f"student.method={method}"], console=Console(out=sys.stderr))
+    _, run = open_run(config, _told(method), console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
     found = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}

@@ -83,6 +83,7 @@ def _stage(name: str, said: str) -> None:
 
 
 _stage("generate", "Stage 0: texts where there are none, steered by the teachers. Asked for by a `generate` section.")
+_stage("guess-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
 _stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
 _stage("train-teachers", "Optional: fine-tune one teacher per group of labels from labelled texts.")
 _stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes with dropout, and keep the answers.")

@@ -84,8 +84,9 @@ def generate(n: int, seed: int, part: Part = "train") -> list[tuple[str, str]]:
 
 
 def mixture(n: int, seed: int) -> list[str]:
-    """The first n distinct texts of the same words and sentences about nothing: every word from a topic of its own,
-    whatever stands beside it, or from none. They have no label, and none is a text of `test` or `validation`.
+    """The first n distinct general texts: the same sentences about nothing, where a word is as often of no topic as it
+    is of one elsewhere, and else of a topic of its own, whatever stands beside it. So they have no label, and say
+    nothing of which words belong together. None is a text of `test` or `validation`.
     """
     rng = Random(f"amalgam-mixture/{seed}")  # noqa: S311 - not a secret: a seeded corpus
     found: dict[str, None] = {}
@@ -173,10 +174,10 @@ class _Writer:
 
 
 class _Mixer(_Writer):
-    """As often as elsewhere a word is a topic's, but which topic is drawn anew for each."""
+    """Which topic, if any, is drawn anew for each word."""
 
     def _word(self, kind: str, source: str | None) -> str:  # noqa: ARG002  whose it would be does not matter
-        mixed = self.rng.choice(topics()) if self.rng.random() < FROM_TOPIC + FROM_STRAY else None
+        mixed = self.rng.choice(topics()) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None
         return super()._word(kind, mixed)
 
 

@@ -61,7 +61,7 @@ def _training_problems(experiment: Experiment) -> list[str]:
 def _generate_problems(experiment: Experiment) -> list[str]:
     said = experiment.generate
     if said is None:
-        return [] if experiment.corpus.train else ["corpus.train: is required, or a generate section that makes texts"]
+        return [] if experiment.corpus.train or not experiment.reads_texts else ["corpus.train: is required, or a generate section that makes texts"]
     wrong = {
         "corpus.train: leave it out, or the generate section": bool(experiment.corpus.train),
         "corpus.text: generated texts are single, so name one column": len(experiment.corpus.text) > 1,
@@ -111,6 +111,10 @@ def _objective_problems(experiment: Experiment) -> list[str]:
             "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens; "
             "where teachers tokenise otherwise: objective.learning=joint"
         )
+    if said.name == "as-dfd" and not experiment.teacher_names:
+        problems.append(f"{who} needs teachers")
+    if said.name == "as-dfd" and experiment.targets.mode != "vanilla-kd":
+        problems.append("targets.mode: as-dfd asks each teacher about its own embeddings alone: vanilla-kd")
     if said.name == "cfl" and said.grain == "tokens":
         problems.append("objective.grain: cfl compares texts, each by the mean of its tokens: pooled")
     if said.name == "cfl" and experiment.student.accumulate > 1:

@@ -283,9 +283,10 @@ class Student(Section):
 class Objective(Section):
     """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
 
-    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert"] = "targets"
+    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "as-dfd"] = "targets"
     """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
-    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own."""
+    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
+    as-dfd: Ma et al. 2020, from pseudo embeddings and no text."""
     grain: Literal["pooled", "tokens"] = "pooled"
     """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
     blocks: Positive | None = None
@@ -304,7 +305,7 @@ class Objective(Section):
     @property
     def states(self) -> Literal["pooled", "tokens"] | None:
         """The grain of the teachers' states that are looked at, if any."""
-        if self.name == "targets" or (self.name == "layerwise" and self.learning == "joint"):
+        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.learning == "joint"):
             return None
         return self.grain
 
@@ -313,10 +314,25 @@ class Objective(Section):
         """The fields that this objective reads: others change nothing."""
         if self.name == "targets":
             return set()
+        if self.name == "as-dfd":
+            return {"name"}
         if self.name != "layerwise":
             return {"name", "grain", "blocks", "weights", "learning_rate"}
         states = {"grain", "amalgamation", "adaption", "weights", "learning_rate"} if self.states else set()
         return {"name", "learning"} | states
+
+
+class Embeddings(Section):
+    """What as-dfd makes in the place of texts, for each teacher and class."""
+
+    count: Positive = 128
+    tokens: Positive = 16
+    """Of each, special ones not counted."""
+    steps: Positive = 100
+    learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    adversarial: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of being hard to guess from the other tokens, beside the cross-entropy of the class."""
+    seed: int = 0
 
 
 class Report(Section):
@@ -347,14 +363,17 @@ class Experiment(Section):
     targets: Targets = Targets()
     student: Student = Student()
     objective: Objective = Objective()
+    embeddings: Embeddings = Embeddings()
     report: Report = Report()
     execution: Execution = Execution()
 
     @model_validator(mode="before")
     @classmethod
     def _generated(cls, data: Any) -> Any:
-        """With a generate section the corpus needs no training texts, and may be left out."""
-        if not isinstance(data, dict) or data.get("generate") is None:
+        """With a generate section, or as-dfd, the corpus needs no training texts, and may be left out."""
+        said = data.get("objective") if isinstance(data, dict) else None
+        no_texts = isinstance(said, dict) and said.get("name") == "as-dfd"
+        if not isinstance(data, dict) or (data.get("generate") is None and not no_texts):
             return data
         corpus = {} if data.get("corpus") is None else data["corpus"]
         return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
@@ -367,6 +386,11 @@ class Experiment(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the student learns from texts at all."""
+        return self.objective.name != "as-dfd"
 
     @property
     def teacher_names(self) -> list[str]:

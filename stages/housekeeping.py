@@ -64,6 +64,7 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
         ),
+        "guess-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),

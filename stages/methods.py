@@ -56,6 +56,11 @@ METHODS: Mapping[str, Method] = {
         "gold labels, logits, pooled states",
         {"targets": {"mode": "mt-bert"}, "objective": {"name": "mt-bert"}},
     ),
+    "as-dfd": Method(
+        "Ma et al. 2020 (AS-DFD, EMNLP)",
+        "pseudo embeddings, no text",
+        {"targets": VANILLA_KD, "objective": {"name": "as-dfd"}},
+    ),
     "supervised": Method(
         "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
     ),

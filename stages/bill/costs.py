@@ -152,7 +152,14 @@ def _training_teachers(job: Job) -> Cost:
     return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
+def _guessing(job: Job) -> Cost:
+    """No rate of texts tells it, and no unit says how long it took."""
+    raise AmalgamError(f"{job.state.stage} of as-dfd is not measured")
+
+
 def _training_student(job: Job) -> Cost:
+    if not job.run.experiment.reads_texts:
+        return _guessing(job)
     student, texts = job.run.experiment.student, job.survey("train").texts
     validation = job.survey("validation").texts if student.select != "held-out" else 0
     held_out = 0.0 if validation else student.held_out
@@ -367,6 +374,7 @@ COSTS: Mapping[str, Callable[[Job], Cost]] = {
     "cache-features": _features,
     "weigh-teachers": _weighing,
     "build-targets": _targets,
+    "guess-embeddings": _guessing,
     "train-student": _training_student,
     "report": _report,
 }

@@ -38,7 +38,7 @@ class BuildTargets(UnitByUnit):
     at_once: ClassVar[int] = 2
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.student.learns
+        return experiment.student.learns and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
         if not teachers_of(run):  # else it was checked before they were asked

@@ -49,7 +49,7 @@ class CacheTeachers:
         )
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        if run.experiment.cache.adaptive and run.experiment.cache.passes:
+        if run.experiment.cache.adaptive and run.experiment.cache.passes and run.experiment.reads_texts:
             return _ladder_units(run)
         return _plain_units(run, _parts(run))
 
@@ -161,7 +161,7 @@ def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """What is asked about, and with how many passes."""
-    asked = [(train_part(run), run.experiment.cache.passes)]
+    asked = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
     test = part_of(run, "test")
     return [*asked, (test, 0)] if test else asked
 

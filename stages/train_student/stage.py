@@ -11,6 +11,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.fit_statistics.asked import measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
@@ -40,13 +41,17 @@ class TrainStudent(UnitByUnit):
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
-        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY)}
+        unsaid = {"dropout"} if student.dropout is None else set()
+        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unsaid)}
         upstream = {"build-targets": run.fingerprint("build-targets")}
         said = run.experiment.objective
         if said.read:
             config["objective"] = said.model_dump(include=said.read)
         if said.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
+        if said.name == "stratanet":
+            upstream["fit-statistics"] = run.fingerprint("fit-statistics")
+            config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002

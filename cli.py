@@ -34,11 +34,13 @@ FILE = Path("amalgam.yaml")
 @app.command()
 def demo(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to put it: amalgam-demo, or amalgam-demo-data-free.", show_default=False)
+        Path | None,
+        typer.Argument(help="Where to put it: amalgam-demo, or amalgam-demo-data-free.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     data_free: Annotated[
-        bool, typer.Option("--data-free", help="The students see no text: a language model and the teachers write them.")
+        bool,
+        typer.Option("--data-free", help="The students see no text: a language model and the teachers write them."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

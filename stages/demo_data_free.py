@@ -15,7 +15,6 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.commands import open_run, working
 from amalgam.stages.demo import SilentTables, demo_texts, refuse_strange, write_texts
-from amalgam.stages.methods import METHODS
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 
@@ -27,8 +26,9 @@ ROWS = (
     ("vanilla-kd", "steered"),
     ("amalgam", "steered"),
     ("stratanet", "steered"),
+    ("as-dfd", None),
 )
-"""(method, source of its texts). A method that this version does not know is left out."""
+"""(method, source of its texts); as-dfd has no texts, but embeddings made by the teachers."""
 SOURCES: Mapping[str, list[str]] = {"cross-domain": ["generate.corpus=texts/general.parquet"]}
 """What a source needs beside its name."""
 
@@ -87,6 +87,10 @@ generate:
   texts: 250                       # per teacher and class
   steer: 2
   max_tokens: 32
+  held_out: 0.2                    # for stratanet's statistics of the teachers; no student learns from it
+
+embeddings:
+  count: 64                        # as-dfd's, per teacher and class
 
 cache:
   passes: 0
@@ -109,14 +113,16 @@ def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     with_texts, config = folder / "with-texts.yaml", folder / "amalgam.yaml"
     _run(with_texts, [], quiet=quiet, target="train-teachers")
     for method, source in ROWS:
-        if method in METHODS:
-            name = f"{method} on {source}"
-            console.say(f"== {name}")
-            told = [f"student.method={method}", f"student.name={method}-{source}", f"generate.source={source}"]
-            found[f"{name} texts"] = _run(config, [*told, *SOURCES.get(source, []), *overrides], quiet=quiet)
+        name = f"{method} on {source} texts" if source else f"{method}, no texts"
+        console.say(f"== {name}")
+        told = [f"student.method={method}", f"student.name={method}-{source}" if source else f"student.name={method}"]
+        told += [f"generate.source={source}", *SOURCES.get(source, [])] if source else []
+        found[name] = _run(config, [*told, *overrides], quiet=quiet)
     console.say("== supervised")
     found["supervised student (saw real texts and labels)"] = _run(with_texts, [], quiet=quiet)
-    _run(config, overrides, quiet=quiet)  # HEAD is the file's own experiment, so that the ordinary commands go on from it
+    _run(
+        config, overrides, quiet=quiet
+    )  # HEAD is the file's own experiment, so that the ordinary commands go on from it
     _show(console, found)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
 

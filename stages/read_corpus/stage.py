@@ -75,7 +75,9 @@ class ReadCorpus(UnitByUnit):
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.path(record.files[0]).parent for record in records if record.files}
         leaked = {
-            part: list(leaks(folders["train"], folders[part])) for part in ("validation", "test") if {part, "train"} <= folders.keys()
+            part: list(leaks(folders["train"], folders[part]))
+            for part in ("validation", "test")
+            if {part, "train"} <= folders.keys()
         }
         return {"parts": parts, "leaks": leaked}
 

@@ -11,6 +11,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.fit_statistics.asked import measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
@@ -41,7 +42,8 @@ class TrainStudent(UnitByUnit):
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
-        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY)}
+        unsaid = {"dropout"} if student.dropout is None else set()
+        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unsaid)}
         taught_by = "build-targets" if run.experiment.reads_texts else "guess-embeddings"
         upstream = {taught_by: run.fingerprint(taught_by)}
         said = run.experiment.objective
@@ -52,6 +54,9 @@ class TrainStudent(UnitByUnit):
             config["objective"] = said.model_dump(include=said.read)
         if said.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
+        if said.name == "stratanet":
+            upstream["fit-statistics"] = run.fingerprint("fit-statistics")
+            config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from amalgam.pipeline.section import Counts, Name, Positive, Rate, Section, Shares, Temperatures, Text, Texts
+from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts
 
 SCHEMA_VERSION = 1
 UNTRAINED = ("ensemble", "zero-shot")
@@ -18,6 +18,12 @@ TEACHER = "teacher:"
 """The methods that make no student, and how the one begins that is a single teacher."""
 AMONG = ("rmd", "md", "msp")
 """Names of targets.uncertainty that compare teachers with each other, by how foreign a text is to each."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Corpus(Section):
@@ -270,8 +276,8 @@ class Objective(Section):
     name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
     """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
     targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
-    stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020, from
-    pseudo embeddings and no text."""
+    stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020,
+    from pseudo embeddings and no text."""
     grain: Literal["pooled", "tokens"] = "pooled"
     """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
     blocks: Positive | None = None

@@ -96,7 +96,7 @@ def _train(model: Any, ids: Tensor) -> None:
         starts = begins[torch.randint(len(begins), (BATCH, 1))]
         batch = ids[starts + torch.arange(WINDOW)]
         logits = model(input_ids=batch).logits[:, :-1]
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

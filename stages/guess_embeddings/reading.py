@@ -37,7 +37,8 @@ def fitted(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str) -> tor
     held = HELD * square.diagonal().mean()
     eye = torch.eye(*square.shape, dtype=torch.float64)
     start = eye if one.shape[1] == other.shape[1] else torch.zeros(one.shape[1], other.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(square + held * eye, given.T @ wanted + held * start).float()
+    found: torch.Tensor = torch.linalg.solve(square + held * eye, given.T @ wanted + held * start).float()
+    return found
 
 
 def _words(tokenizer: Any) -> dict[tuple[str, bool], int]:

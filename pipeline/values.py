@@ -1,10 +1,10 @@
-"""What the sections of an experiment file are made of: the checks that all share, and the kinds of values."""
+"""The kinds of values that the sections of an experiment file are made of."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -19,12 +19,6 @@ def _as_list(value: Any) -> Any:
 
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 def _as_choices(value: Any) -> Any:

@@ -2,8 +2,7 @@
 
 soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's T_i, padded.
 vanilla-kd: one softmax over all logits.  uhc: each teacher's own, side by side, for a loss on its own labels.
-scores: the logits themselves, side by side.  mt-bert: see judged_by_gold.  stratanet: as soft, confidences themselves
-the weights, T_i at its temperature.
+scores: the logits, side by side. mt-bert: see judged_by_gold. stratanet: as soft, confidences the weights, T tempered.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def layer_norm(values: Any, norm: Any) -> Any:
     return scaled * numbers(norm.weight) + numbers(norm.bias)
 
 
-def numbers(tensor: torch.Tensor) -> Any:
+def numbers(tensor: Any) -> Any:
     return tensor.detach().numpy()
 
 

@@ -36,4 +36,4 @@ check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
-	rm -rf .venv dist amalgam-demo
+	rm -rf .venv dist amalgam-demo amalgam-demo-data-free

@@ -33,17 +33,28 @@ FILE = Path("amalgam.yaml")
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path("amalgam-demo"),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where to put it: amalgam-demo, or amalgam-demo-data-free.", show_default=False),
+    ] = None,
     overrides: Overrides = None,
+    data_free: Annotated[
+        bool,
+        typer.Option("--data-free", help="The students see no text: a language model and the teachers write them."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Three small classifiers become one student: offline, in minutes. Run it again: nothing is recomputed."""
     from amalgam.stages.demo import run_demo
+    from amalgam.stages.demo_data_free import run_data_free
 
     said = overrides or []
-    if "=" in folder.name:  # no folder was given, only overrides
-        folder, said = Path("amalgam-demo"), [str(folder), *said]
-    run_demo(folder, said, quiet=quiet)
+    if folder is not None and "=" in folder.name:  # no folder was given, only overrides
+        folder, said = None, [str(folder), *said]
+    if data_free:
+        run_data_free(folder or Path("amalgam-demo-data-free"), said, quiet=quiet)
+    else:
+        run_demo(folder or Path("amalgam-demo"), said, quiet=quiet)
 
 
 @app.command()
@@ -74,6 +85,7 @@ def _stage(name: str, said: str) -> None:
 
 
 _stage("generate", "Stage 0: texts where there are none, steered by the teachers. Asked for by a `generate` section.")
+_stage("guess-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
 _stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
 _stage("train-teachers", "Optional: fine-tune one teacher per group of labels from labelled texts.")
 _stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes with dropout, and keep the answers.")

@@ -25,7 +25,7 @@ from amalgam.data.synthetic_words import (
 )
 from amalgam.pipeline.errors import ExperimentError
 
-__all__ = ["Part", "generate", "topics"]
+__all__ = ["Part", "generate", "mixture", "topics"]
 
 Part = Literal["train", "validation", "test"]
 
@@ -81,6 +81,20 @@ def generate(n: int, seed: int, part: Part = "train") -> list[tuple[str, str]]:
         seen.add(text)
         rows.append((text, label))
     return rows
+
+
+def mixture(n: int, seed: int) -> list[str]:
+    """The first n distinct general texts: the same sentences about nothing, where a word is as often of no topic as it
+    is of one elsewhere, and else of a topic of its own, whatever stands beside it. So they have no label, and say
+    nothing of which words belong together. None is a text of `test` or `validation`.
+    """
+    rng = Random(f"amalgam-mixture/{seed}")  # noqa: S311 - not a secret: a seeded corpus
+    found: dict[str, None] = {}
+    while len(found) < n:
+        text = _Mixer(rng, "", "").text()
+        if len(text.split()) in _LENGTHS and _in_part(text, "train"):
+            found[text] = None
+    return list(found)
 
 
 def _even_labels(rng: Random) -> Iterator[str]:
@@ -157,6 +171,14 @@ class _Writer:
         self.on_topic += source == self.topic
         shared = _SHARED[kind][source]
         return self._pick(shared if self.rng.random() < SHARED else getattr(TOPICS[source], kind))
+
+
+class _Mixer(_Writer):
+    """Which topic, if any, is drawn anew for each word."""
+
+    def _word(self, kind: str, source: str | None) -> str:  # noqa: ARG002  whose it would be does not matter
+        mixed = self.rng.choice(topics()) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None
+        return super()._word(kind, mixed)
 
 
 def _by_topic(shared: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:

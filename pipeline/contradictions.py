@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from amalgam.pipeline.experiment import TEACHER, Experiment
+from amalgam.pipeline.experiment import AMONG, TEACHER, Experiment, Targets
 
 
 def contradictions(experiment: Experiment) -> list[str]:
@@ -61,7 +61,11 @@ def _training_problems(experiment: Experiment) -> list[str]:
 def _generate_problems(experiment: Experiment) -> list[str]:
     said = experiment.generate
     if said is None:
-        return [] if experiment.corpus.train else ["corpus.train: is required, or a generate section that makes texts"]
+        return (
+            []
+            if experiment.corpus.train or not experiment.reads_texts
+            else ["corpus.train: is required, or a generate section that makes texts"]
+        )
     wrong = {
         "corpus.train: leave it out, or the generate section": bool(experiment.corpus.train),
         "corpus.text: generated texts are single, so name one column": len(experiment.corpus.text) > 1,
@@ -98,7 +102,17 @@ def _corpus_problems(experiment: Experiment) -> list[str]:
         problems.append(
             f"targets.passes: {experiment.targets.passes} is more than cache.passes, {experiment.cache.passes}"
         )
-    return problems
+    return [*problems, *_uncertainty_problems(experiment.targets)]
+
+
+def _uncertainty_problems(targets: Targets) -> list[str]:
+    """rmd, md and msp weigh teachers against each other; the rest say how sure one is."""
+    among, said = targets.uncertainty in AMONG, f"targets.uncertainty: {targets.uncertainty}"
+    if targets.mode == "stratanet" and not among:
+        return [f"{said} does not tell how foreign a text is to a teacher, as stratanet asks: {', '.join(AMONG)}"]
+    if among and targets.weighs_together:
+        return [f"{said} is a weight of its own, for targets.weights=muka: not with {targets.weights}"]
+    return []
 
 
 def _objective_problems(experiment: Experiment) -> list[str]:
@@ -111,10 +125,16 @@ def _objective_problems(experiment: Experiment) -> list[str]:
             "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens; "
             "where teachers tokenise otherwise: objective.learning=joint"
         )
+    if said.name == "as-dfd" and not experiment.teacher_names:
+        problems.append(f"{who} needs teachers")
+    if said.name == "as-dfd" and experiment.targets.mode != "vanilla-kd":
+        problems.append("targets.mode: as-dfd asks each teacher about its own embeddings alone: vanilla-kd")
     if said.name == "cfl" and said.grain == "tokens":
         problems.append("objective.grain: cfl compares texts, each by the mean of its tokens: pooled")
     if said.name == "cfl" and experiment.student.accumulate > 1:
         problems.append("student.accumulate: cfl compares the texts of a step with each other: 1")
+    if said.name == "stratanet" and said.grain == "tokens":
+        problems.append("objective.grain: stratanet tells how foreign a text is by the mean of its tokens: pooled")
     if said.name == "layerwise" and said.blocks is not None:
         problems.append("objective.blocks: layer-wise learning needs a block for each layer of the student: null")
     return problems

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts
 
 SCHEMA_VERSION = 1
 UNTRAINED = ("ensemble", "zero-shot")
 TEACHER = "teacher:"
 """The methods that make no student, and how the one begins that is a single teacher."""
-SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-
-Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
-Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
+AMONG = ("rmd", "md", "msp")
+"""Names of targets.uncertainty that compare teachers with each other, by how foreign a text is to each."""
 
 
 class Section(BaseModel):
@@ -107,19 +98,6 @@ class TrainTeachers(Section):
     seed: int = 0
 
 
-def _as_choices(value: Any) -> Any:
-    return value if value is None or isinstance(value, list) else [value]
-
-
-Temperatures = Annotated[
-    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
-]
-Shares = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
-]
-Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
-
-
 class Generate(Section):
     """Texts where there are none. Of several temperatures, top_k, top_p or prompts each text draws its own."""
 
@@ -190,13 +168,23 @@ class Cache(Section):
 class Targets(Section):
     """What the student is to learn, built from the cache alone."""
 
-    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "supervised"] = "soft"
+    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "stratanet", "supervised"] = "soft"
     """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. uhc: each teacher on its own labels.
     scores: all logits side by side, as they are. mt-bert: teachers of one label set, each by how right it is, and the
-    gold labels. supervised: the gold labels."""
+    gold labels. stratanet: each teacher by how little foreign a text is to it. supervised: the gold labels."""
     uncertainty: Literal[
-        "entropy", "expected-entropy", "mutual-information", "variation-ratio", "max-probability", "energy"
+        "entropy",
+        "expected-entropy",
+        "mutual-information",
+        "variation-ratio",
+        "max-probability",
+        "energy",
+        "rmd",
+        "md",
+        "msp",
     ] = "entropy"
+    """The last three weigh teachers against each other, by how foreign a text is to each among its own: its state's
+    (relative) Mahalanobis distance, or its largest probability."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
     distribution: Literal["deterministic", "mc-mean"] = "deterministic"
@@ -205,7 +193,7 @@ class Targets(Section):
     passes: Annotated[int, Field(ge=0)] | None = None
     """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """T of vanilla-kd and uhc, t of mt-bert."""
+    """T of vanilla-kd, uhc and stratanet, t of mt-bert."""
     task_loss: bool = True
     """mt-bert: the gold labels are learned beside the teachers. What reweight: none leaves out of it is the teachers'
     weights; without both no label is read."""
@@ -258,6 +246,8 @@ class Student(Section):
     revision: Text | None = None
     layers: Positive | None = None
     """Keep only the encoder's first so many layers."""
+    dropout: Rate | None = None
+    """At every site of the student while it learns; null: the rates of the encoder's config."""
     max_tokens: Positive = 128
     epochs: Positive = 3
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
@@ -283,9 +273,11 @@ class Student(Section):
 class Objective(Section):
     """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
 
-    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert"] = "targets"
+    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
     """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
-    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own."""
+    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
+    stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020,
+    from pseudo embeddings and no text."""
     grain: Literal["pooled", "tokens"] = "pooled"
     """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
     blocks: Positive | None = None
@@ -300,11 +292,16 @@ class Objective(Section):
     """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Of the maps that an objective adds: they start from nothing, and stay behind."""
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """stratanet: the states' share of the loss; the targets have the rest."""
+    strata: Literal["st", "multiply", "no-st"] = "st"
+    """stratanet: a Transformer layer over the teachers' states, confidences added to them or multiplied with them; or
+    none, a linear map of their weighted sum."""
 
     @property
     def states(self) -> Literal["pooled", "tokens"] | None:
         """The grain of the teachers' states that are looked at, if any."""
-        if self.name == "targets" or (self.name == "layerwise" and self.learning == "joint"):
+        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.learning == "joint"):
             return None
         return self.grain
 
@@ -313,10 +310,27 @@ class Objective(Section):
         """The fields that this objective reads: others change nothing."""
         if self.name == "targets":
             return set()
+        if self.name == "as-dfd":
+            return {"name"}
+        if self.name == "stratanet":
+            return {"name", "blocks", "alpha", "strata", "learning_rate"}
         if self.name != "layerwise":
             return {"name", "grain", "blocks", "weights", "learning_rate"}
         states = {"grain", "amalgamation", "adaption", "weights", "learning_rate"} if self.states else set()
         return {"name", "learning"} | states
+
+
+class Embeddings(Section):
+    """What as-dfd makes in the place of texts, for each teacher and class."""
+
+    count: Positive = 128
+    tokens: Positive = 16
+    """Of each, special ones not counted."""
+    steps: Positive = 100
+    learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    adversarial: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of being hard to guess from the other tokens, beside the cross-entropy of the class."""
+    seed: int = 0
 
 
 class Report(Section):
@@ -347,14 +361,17 @@ class Experiment(Section):
     targets: Targets = Targets()
     student: Student = Student()
     objective: Objective = Objective()
+    embeddings: Embeddings = Embeddings()
     report: Report = Report()
     execution: Execution = Execution()
 
     @model_validator(mode="before")
     @classmethod
     def _generated(cls, data: Any) -> Any:
-        """With a generate section the corpus needs no training texts, and may be left out."""
-        if not isinstance(data, dict) or data.get("generate") is None:
+        """With a generate section, or as-dfd, the corpus needs no training texts, and may be left out."""
+        said = data.get("objective") if isinstance(data, dict) else None
+        no_texts = isinstance(said, dict) and said.get("name") == "as-dfd"
+        if not isinstance(data, dict) or (data.get("generate") is None and not no_texts):
             return data
         corpus = {} if data.get("corpus") is None else data["corpus"]
         return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
@@ -367,6 +384,11 @@ class Experiment(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the student learns from texts at all."""
+        return self.objective.name != "as-dfd"
 
     @property
     def teacher_names(self) -> list[str]:

@@ -52,7 +52,7 @@ student:                        # stage 3: never sees a teacher; a plain Hugging
 #   reweight: none              # margin | margin-normalised | none
 #   neighbours: 100
 
-# objective:                    # layerwise, dfa and cfl also look at the teachers' hidden states
+# objective:                    # layerwise, dfa, cfl and stratanet also look at the teachers' hidden states
 #   grain: tokens               # pooled | tokens
 
 # execution:                    # how, never what: nothing here changes a result

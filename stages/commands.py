@@ -120,6 +120,7 @@ SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "train-teachers": ("train_teachers",),
     "cache-teachers": ("cache",),
     "build-targets": ("targets",),
+    "guess-embeddings": ("embeddings",),
     "train-student": ("student", "objective"),
 }
 

@@ -69,7 +69,7 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     for method in METHODS_SHOWN:
         console.say(f"== {method}")
         found[method] = _run_method(config, method, overrides, quiet=quiet)
-    _, run = open_run(config, overrides, console=_Silent(quiet=True))
+    _, run = open_run(config, overrides, console=SilentTables(quiet=True))
     with working(run):  # HEAD is the file's own experiment, so that the ordinary commands go on from there
         bring_up_to_date(STAGES, run)
     _show(console, found)
@@ -78,27 +78,24 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
 
 def write_demo(folder: Path) -> None:
     """Texts, a tiny encoder and the experiment file; what is there already stays."""
-    _refuse_strange(folder)
-    (folder / "texts").mkdir(parents=True, exist_ok=True)
-    for name in TEXTS:
-        if not (folder / f"texts/{name}.parquet").exists():
-            _write_texts(folder / f"texts/{name}.parquet", name)
+    refuse_strange(folder)
+    write_texts(folder)
     if not (folder / "encoder" / "model.safetensors").exists():
         from amalgam.stages.demo_encoder import tiny_encoder
 
-        tiny_encoder(folder / "encoder", [text for text, _ in _texts("train")], seed=0)
+        tiny_encoder(folder / "encoder", [text for text, _ in demo_texts("train")], seed=0)
     if not (folder / "amalgam.yaml").exists():
         (folder / "amalgam.yaml").write_text(EXPERIMENT)
 
 
-def _texts(name: str) -> list[tuple[str, str]]:
+def demo_texts(name: str) -> list[tuple[str, str]]:
     from amalgam.data.synthetic import generate
 
     part, count, seed = TEXTS[name]
     return generate(count, seed, part)
 
 
-def _refuse_strange(folder: Path) -> None:
+def refuse_strange(folder: Path) -> None:
     ours = (folder / "amalgam.yaml").exists() and (folder / "encoder").exists()
     if folder.exists() and not folder.is_dir():
         raise ExperimentError(f"{folder} is not a folder", fix="amalgam demo DIR puts it elsewhere")
@@ -106,12 +103,16 @@ def _refuse_strange(folder: Path) -> None:
         raise ExperimentError(f"{folder} is not empty and holds no demo", fix="amalgam demo DIR puts it elsewhere")
 
 
-def _write_texts(path: Path, name: str) -> None:
+def write_texts(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = _texts(name)
-    pq.write_table(pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]}), path)
+    (folder / "texts").mkdir(parents=True, exist_ok=True)
+    for name in TEXTS:
+        path = folder / f"texts/{name}.parquet"
+        if not path.exists():
+            rows = demo_texts(name)
+            pq.write_table(pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]}), path)
 
 
 def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool) -> dict[str, Any]:
@@ -120,13 +121,13 @@ def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool)
         f"student.name={method}",
         *overrides,
     ]
-    _, run = open_run(config, told, console=_Silent(quiet=quiet))
+    _, run = open_run(config, told, console=SilentTables(quiet=quiet))
     with working(run):
         bring_up_to_date(STAGES, run)
         return evaluation(run)
 
 
-class _Silent(Console):
+class SilentTables(Console):
     """Progress as always, but no table per method: the demo ends with one for all."""
 
     def table(self, title: str, header: Any, rows: Any) -> None: ...

@@ -60,10 +60,12 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
         "train-teachers": lambda: ", ".join(facts["teachers"]),
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
         "cache-features": lambda: f"states of {', '.join(facts['families'])}",
+        "fit-statistics": lambda: f"statistics of {', '.join(facts['teachers'])}",
         "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
         ),
+        "guess-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),

@@ -30,6 +30,11 @@ AMALGAM = {
     "neighbours": 50,
 }
 
+STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
+STRATA_STUDENT = {"epochs": 10, "batch_size": 16, "warmup": 0.2, "dropout": 0.2}
+SETTINGS = {"uncertainty", "kd_temperature"}
+"""Of the targets: a method keeps its name whatever they are."""
+
 METHODS: Mapping[str, Method] = {
     "amalgam": Method("this project, docs/method.md", "logits, features", {"targets": AMALGAM}),
     "muka-soft": Method(MUKA, "logits, passes", {"targets": {"mode": "soft", "weights": "muka"}}),
@@ -55,6 +60,16 @@ METHODS: Mapping[str, Method] = {
         "Wu et al. 2021 (MT-BERT, Findings of ACL)",
         "gold labels, logits, pooled states",
         {"targets": {"mode": "mt-bert"}, "objective": {"name": "mt-bert"}},
+    ),
+    "stratanet": Method(
+        "Vijayaraghavan et al. 2024 (StrataNet, NAACL)",
+        "logits, pooled states",
+        {"targets": STRATA, "objective": {"name": "stratanet"}, "student": STRATA_STUDENT},
+    ),
+    "as-dfd": Method(
+        "Ma et al. 2020 (AS-DFD, EMNLP)",
+        "pseudo embeddings, no text",
+        {"targets": VANILLA_KD, "objective": {"name": "as-dfd"}},
     ),
     "supervised": Method(
         "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
@@ -84,7 +99,8 @@ def objective_in(method: Method) -> str:
 
 
 def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
-    return all(targets.get(field) == value for field, value in method.defaults.get("targets", {}).items())
+    said = method.defaults.get("targets", {})
+    return all(targets.get(field) == value for field, value in said.items() if field not in SETTINGS)
 
 
 def method_name(experiment: Experiment) -> str:

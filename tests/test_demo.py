@@ -7,9 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.experiment_file import load_experiment
+from amalgam.stages import demo_language_model
 from amalgam.stages.demo import METHODS_SHOWN, TEXTS, write_demo
+from amalgam.stages.demo_data_free import ROWS, write_data_free
 from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.tests.workshop import amalgam
 
@@ -58,3 +61,49 @@ def test_the_demos_plan_starts_with_its_texts(folder: Path) -> None:
     states = amalgam("plan", "--json", folder=folder).json["stages"]
     assert states[0]["stage"] == "read-corpus"
     assert states[0]["units"] == {"done": 0, "total": 3}
+
+
+# ---- its data-free twin
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("twin") / "amalgam-demo-data-free"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_language_model, "STEPS", 2)
+        write_data_free(folder, Console(quiet=True))
+    return folder
+
+
+def test_the_twins_students_see_no_text_that_the_teachers_or_the_test_know(twin: Path) -> None:
+    experiment = load_experiment(twin / "amalgam.yaml", presets=PRESETS).experiment
+    assert experiment.corpus.train is None
+    assert experiment.generate is not None
+    assert experiment.generate.source == "steered"
+    general = pq.read_table(twin / "texts/general.parquet")
+    assert general.column_names == ["text"]
+    written = set(general.column("text").to_pylist())
+    for name in TEXTS:
+        assert written.isdisjoint(pq.read_table(twin / f"texts/{name}.parquet").column("text").to_pylist())
+
+
+def test_the_twins_ceiling_and_its_students_begin_and_are_measured_alike(twin: Path) -> None:
+    ours = load_experiment(twin / "amalgam.yaml", presets=PRESETS).experiment
+    ceiling = load_experiment(twin / "with-texts.yaml", presets=PRESETS).experiment
+    assert ours.corpus.test == ceiling.corpus.test
+    assert ours.teacher_names == ceiling.teacher_names
+    assert ours.student.encoder == ceiling.student.encoder
+    assert ours.cache == ceiling.cache
+
+
+def test_writing_the_twin_again_changes_nothing(twin: Path) -> None:
+    before = {path: path.read_bytes() for path in twin.rglob("*") if path.is_file()}
+    write_data_free(twin, Console(quiet=True))
+    assert {path: path.read_bytes() for path in twin.rglob("*") if path.is_file()} == before
+
+
+def test_every_row_of_the_twin_is_an_experiment_that_can_be_said(twin: Path) -> None:
+    for method, source in ROWS:
+        told = [f"student.method={method}", *([f"generate.source={source}"] if source else [])]
+        told += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []
+        assert load_experiment(twin / "amalgam.yaml", told, presets=PRESETS).experiment.student.method == method

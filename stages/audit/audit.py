@@ -14,11 +14,13 @@ import numpy as np
 
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.experiment import AMONG
 from amalgam.pipeline.plan import StageState
 from amalgam.pipeline.stage import Run
 from amalgam.stages.audit.tally import CONFIDENT, Block, Rule, Tally
 from amalgam.stages.build_targets.stage import neighbouring_buckets
 from amalgam.stages.cache_teachers.stage import families_of
+from amalgam.stages.fit_statistics.asked import targets_by_domain
 from amalgam.stages.models.files import same_models
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 from amalgam.stages.teachers import label_space, teachers_of
@@ -46,7 +48,7 @@ def audit(run: Run, states: list[StageState]) -> dict[str, Any]:
         "texts": tally.texts,
         "labelled": tally.labelled,
         "weights": targets.weights if weighed else "muka",
-        "uncertainty": targets.uncertainty,
+        "uncertainty": "entropy" if targets.uncertainty in AMONG and not _measured(run) else targets.uncertainty,
         "accuracy": _share(tally.right, tally.labelled),
         "teachers": list(_teachers(tally, space, weighed=weighed)),
         "conflicts": _conflicts(tally, space),
@@ -74,12 +76,15 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
     import polars as pl
     import pyarrow as pa
 
-    from amalgam.stages.build_targets.evidence import gather
+    from amalgam.data.shards import key_array
+    from amalgam.stages.build_targets.evidence import among_teachers, gather
 
     rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in buckets)
     keys = pl.Series("key", rows.column("key"), pl.Binary)
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
+    if _measured(run):
+        evidence = among_teachers(run, evidence, prefixes, key_array(rows.column("key")))
     distributions = [one.distribution.to_numpy() for one in evidence]
     confidence = np.stack([one.confidence.to_numpy() for one in evidence], axis=1)
     place = {name: index for index, name in enumerate(space.names)}
@@ -89,6 +94,11 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
         some = slice(start, start + BLOCK_TEXTS)
         given = None if weights is None else weights[some]
         yield Block([one[some] for one in distributions], confidence[some], given, gold[some])
+
+
+def _measured(run: Run) -> bool:
+    """Whether it is known how foreign the texts are to each teacher, and that is what weighs it."""
+    return targets_by_domain(run.experiment.targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
 
 
 def _weights(run: Run, buckets: tuple[Bucket, ...], rows: pa.Table) -> Any:

@@ -13,7 +13,7 @@ from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.bill import trials
 from amalgam.stages.bill.rates import Figures, Rates
 from amalgam.stages.bill.survey import Survey, sample, survey
-from amalgam.stages.cache_features.families import ENCODER_STATES, kinds_of_states
+from amalgam.stages.cache_features.families import ENCODER_STATES, blocks_of, kinds_of_states
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.shape import width_of
 from amalgam.stages.read_corpus.stage import corpus_for, part_identity, sources_of
@@ -152,7 +152,14 @@ def _training_teachers(job: Job) -> Cost:
     return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
+def _guessing(job: Job) -> Cost:
+    """No rate of texts tells it, and no unit says how long it took."""
+    raise AmalgamError(f"{job.state.stage} of as-dfd is not measured")
+
+
 def _training_student(job: Job) -> Cost:
+    if not job.run.experiment.reads_texts:
+        return _guessing(job)
     student, texts = job.run.experiment.student, job.survey("train").texts
     validation = job.survey("validation").texts if student.select != "held-out" else 0
     held_out = 0.0 if validation else student.held_out
@@ -323,6 +330,17 @@ def _teacher_names(job: Job) -> list[str]:
     return [known.name for known in teachers_of(job.run)] if _are_trained(job) else list(job.groups)
 
 
+def _fitting(job: Job) -> Cost:
+    """By the square of a teacher's width, for each block; a part that is held out is a share of the training texts."""
+    run, rates = job.run, job.rates.of("fitting statistics", None, trials.fitting)
+    held_out = run.experiment.generate.held_out if run.experiment.generate else 0.0
+    texts = job.survey("train").texts * (held_out / (1 - held_out) if held_out else 1.0)
+    blocks = blocks_of(run) if run.experiment.objective.name == "stratanet" else 1
+    squares = blocks * sum(width**2 for width in _widths(job))
+    memory = BARE_MB + 8 * 4 * blocks * max(_widths(job)) ** 2 / MEGABYTE
+    return Cost(texts * squares / 384**2 * rates["seconds_per_text"], memory, 8 * 2 * squares / MEGABYTE)
+
+
 def _weighing(job: Job) -> Cost:
     """Every text is compared with every other."""
     texts, teachers = job.survey("train").texts, len(_label_counts(job))
@@ -365,8 +383,10 @@ COSTS: Mapping[str, Callable[[Job], Cost]] = {
     "train-teachers": _training_teachers,
     "cache-teachers": _asking,
     "cache-features": _features,
+    "fit-statistics": _fitting,
     "weigh-teachers": _weighing,
     "build-targets": _targets,
+    "guess-embeddings": _guessing,
     "train-student": _training_student,
     "report": _report,
 }

@@ -226,7 +226,8 @@ def _phases(run: Run, new: Beginner, examples: Examples, widths: Sequence[int]) 
     random = np.random.default_rng(0)
     rows = [random.normal(size=(int(lengths.sum()), blocks_of(run), width)).astype(np.float16) for width in widths]
     states = [States("", [one], place, starts, lengths) for one in rows]
-    return [objective for _, objective in phases_over(run, new, states, WeightedKL())]
+    alike = np.full((len(examples), blocks_of(run), len(widths)), 1 / max(1, len(widths)), np.float32)
+    return [objective for _, objective in phases_over(run, new, states, WeightedKL(), alike)]
 
 
 def states(  # noqa: PLR0913 - what is asked for, each by name
@@ -327,6 +328,22 @@ def comparing() -> Figures:
         nearest(states, 50)
         taken.append(time.perf_counter() - began)
     return {"seconds_per_pair": float(np.median(taken[1:])) / SUMMED**2}
+
+
+def fitting() -> Figures:
+    """Seconds per text and block whose state, 384 wide, goes into a teacher's statistics."""
+    import numpy as np
+
+    from amalgam.stages.cache_features.states import States
+    from amalgam.stages.fit_statistics.statistics import Statistics
+
+    random, every = np.random.default_rng(0), np.arange(SUMMED)
+    held = random.normal(size=(SUMMED, 1, 384)).astype(np.float16)
+    states = States("", [held], np.zeros_like(every), every, np.ones_like(every))
+    logits = random.normal(size=(SUMMED, 4)).astype(np.float32)
+    began = time.perf_counter()
+    Statistics.of(states, logits, every % 4)
+    return {"seconds_per_text": (time.perf_counter() - began) / SUMMED}
 
 
 def _each(raw: Any, passes: int) -> list[Any]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import AMONG, Experiment
 from amalgam.pipeline.stage import Run
 from amalgam.stages.build_targets.answers import Answers, read_answers
 from amalgam.stages.build_targets.passes import sums_over_raw
@@ -23,6 +25,9 @@ from amalgam.stages.build_targets.uncertainty import (
     mean_probability,
     sums_over_passes,
 )
+
+if TYPE_CHECKING:
+    from amalgam.stages.fit_statistics.fitting import Keys
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: p
     logits = _aligned(_logits(answers), keys, teacher)["logits"]
     full = run.experiment.cache.passes if targets.passes is None else targets.passes
     certain = softmax(logits)
-    if full == 0:
-        sums = pl.DataFrame(sums_over_passes([logits], targets.uncertainty))
+    among = targets.uncertainty in AMONG  # what stands for it is replaced: see among_teachers
+    measure = "entropy" if among else targets.uncertainty
+    if full == 0 or (among and targets.distribution == "deterministic"):
+        sums, full = pl.DataFrame(sums_over_passes([logits], measure)), 0
     else:
         found = [
             _summed(answers if some is None else [_of(one, some) for one in answers], take, run.experiment)
@@ -51,7 +58,21 @@ def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: p
         ]
         sums = _aligned(pl.concat([frame for frame in found if not frame.is_empty()] or found[:1]), keys, teacher)
     distribution = mean_probability(sums) if targets.distribution == "mc-mean" else certain
-    return Evidence(teacher, logits, distribution, confidence(sums, targets.uncertainty, full))
+    return Evidence(teacher, logits, distribution, confidence(sums, measure, full))
+
+
+def among_teachers(run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys) -> list[Evidence]:
+    """The same, each teacher's confidence by how foreign the texts are to it beside the others; of the last block."""
+    from amalgam.stages.fit_statistics.confidence import confidences
+
+    found = confidences(run, keys, prefixes)[:, -1]
+    columns = [pl.Series("confidence", np.ascontiguousarray(column)) for column in found.T]
+    return [replace(one, confidence=column) for one, column in zip(evidence, columns, strict=True)]
+
+
+def logits_of(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
+    """Dropout off."""
+    return _aligned(_logits(read_answers(run, family, prefixes, keys)), keys, teacher)["logits"]
 
 
 def _of(answers: Answers, some: pl.DataFrame) -> Answers:

@@ -2,7 +2,7 @@
 
 soft: w = softmax(confidence / tau), target = sum of w_i pad_i(T_i).  hard: the most confident teacher's T_i, padded.
 vanilla-kd: one softmax over all logits.  uhc: each teacher's own, side by side, for a loss on its own labels.
-scores: the logits themselves, side by side.  mt-bert: see judged_by_gold.
+scores: the logits, side by side. mt-bert: see judged_by_gold. stratanet: as soft, confidences the weights, T tempered.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, give
         return _unchosen(side_by_side(scores, "target"), len(evidence))
     confidence = given if given is not None else side_by_side([one.confidence for one in evidence], "confidence")
     chosen = confidence.arr.arg_max()
-    shares = _shares(confidence, targets, given) if targets.mode == "soft" else None
+    strata = targets.mode == "stratanet"
+    shares = confidence if strata else _shares(confidence, targets, given) if targets.mode == "soft" else None
     weights = [
         column(shares, index) if shares is not None else (chosen == index).cast(pl.Float64)
         for index in range(len(evidence))
     ]
     margin = _margin(confidence)
-    weight = pl.Series([1.0]).new_from_index(0, texts) if targets.reweight == "none" else margin
+    weight = pl.Series([1.0]).new_from_index(0, texts) if strata or targets.reweight == "none" else margin
+    distributions = _tempered(evidence, targets) if strata else [one.distribution for one in evidence]
     names = pl.Series([one.teacher for one in evidence], dtype=pl.String)
     return Ruling(
-        _padded([one.distribution for one in evidence], weights, evidence, space),
+        _padded(distributions, weights, evidence, space),
         weight,
         names.gather(chosen),
         margin,

@@ -10,6 +10,7 @@ from amalgam.pipeline.experiment import Experiment, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.fit_statistics.asked import targets_by_domain
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 from amalgam.stages.teachers import check_gold, label_space, teachers_of
@@ -25,7 +26,7 @@ UNIT_TEXTS = 1 << 15
 """Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
 
 
-TEMPERED = ("vanilla-kd", "uhc", "mt-bert")
+TEMPERED = ("vanilla-kd", "uhc", "mt-bert", "stratanet")
 OWN = ("scores", "mt-bert")
 """Modes with a loss of their own name."""
 
@@ -38,7 +39,7 @@ class BuildTargets(UnitByUnit):
     at_once: ClassVar[int] = 2
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.student.learns
+        return experiment.student.learns and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
         if not teachers_of(run):  # else it was checked before they were asked
@@ -57,6 +58,7 @@ class BuildTargets(UnitByUnit):
             inputs["dtype"] = dtype_of(run)
             inputs |= passes_counted(run) if _looks_at_passes(targets) else {}
         weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if targets.weighs_together else {}
+        weighed |= {"fit-statistics": run.fingerprint("fit-statistics")} if targets_by_domain(targets) else {}
         return Identity({"targets": targets.model_dump(include=_read(targets))}, inputs, weighed)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
@@ -112,7 +114,7 @@ def passes_counted(run: Run) -> dict[str, Any]:
 
 
 def _looks_at_passes(targets: Targets) -> bool:
-    by_confidence = targets.mode in {"soft", "hard"} and not targets.weighs_together
+    by_confidence = targets.mode in {"soft", "hard"} and not (targets.weighs_together or targets_by_domain(targets))
     return by_confidence or (targets.mode in {"soft", "hard"} and targets.distribution == "mc-mean")
 
 
@@ -122,6 +124,8 @@ def _read(targets: Targets) -> set[str]:
         return {"mode", "kd_temperature"}
     if targets.mode == "mt-bert":
         return {"mode", "kd_temperature", "reweight", "task_loss"}
+    if targets.mode == "stratanet":
+        return {"mode", "kd_temperature", "uncertainty"}
     if targets.mode in {"scores", "supervised"}:
         return {"mode"}
     fields = {"mode", "distribution", "reweight"}
@@ -150,7 +154,8 @@ def _name(buckets: Sequence[Bucket]) -> str:
 def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     import polars as pl
 
-    from amalgam.stages.build_targets.evidence import gather
+    from amalgam.data.shards import key_array
+    from amalgam.stages.build_targets.evidence import among_teachers, gather
     from amalgam.stages.build_targets.rules import judged_by_gold, one_hot, rule
 
     space, targets = label_space(run), run.experiment.targets
@@ -164,6 +169,8 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
     if targets.mode == "mt-bert":
         return judged_by_gold(evidence, gold, space, targets)
+    if targets_by_domain(targets):
+        evidence = among_teachers(run, evidence, prefixes, key_array(rows.column("key")))
     return rule(evidence, space, targets, _weights(run, buckets, keys))
 
 

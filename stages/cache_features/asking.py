@@ -13,6 +13,7 @@ from amalgam.pipeline.stage import Run, Unit
 from amalgam.stages.cache_features.blocks import write_states
 from amalgam.stages.cache_features.families import ENCODER
 from amalgam.stages.cache_teachers.asking import Reader, loaded_teacher
+from amalgam.stages.fit_statistics.asked import asked_besides
 from amalgam.stages.models.encoder import encoder_files
 from amalgam.stages.models.files import ModelFiles
 from amalgam.stages.models.loading import load_tokenizer
@@ -24,7 +25,8 @@ from amalgam.stages.token_store import tokenizer_digest
 def ask_for_states(run: Run, known: KnownTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
     """`key`: the family's; it says the grain, the blocks and the dtype."""
     teacher = loaded_teacher(run, known, key["dtype"], passes=0)
-    buckets = {("train", bucket.prefix): bucket for bucket in train_part(run).buckets}
+    parts = [train_part(run), *asked_besides(run)]
+    buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
     read = Reader(run, known, teacher, tokenizer_digest(teacher.tokenizer, known.files), buckets)
 
     def work(unit: Unit) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 from amalgam.pipeline.stage import Run
 from amalgam.stages.cache_teachers.family import family_name
 from amalgam.stages.cache_teachers.stage import dtype_of
+from amalgam.stages.fit_statistics.asked import asked_besides, measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.shape import depth_of
+from amalgam.stages.read_corpus.parts import Part, train_part
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 ENCODER = "student.encoder"
@@ -45,7 +47,8 @@ def kept_states(run: Run) -> list[Kept]:
 def kinds_of_states(run: Run) -> list[tuple[str, int]]:
     """Of the teachers: (grain, blocks) of each kind that is asked for."""
     said = run.experiment.objective.states
-    last = [("pooled", LAST)] if run.experiment.targets.looks_at_states else []
+    foreign = measure_of(run.experiment) is not None and run.experiment.objective.name != "stratanet"
+    last = [("pooled", LAST)] if run.experiment.targets.looks_at_states or foreign else []
     return [*last, *([(said, blocks_of(run))] if said else [])]
 
 
@@ -64,6 +67,19 @@ def teacher_states(run: Run, teacher: KnownTeacher) -> Kept:
 def last_states(run: Run, teacher: KnownTeacher) -> Kept:
     """For telling whether the teacher knows a text: the mean over tokens of its last layer's."""
     return _states(run, teacher, "pooled", LAST)
+
+
+def statistics_states(run: Run, teacher: KnownTeacher) -> Kept:
+    """For telling how foreign a text is: those that stratanet learns from, or else the last layer's."""
+    return (teacher_states if run.experiment.objective.name == "stratanet" else last_states)(run, teacher)
+
+
+def parts_of(run: Run, kept: Kept) -> list[Part]:
+    """Whose texts' states are kept: the training part's, and what statistics are learned from."""
+    more = asked_besides(run) if kept.teacher else []
+    if more and kept.teacher and kept.key != statistics_states(run, kept.teacher).key:
+        more = []
+    return [train_part(run), *more]
 
 
 def _states(run: Run, teacher: KnownTeacher, grain: str, blocks: int) -> Kept:

@@ -15,9 +15,10 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
-from amalgam.stages.cache_features.families import ENCODER, Kept, encoder_states, kept_states
+from amalgam.stages.cache_features.families import ENCODER, Kept, encoder_states, kept_states, parts_of
 from amalgam.stages.cache_teachers.family import Asked, cached_units, units_for
 from amalgam.stages.cache_teachers.stage import family_in
+from amalgam.stages.fit_statistics.asked import asked_besides, measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
 
@@ -33,13 +34,14 @@ class CacheFeatures(UnitByUnit):
 
     def wanted(self, experiment: Experiment) -> bool:
         looked_at = experiment.targets.looks_at_encoder or experiment.objective.states is not None
-        return experiment.student.learns and looked_at
+        return experiment.student.learns and (looked_at or measure_of(experiment) is not None)
 
     def prepare(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
+        inputs |= {part.name: part.texts_digest for part in asked_besides(run)}
         for kept in kept_states(run):
             if kept.teacher is None:
                 inputs["features"] = kept.key
@@ -98,12 +100,13 @@ def _describe(run: Run, kept: Kept) -> None:
 def _units(run: Run) -> Iterator[Unit]:
     from amalgam.data.shards import read_keys
 
-    asked = [
-        Asked("train", bucket.prefix, read_keys(run.store.checked(bucket.file))) for bucket in train_part(run).buckets
-    ]
+    asked = {
+        part.name: [Asked(part.name, one.prefix, read_keys(run.store.checked(one.file))) for one in part.buckets]
+        for part in (train_part(run), *asked_besides(run))
+    }
     for kept in kept_states(run):
         cached = cached_units(run, kept.family)
-        for bucket in asked:
+        for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):
             yield from units_for(run, kept.family, kept.who, bucket, cached, 0)
 
 

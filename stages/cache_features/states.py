@@ -58,12 +58,15 @@ def states_of(
     run: Run, keys: NDArray[np.bytes_], which: Callable[[Run, KnownTeacher], Kept] = teacher_states
 ) -> list[States]:
     """Of every teacher, in the order of teachers_of, for the texts with these keys."""
-    files = run.result("cache-features").files
-    found = []
-    for teacher in teachers_of(run):
-        family = which(run, teacher).family
-        found.append(_states(run, teacher.name, [file for file in files if family_in(file.path) == family], keys))
-    return found
+    return [state_of(run, teacher, keys, which) for teacher in teachers_of(run)]
+
+
+def state_of(
+    run: Run, teacher: KnownTeacher, keys: NDArray[np.bytes_], which: Callable[[Run, KnownTeacher], Kept]
+) -> States:
+    family = which(run, teacher).family
+    files = [file for file in run.result("cache-features").files if family_in(file.path) == family]
+    return _states(run, teacher.name, files, keys)
 
 
 def _states(run: Run, teacher: str, files: list[StoredFile], wanted: NDArray[np.bytes_]) -> States:

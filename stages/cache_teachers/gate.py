@@ -71,9 +71,9 @@ def try_dtype(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> Finding
 
 def _sample(run: Run) -> tuple[list[bytes], list[tuple[str, ...]]]:
     """The texts with the smallest keys: any texts, and much the same ones when the corpus grows."""
-    from amalgam.stages.read_corpus.parts import fields, tables, train_part
+    from amalgam.stages.read_corpus.parts import fields, part_of, tables, train_part
 
-    part = train_part(run)
+    part = part_of(run, "train") or part_of(run, "test") or train_part(run)
     wanted = min(TEXTS, max(FEWEST, part.texts // SHARE))
     keys: list[bytes] = []
     texts: list[tuple[str, ...]] = []

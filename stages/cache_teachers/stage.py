@@ -18,6 +18,7 @@ from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
 from amalgam.stages.cache_teachers.family import Ask, Asked, cached_units, family_name, units_for, was_asked
+from amalgam.stages.fit_statistics.asked import asked_besides
 from amalgam.stages.read_corpus.parts import Bucket, Part, part_of, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
@@ -49,7 +50,7 @@ class CacheTeachers:
         )
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        if run.experiment.cache.adaptive and run.experiment.cache.passes:
+        if run.experiment.cache.adaptive and run.experiment.cache.passes and run.experiment.reads_texts:
             return _ladder_units(run)
         return _plain_units(run, _parts(run))
 
@@ -161,7 +162,8 @@ def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """What is asked about, and with how many passes."""
-    asked = [(train_part(run), run.experiment.cache.passes)]
+    asked = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
+    asked += [(part, 0) for part in asked_besides(run)]
     test = part_of(run, "test")
     return [*asked, (test, 0)] if test else asked
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from amalgam.stages.fine_tuning.loop import Training
 
 # Of a batch's tensors, those that are the encoder's; the others are the objective's.
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 
 
 class Objective(Protocol):
@@ -82,6 +82,8 @@ def as_learner(model: torch.nn.Module, objective: Objective) -> torch.nn.Module:
 
         def forward(self, batch: dict[str, Any]) -> torch.Tensor:
             inputs = {name: batch[name] for name in INPUTS if name in batch}
+            if "inputs_embeds" in inputs:  # these stand for the tokens, which only say how many there are
+                del inputs["input_ids"]
             if not looks_at_states(objective):
                 return objective(self.model(**inputs).logits.float(), batch).sum()
             with objective.around(self.model, batch):  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ class Generate:
     measure: ClassVar[str] = "texts"
 
     def wanted(self, experiment: Experiment) -> bool:
-        return experiment.generate is not None
+        return experiment.generate is not None and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
         from amalgam.stages.read_corpus.stage import fetch

@@ -67,8 +67,8 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
     from amalgam.stages.token_store import tokenizer_digest
 
     files = encoder_files(run, said, where)
-    layers = said.layers if isinstance(said, Student) else None
-    model = load_student(files, labels=list(labels), layers=layers, seed=said.seed)
+    layers, dropout = (said.layers, said.dropout) if isinstance(said, Student) else (None, None)
+    model = load_student(files, labels=list(labels), layers=layers, seed=said.seed, dropout=dropout)
     tokenizer = load_tokenizer(files)
     for note in check_tokens(model, tokenizer, name=where):
         run.console.note(note)

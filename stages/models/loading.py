@@ -84,7 +84,9 @@ def load_language_model(files: ModelFiles) -> PreTrainedModel:
     return model
 
 
-def load_student(files: ModelFiles, *, labels: list[str], layers: int | None, seed: int) -> PreTrainedModel:
+def load_student(
+    files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
+) -> PreTrainedModel:
     """An encoder, or its first layers, under a new head for these labels; a pure function of files and arguments."""
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -93,6 +95,10 @@ def load_student(files: ModelFiles, *, labels: list[str], layers: int | None, se
     if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
         config = config.text_config
     _set_labels(config, labels)
+    if dropout is not None:
+        from amalgam.stages.cache_teachers.teacher import apply_rate
+
+        apply_rate(config, dropout)
     if layers is not None:
         _set_layers(files, config, layers)
     with torch.random.fork_rng(devices=[]):

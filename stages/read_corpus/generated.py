@@ -27,7 +27,7 @@ FEW = 0.1
 
 def generated_sources(experiment: Experiment) -> dict[str, list[str]]:
     said = experiment.generate
-    if said is None:
+    if said is None or not experiment.reads_texts:
         return {}
     return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
 

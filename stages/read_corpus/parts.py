@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import StoredFile
 
@@ -62,7 +63,8 @@ def part_of(run: Run, name: str) -> Part | None:
 def train_part(run: Run) -> Part:
     part = part_of(run, "train")
     if part is None:
-        raise AssertionError("every corpus has a training part")  # the experiment's schema requires it
+        what = "this experiment has no training texts"
+        raise ExperimentError(what, where="objective.name: as-dfd", fix="another method: `amalgam methods`")
     return part
 
 

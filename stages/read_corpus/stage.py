@@ -41,7 +41,7 @@ class ReadCorpus(UnitByUnit):
 
     def identity(self, run: Run) -> Identity:
         said: dict[str, Any] = {"corpus": run.experiment.corpus.model_dump(exclude=PATHS)}
-        if run.experiment.generate:
+        if run.experiment.generate and run.experiment.reads_texts:
             said["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
             said["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
@@ -75,7 +75,9 @@ class ReadCorpus(UnitByUnit):
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.path(record.files[0]).parent for record in records if record.files}
         leaked = {
-            part: list(leaks(folders["train"], folders[part])) for part in ("validation", "test") if part in folders
+            part: list(leaks(folders["train"], folders[part]))
+            for part in ("validation", "test")
+            if {part, "train"} <= folders.keys()
         }
         return {"parts": parts, "leaks": leaked}
 

@@ -9,11 +9,14 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.learner import Objective
 from amalgam.stages.models.encoder import Beginner
+from amalgam.stages.read_corpus.parts import train_part
 from amalgam.stages.train_student.lessons import Lessons
-from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert
+from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert, stratanet
 from amalgam.stages.train_student.objectives.states import Setting
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from amalgam.stages.cache_features.states import States
 
 Phases = list[tuple[str, Objective]]
@@ -24,24 +27,38 @@ PHASES: Mapping[str, Callable[[Setting], Phases]] = {
     "dfa": dfa.phases,
     "cfl": cfl.phases,
     "mt-bert": mt_bert.phases,
+    "stratanet": stratanet.phases,
 }
 """By objective.name. A phase without a name of its own is the only one."""
 
 
 def phases_of(run: Run, new: Beginner, material: Lessons, targets: Objective) -> Phases:
-    return phases_over(run, new, _states(run, material) if run.experiment.objective.states else [], targets)
+    states = _states(run, material) if run.experiment.objective.states else []
+    return phases_over(run, new, states, targets, _confidence(run, material))
 
 
-def phases_over(run: Run, new: Beginner, states: list[States], targets: Objective) -> Phases:
+def phases_over(
+    run: Run, new: Beginner, states: list[States], targets: Objective, confidence: NDArray[Any] | None = None
+) -> Phases:
     """What the objectives add to the student starts from the student's seed."""
     import torch
 
     said, config = run.experiment.objective, new.model.config.get_text_config()
     shape = int(config.num_hidden_layers), int(config.hidden_size)
-    setting = Setting(said, targets, states, *shape)
+    setting = Setting(said, targets, states, *shape, int(new.model.config.num_labels), confidence)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.experiment.student.seed)
         return PHASES[said.name](setting)
+
+
+def _confidence(run: Run, material: Lessons) -> NDArray[Any] | None:
+    """In each teacher, by block of its states, where an objective weighs them."""
+    if run.experiment.objective.name != "stratanet":
+        return None
+    from amalgam.stages.fit_statistics.confidence import confidences
+
+    prefixes = [bucket.prefix for bucket in train_part(run).buckets]
+    return confidences(run, material.keys, prefixes).astype("float32")
 
 
 def _states(run: Run, material: Lessons) -> list[States]:

@@ -11,9 +11,11 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
+from amalgam.stages.fit_statistics.asked import measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.placing import check_place, place
 from amalgam.stages.read_corpus.parts import part_of
+from amalgam.stages.teachers import teachers_of
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -40,13 +42,21 @@ class TrainStudent(UnitByUnit):
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
-        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY)}
-        upstream = {"build-targets": run.fingerprint("build-targets")}
+        unsaid = {"dropout"} if student.dropout is None else set()
+        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unsaid)}
+        taught_by = "build-targets" if run.experiment.reads_texts else "guess-embeddings"
+        upstream = {taught_by: run.fingerprint(taught_by)}
         said = run.experiment.objective
+        if not run.experiment.reads_texts:
+            config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
+            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         if said.read:
             config["objective"] = said.model_dump(include=said.read)
         if said.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
+        if said.name == "stratanet":
+            upstream["fit-statistics"] = run.fingerprint("fit-statistics")
+            config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
@@ -54,9 +64,10 @@ class TrainStudent(UnitByUnit):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.models.loading import save_pretrained_folder
+        from amalgam.stages.train_student.embeddings import train_without_texts
         from amalgam.stages.train_student.training import train
 
-        learned, facts = train(run, unit.folder / "checkpoint")
+        learned, facts = (train if run.experiment.reads_texts else train_without_texts)(run, unit.folder / "checkpoint")
         if run.share.leads:
             with run.store.draft(unit.folder, unit.name) as draft:
                 save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)

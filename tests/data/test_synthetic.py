@@ -15,7 +15,7 @@ from typing import Literal
 import pytest
 
 from amalgam.data import synthetic_words as words
-from amalgam.data.synthetic import generate, topics
+from amalgam.data.synthetic import generate, mixture, topics
 from amalgam.pipeline.errors import ExperimentError
 
 SHARED = {**words.SHARED_PEOPLE, **words.SHARED_DEEDS, **words.SHARED_THINGS, **words.SHARED_PLACES}
@@ -124,3 +124,40 @@ def _naive_bayes(train: list[tuple[str, str]], test: list[tuple[str, str]]) -> f
 
 def _tokens(text: str) -> set[str]:
     return set(re.findall(r"[a-z]+", text.lower()))
+
+
+# ---- general texts
+
+
+def alike(texts: list[str]) -> float:
+    """Of pairs of words in one text that are each of one topic alone, the share that are of the same."""
+    owner = {
+        item: topic
+        for topic, own in words.TOPICS.items()
+        for item in (*own.people, *own.deeds, *own.things)
+        if item not in SHARED
+    }
+    pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, owner), key=len, reverse=True)) + r")\b")
+    found = [[owner[word] for word in pattern.findall(text.lower())] for text in texts]
+    pairs = [one == other for topics_in in found for one, other in combinations(topics_in, 2)]
+    return sum(pairs) / len(pairs)
+
+
+def test_general_texts_are_seeded_and_a_smaller_number_is_a_prefix() -> None:
+    assert mixture(50, 3) == mixture(200, 3)[:50]
+    assert mixture(50, 3) != mixture(50, 4)
+
+
+def test_general_texts_do_not_tell_which_words_belong_together() -> None:
+    assert alike([text for text, _ in generate(1500, 0)]) > 0.6
+    assert alike(mixture(1500, 0)) < 0.2  # one in eight by chance
+
+
+def test_general_texts_have_every_word_of_every_topic() -> None:
+    text = " ".join(mixture(8000, 0)).lower()
+    missing = [item for own in words.TOPICS.values() for item in (*own.people, *own.things) if item not in text]
+    assert missing == []
+
+
+def test_no_general_text_is_a_text_of_the_test_part() -> None:
+    assert set(mixture(3000, 0)).isdisjoint(text for text, _ in generate(1000, 0, "test"))

@@ -38,6 +38,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "dfa": {"name": "dfa"},
     "dfa by token": {"name": "dfa", "grain": "tokens"},
     "cfl": {"name": "cfl"},
+    "stratanet": {"name": "stratanet"},
+    "stratanet multiply": {"name": "stratanet", "strata": "multiply"},
+    "stratanet no-st": {"name": "stratanet", "strata": "no-st"},
     "layerwise": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise"},
     "layerwise ifa": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise", "amalgamation": "ifa"},
 }
@@ -56,8 +59,9 @@ def objective_of(way: str) -> Any:
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
+    confidence = draw.dirichlet(np.ones(3), size=(TEXTS, 2)).astype(np.float32)
     torch.manual_seed(2)
-    [(_, objective)] = PHASES[said.name](Setting(said, WeightedKL(), teachers, 2, 32))
+    [(_, objective)] = PHASES[said.name](Setting(said, WeightedKL(), teachers, 2, 32, 3, confidence))
     return objective
 
 

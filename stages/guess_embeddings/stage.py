@@ -1,0 +1,99 @@
+"""Stage guess-embeddings: wanted by `as-dfd` alone. A unit is the pseudo embeddings of one teacher and class.
+
+Each is a pure function of the teacher, the class and the settings, and is shared by all experiments that ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.fingerprint import fingerprint
+from amalgam.pipeline.plan import library_versions
+from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.store import Record
+from amalgam.stages.teachers import KnownTeacher, prepare_teachers, teachers_of
+
+FILE = "embeddings.safetensors"
+FEW = 0.5
+"""Less than this share of a class's embeddings taken for the class is said."""
+
+
+class GuessEmbeddings(UnitByUnit):
+    name: ClassVar[str] = "guess-embeddings"
+    VERSION: ClassVar[int] = 1
+    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    measure: ClassVar[str] = "embeddings"
+
+    def wanted(self, experiment: Experiment) -> bool:
+        return experiment.student.learns and not experiment.reads_texts
+
+    def prepare(self, run: Run) -> None:
+        prepare_teachers(run)
+
+    def identity(self, run: Run) -> Identity:
+        known = {teacher.name: {"content": teacher.files.digest, "of": list(teacher.labels)} for teacher in _known(run)}
+        return Identity({"embeddings": run.experiment.embeddings.model_dump()}, {"teachers": known})
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  shared by all experiments
+        said = run.experiment.embeddings
+        return [
+            Unit(f"{place:04}", run.store.folder(self.name, f"teacher-{_name(run, known)}"), said.count, (known, place))
+            for known in _known(run)
+            for place in range(len(known.labels))
+        ]
+
+    def run_unit(self, run: Run, unit: Unit) -> None:
+        from safetensors.torch import save_file
+
+        from amalgam.stages.cache_teachers.asking import loaded_teacher
+        from amalgam.stages.guess_embeddings.guessing import guess
+
+        known, place = unit.work
+        teacher = loaded_teacher(run, known, "fp32", passes=0)
+        embeddings, logits = guess(teacher, place, run.experiment.embeddings, stop=run.signals.check)
+        with run.store.draft(unit.folder, unit.name) as draft:
+            save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)
+            taken = int((logits.argmax(dim=-1) == place).sum())
+            draft.facts = {"rows": len(logits), "taken": taken, "content": known.files.digest, "label": place}
+            draft.made = {"libraries": library_versions()}
+
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+        found = {(record.facts["content"], record.facts["label"]): record for record in records}
+        return {
+            "teachers": {
+                known.name: {
+                    label: {
+                        "rows": int(found[known.files.digest, place].facts["rows"]),
+                        "taken": int(found[known.files.digest, place].facts["taken"]),
+                        "file": found[known.files.digest, place].files[0].path,
+                    }
+                    for place, label in enumerate(known.labels)
+                }
+                for known in _known(run)
+            }
+        }
+
+    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        if not fresh:
+            return
+        for name, labels in manifest.facts["teachers"].items():
+            said = ", ".join(f"{label} {one['taken']}/{one['rows']}" for label, one in labels.items())
+            run.console.say(f"  {name}: taken for their class: {said}")
+            for label, one in labels.items():
+                if one["taken"] < FEW * one["rows"]:
+                    run.console.note(
+                        f"{name}, {label}: {one['taken']} of {one['rows']} pseudo embeddings are taken for the class; "
+                        "more embeddings.steps, or a larger embeddings.learning_rate, may reach it"
+                    )
+
+
+def _known(run: Run) -> list[KnownTeacher]:
+    return teachers_of(run)
+
+
+def _name(run: Run, known: KnownTeacher) -> str:
+    """Names of teachers and labels are no part of it."""
+    return fingerprint([GuessEmbeddings.VERSION, run.experiment.embeddings.model_dump(), known.files.digest])

@@ -1,0 +1,71 @@
+"""The data-free demo's language model is a plain Hugging Face folder that stage 0 can write with."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from amalgam.data.synthetic import mixture
+from amalgam.stages import demo_language_model
+from amalgam.stages.demo_language_model import tiny_language_model
+from amalgam.stages.generate.language_model import LanguageModel, Slots
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXTS = mixture(400, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("lm") / "lm", 0, steps=40)
+
+
+def made(folder: Path, seed: int, steps: int) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_language_model, "STEPS", steps)
+        tiny_language_model(folder, TEXTS, seed)
+    return folder
+
+
+def test_texts_come_back_from_its_tokens_as_they_were(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert [tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in rows] == TEXTS
+    assert not any(tokenizer.unk_token_id in row for row in rows)
+
+
+def test_stage_0_writes_with_it_in_slots_and_it_begins_and_ends_texts(folder: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found = LanguageModel(model, tokenizer, slots=2, longest=33, device="cpu")
+    assert found.notes == []
+    assert isinstance(found.slots, Slots)
+    assert found.ends == {tokenizer.eos_token_id}
+    assert bool(found.banned[tokenizer.unk_token_id])
+
+
+def test_it_has_learned_something(folder: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.eos_token_id
+    ids = [torch.tensor([[end, *tokenizer(text)["input_ids"], end]]) for text in mixture(420, 0)[400:]]
+    with torch.inference_mode():
+        losses = [
+            torch.nn.functional.cross_entropy(model(input_ids=one).logits[0, :-1], one[0, 1:]).item() for one in ids
+        ]
+    assert sum(losses) / len(losses) < 0.8 * torch.tensor(float(len(tokenizer))).log().item()
+
+
+def test_the_same_seed_gives_the_same_files_and_leaves_torchs_own_seed_alone(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, again, other = (made(tmp_path / name, seed, 2) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (one, again, other)
+    ]
+    assert weights[0] == weights[1] != weights[2]
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []

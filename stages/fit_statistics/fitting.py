@@ -1,8 +1,8 @@
 """From the cache to a teacher's statistics: which texts are its own, and of which class each is.
 
 Generated texts are the teacher's they were written for, of the class they were written for. Of other texts those are
-its own that it is surest of, by the margin of its logits, as many as are each teacher's if all have equally many; their
-class is what it says of them.
+its own that it is surest of, by the margin of its logits: half as many as were its own if all teachers had equally
+many, since of more of them too many are others'. Their class is what it says of them.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
 
 
 def surest(logits: NDArray[Any], teachers: int) -> NDArray[np.int64]:
-    """The class that is said of each of the texts, -1 for all but one in so many of them as there are teachers."""
+    """The class that is said of each of the texts, -1 for all but one in twice as many as there are teachers."""
     ordered = np.partition(logits.astype(np.float64), -2, axis=1)
     order = np.argsort(ordered[:, -2] - ordered[:, -1], kind="stable")
     groups: NDArray[np.int64] = logits.argmax(axis=1).astype(np.int64)
-    groups[order[-(-len(order) // teachers) :]] = -1
+    groups[order[-(-len(order) // (2 * teachers)) :]] = -1
     return groups
 
 

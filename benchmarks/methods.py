@@ -85,7 +85,7 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     data = (options.data / name).absolute()
     fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "groups": groups, "limit": options.limit}
     fields["passes"] = options.passes
-    texts = {"test": _test_texts(data, base, options.test_limit), "train": _train_texts(data, base, groups, options)}
+    texts = {"test": test_texts(data, base, options.test_limit), "train": _train_texts(data, base, groups, options)}
     config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
     runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
     ensemble = next(iter(runs.values()))["ensemble"]
@@ -94,12 +94,12 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
         ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
-        gaps = [_gap(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
+        gaps = [gap_closed(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
         rows.append(row("methods", method, **about, **_figures(mine, gaps)))
     return rows
 
 
-def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
+def test_texts(data: Path, base: Path, limit: int | None) -> Path:
     """All of them, or a sample of the rows, the same each time."""
     import polars as pl
 
@@ -151,7 +151,7 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _gap(student: float, ensemble: float, supervised: float | None) -> float | None:
+def gap_closed(student: float, ensemble: float, supervised: float | None) -> float | None:
     return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
 
 

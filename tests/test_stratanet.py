@@ -98,7 +98,8 @@ def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Shop, tm
     shop("run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5")
     found = manifest(shop, "fit-statistics")["facts"]["teachers"]
     assert {facts["which"] for facts in found.values()} == {"that it is surest of"}
-    assert [facts["texts"] for facts in found.values()] == [-(-facts["background"] // 4) for facts in found.values()]
+    for facts in found.values():  # rounded up for each class
+        assert 0 <= facts["texts"] - facts["background"] / 4 < 4
 
 
 # ---- what is done once

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amalgam.benchmarks.methods import gap_closed, test_texts
 from amalgam.benchmarks.protocol import row, show
 
 TEACHERS = """\
@@ -110,9 +111,8 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Files of other settings are other results of one workspace, so that what they share is there."""
     teachers, config = _write(name, options)
     _up_to_date(teachers, [], target="train-teachers")
-    seeds = range(options.seeds)
-    found = {one: [_accuracy(config, *_told(one, seed, options)) for seed in seeds] for one in _rows(options)}
-    top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in seeds]
+    found, failed = _all_runs(config, options)
+    top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
     ensemble = top[0]["ensemble"]
     plain = {
@@ -120,11 +120,22 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     }
     rows = [row("data_free", one, **about, accuracy=round(value, 4)) for one, value in plain.items()]
     for one, runs in {**found, SUPERVISED: top}.items():
-        gaps = [
-            (mine["student"] - ensemble) / (best["student"] - ensemble) for mine, best in zip(runs, top, strict=True)
-        ]
+        gaps = [gap_closed(mine["student"], ensemble, best["student"]) for mine, best in zip(runs, top, strict=True)]
         rows.append(row("data_free", one, **about, **_figures([mine["student"] for mine in runs], gaps)))
-    return rows
+    return rows + [row("data_free", one, **about, failed=why) for one, why in failed.items()]
+
+
+def _all_runs(config: Path, options: argparse.Namespace) -> tuple[dict[str, list[dict[str, float]]], dict[str, str]]:
+    """Of each row its seeds; or why there is none, as where no text that was written passes the gates."""
+    from amalgam.pipeline.errors import DataError
+
+    found, failed = dict[str, list[dict[str, float]]](), dict[str, str]()
+    for one in _rows(options):
+        try:
+            found[one] = [_accuracy(config, *_told(one, seed, options)) for seed in range(options.seeds)]
+        except DataError as error:
+            failed[one] = error.what
+    return found, failed
 
 
 def _rows(options: argparse.Namespace) -> list[str]:
@@ -142,7 +153,7 @@ def _write(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
     fields = {
         **vars(options),
         "data": (options.data / name).absolute(),
-        "test": _test_texts((options.data / name).absolute(), base, options.test_limit),
+        "test": test_texts((options.data / name).absolute(), base, options.test_limit),
         "groups": groups,
         "teacher_epochs": said.teacher_epochs,
         "teachers": ", ".join(f"{{name: {one}, model: ./teachers/{one}}}" for one in names),
@@ -151,17 +162,6 @@ def _write(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
     for file, text in (("teachers.yaml", TEACHERS), ("amalgam.yaml", EXPERIMENT)):
         (base / file).write_text(text.format(**fields))
     return base / "teachers.yaml", base / "amalgam.yaml"
-
-
-def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
-    """All of them, or a sample of the rows, the same each time."""
-    import polars as pl
-
-    if limit is None:
-        return data / "test.parquet"
-    texts = pl.read_parquet(data / "test.parquet")
-    texts.sample(min(limit, len(texts)), seed=0).write_parquet(base / f"test-{limit}.parquet")
-    return base / f"test-{limit}.parquet"
 
 
 def _told(one: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
@@ -190,11 +190,12 @@ def _up_to_date(config: Path, told: list[str], target: str | None = None) -> dic
         return {} if target else dict(evaluation(run)["systems"])
 
 
-def _figures(accuracy: list[float], gaps: list[float]) -> dict[str, Any]:
+def _figures(accuracy: list[float], gaps: list[float | None]) -> dict[str, Any]:
+    known = [gap for gap in gaps if gap is not None]
     return {
         "accuracy": round(statistics.mean(accuracy), 4),
         "deviation": round(statistics.stdev(accuracy), 4) if len(accuracy) > 1 else None,
-        "gap_closed": round(statistics.mean(gaps), 3),
+        "gap_closed": round(statistics.mean(known), 3) if known else None,
         "seeds": len(accuracy),
     }
 

@@ -97,7 +97,7 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     fields = {"teacher_epochs": said.teacher_epochs, "epochs": said.epochs, "passes": options.passes}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
-        "test": _test_texts(data, base, options.test_limit),
+        "test": test_texts(data, base, options.test_limit),
         "train": _train_texts(data, base / f"train{kind}.parquet", groups, options),
     }
     config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
@@ -111,7 +111,7 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
         ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
-        gaps = [_gap(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
+        gaps = [gap_closed(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
         rows.append(row("methods", method, **about, **_figures(mine, gaps)))
     return rows
 
@@ -133,7 +133,7 @@ def _labels_of(data: Path, names: list[str]) -> str:
     return json.dumps({name: sorted(labels.unique()) for name, labels in found.items()})
 
 
-def _test_texts(data: Path, base: Path, limit: int | None) -> Path:
+def test_texts(data: Path, base: Path, limit: int | None) -> Path:
     """All of them, or a sample of the rows, the same each time."""
     import polars as pl
 
@@ -217,7 +217,7 @@ def _right(run: Run) -> float | None:
     return selection[0] / selection[1] if selection and selection[1] else None
 
 
-def _gap(student: float, ensemble: float, supervised: float | None) -> float | None:
+def gap_closed(student: float, ensemble: float, supervised: float | None) -> float | None:
     return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
 
 

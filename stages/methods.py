@@ -32,6 +32,7 @@ AMALGAM = {
 
 STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
 STRATA_STUDENT = {"epochs": 10, "batch_size": 16, "warmup": 0.2, "dropout": 0.2}
+WEIGHED = {"soft", "hard"}
 SETTINGS = {"uncertainty", "kd_temperature"}
 """Of the targets: a method keeps its name whatever they are."""
 
@@ -90,7 +91,8 @@ def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
             named.setdefault(objective_in(method), name)
     if objective in named:
         return named[objective]
-    plain = named.get("targets", f"{targets['mode']}, {targets['weights']} weights")
+    mode, weights = targets["mode"], f", {targets['weights']} weights"
+    plain = named.get("targets", f"{mode}{weights if mode in WEIGHED else ''}")
     return plain if objective == "targets" else f"{plain} and {objective}"
 
 
@@ -115,8 +117,19 @@ def method_name(experiment: Experiment) -> str:
             "task loss": not targets.task_loss,
         }
         return " ".join(["mt-bert", *(f"w/o {part}" for part, absent in left_out.items() if absent)])
-    if targets.mode in {"soft", "hard"}:
+    if targets.mode == "stratanet" and experiment.objective.name in {"stratanet", "targets"}:
+        return _strata_name(experiment)
+    if targets.mode in WEIGHED:
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []
         without += ["re-weighting"] if targets.reweight == "none" else []
     return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])
+
+
+def _strata_name(experiment: Experiment) -> str:
+    """Its ablations are told as the experiment names them."""
+    said, measure = experiment.objective, experiment.targets.uncertainty
+    parts: list[str] = [measure] if measure != "rmd" else []
+    parts += [said.strata] if said.name == "stratanet" and said.strata != "st" else []
+    told = f"stratanet ({', '.join(parts)})" if parts else "stratanet"
+    return told if said.name == "stratanet" else f"{told} w/o amalgamated states"

@@ -1,8 +1,8 @@
 """From the cache to a teacher's statistics: which texts are its own, and of which class each is.
 
 Generated texts are the teacher's they were written for, of the class they were written for. Of other texts those are
-its own that it is surest of, by the margin of its logits: half as many as were its own if all teachers had equally
-many, since of more of them too many are others'. Their class is what it says of them.
+its own, of each class that it says, that it is surest of by the margin of its logits: half as many as were its own if
+all teachers had equally many, since of more too many are others'. Over all classes the loudest would be all there is.
 """
 
 from __future__ import annotations
@@ -52,11 +52,14 @@ def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
 
 
 def surest(logits: NDArray[Any], teachers: int) -> NDArray[np.int64]:
-    """The class that is said of each of the texts, -1 for all but one in twice as many as there are teachers."""
+    """The class that is said of each of the texts; of each class -1 but for one in twice as many as are teachers."""
     ordered = np.partition(logits.astype(np.float64), -2, axis=1)
     order = np.argsort(ordered[:, -2] - ordered[:, -1], kind="stable")
-    groups: NDArray[np.int64] = logits.argmax(axis=1).astype(np.int64)
-    groups[order[-(-len(order) // (2 * teachers)) :]] = -1
+    said = logits.argmax(axis=1)
+    groups = np.full(len(logits), -1, np.int64)
+    for label in np.unique(said):
+        mine = order[said[order] == label]
+        groups[mine[: -(-len(mine) // (2 * teachers))]] = label
     return groups
 
 

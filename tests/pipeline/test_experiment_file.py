@@ -40,7 +40,7 @@ def _problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
 
 NO_INTEGER = "input should be a valid integer, unable to parse string as an integer"
 NAME = "use letters, digits, '.', '_' and '-', starting with a letter or digit"
-MODES = "'soft', 'hard', 'vanilla-kd', 'uhc', 'scores', 'mt-bert' or 'supervised'"
+MODES = "'soft', 'hard', 'vanilla-kd', 'uhc', 'scores', 'mt-bert', 'stratanet' or 'supervised'"
 MANY = """\
 corpus:
   trian: a.csv

@@ -184,10 +184,10 @@ def test_what_is_kept_is_read_back_number_by_number(tmp_path: Path) -> None:
 
 
 def test_the_surest_texts_are_half_as_many_as_are_each_teachers_share() -> None:
-    """Margins 4, 1, 3, 0 and 2: one in four are two, one in two are three."""
-    logits = np.array([[4.0, 0], [0, 1], [0, 3], [1, 1], [2, 0]])
-    assert surest(logits, 2).tolist() == [0, -1, 1, -1, -1]
-    assert surest(logits, 1).tolist() == [0, -1, 1, -1, 0]
+    """Of the first class margins are 4, 3, 0 and 2, of the second, which is never as sure, 1 and 0.5."""
+    logits = np.array([[4.0, 0, 0], [0, 1, 0], [3, 0, 0], [1, 1, 0], [2, 0, 0], [0, 0.5, 0]])
+    assert surest(logits, 2).tolist() == [0, 1, -1, -1, -1, -1]
+    assert surest(logits, 1).tolist() == [0, 1, 0, -1, -1, -1]
 
 
 def test_confidence_is_the_softmax_over_teachers_of_minus_what_is_foreign() -> None:

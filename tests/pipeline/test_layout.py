@@ -100,7 +100,8 @@ def test_looking_loads_nothing_heavy(tmp_path: Path, arguments: list[str]) -> No
     (base / "amalgam.yaml").write_text("corpus: {train: source.csv, label: y}\ntargets: {mode: supervised}\n")
     printed = _in_child(LOOK.format(heavy=HEAVY), *arguments, folder=base)
     assert printed.splitlines()[-1] == "loaded:"
-    assert not (base / "artifacts").exists() or arguments == ["plan"]
+    left = {path.name for path in (base / "artifacts").rglob("*") if path.is_file()}
+    assert left <= {"digests.json"} or arguments == ["plan"]  # a file that is two seconds old is remembered
 
 
 # ---- size

@@ -122,8 +122,8 @@ def _objective_problems(experiment: Experiment) -> list[str]:
         problems.append(f"{who} looks at teachers' states, and there is no teacher")
     if said.name == "layerwise" and said.states == "pooled":
         problems.append(
-            "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens; "
-            "where teachers tokenise otherwise: objective.learning=joint"
+            "objective.grain: the student's layers read tokens, so layer-wise learning needs tokens, "
+            "or objective.learning=joint where teachers tokenise otherwise"
         )
     if said.name == "as-dfd" and not experiment.teacher_names:
         problems.append(f"{who} needs teachers")

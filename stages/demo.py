@@ -25,16 +25,7 @@ TEXTS: dict[str, tuple[Part, int, int]] = {
 """file: (part of the embedded corpus, texts, seed). Teachers learn from texts that the student never sees."""
 METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
-EXPERIMENT = """\
-# The demo's experiment: an ordinary one. Try, in this folder:
-#   amalgam plan
-#   amalgam plan student.method=muka-soft
-#   amalgam run  student.method=muka-soft targets.temperature=0.5
-corpus:
-  train: texts/train.parquet       # its labels are read by the supervised student alone, and to inform
-  test: texts/test.parquet
-  label: label
-
+THREE_TEACHERS = """\
 train_teachers:                    # three teachers, none of which knows the others' labels
   texts: texts/teachers.parquet    # other texts than the student's
   encoder: encoder
@@ -46,7 +37,22 @@ train_teachers:                    # three teachers, none of which knows the oth
   epochs: 6
   batch_size: 16
   learning_rate: 3e-4
+"""
 
+EXPERIMENT = (
+    """\
+# The demo's experiment: an ordinary one. Try, in this folder:
+#   amalgam plan
+#   amalgam plan student.method=muka-soft
+#   amalgam run  student.method=muka-soft targets.temperature=0.5
+corpus:
+  train: texts/train.parquet       # its labels are read by the supervised student alone, and to inform
+  test: texts/test.parquet
+  label: label
+
+"""
+    + THREE_TEACHERS
+    + """
 cache:
   passes: 16
   max_tokens: 48
@@ -59,6 +65,7 @@ student:
   batch_size: 32
   learning_rate: 1e-3
 """
+)
 
 
 def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:

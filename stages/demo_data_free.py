@@ -14,7 +14,7 @@ from typing import Any
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.commands import open_run, working
-from amalgam.stages.demo import SilentTables, demo_texts, refuse_strange, write_texts
+from amalgam.stages.demo import THREE_TEACHERS, SilentTables, demo_texts, refuse_strange, write_texts
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 
@@ -32,7 +32,8 @@ ROWS = (
 SOURCES: Mapping[str, list[str]] = {"cross-domain": ["generate.corpus=texts/general.parquet"]}
 """What a source needs beside its name."""
 
-TEACHERS = """\
+TEACHERS = (
+    """\
 # Whoever has texts and labels makes the teachers, and gives them away without the texts. The supervised student, which
 # learns from these texts too, is the ceiling of what can be reached without them:
 #   amalgam run -c with-texts.yaml
@@ -41,18 +42,9 @@ corpus:
   test: texts/test.parquet
   label: label
 
-train_teachers:
-  texts: texts/teachers.parquet
-  encoder: encoder
-  groups:
-    desk: [banking, computing]
-    weekend: [cooking, football, gardening]
-    study: [law, medicine, music]
-  max_tokens: 48
-  epochs: 6
-  batch_size: 16
-  learning_rate: 3e-4
-
+"""
+    + THREE_TEACHERS
+    + """
 cache:
   passes: 0                        # no method here looks at dropout
   max_tokens: 48
@@ -66,6 +58,7 @@ student:
   batch_size: 16
   learning_rate: 1e-3
 """
+)
 
 EXPERIMENT = """\
 # Teachers, a language model, and no text. Try, in this folder:

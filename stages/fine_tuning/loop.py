@@ -18,14 +18,7 @@ import numpy as np
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.stages.fine_tuning.batches import Examples, Rows, collate, epoch_batches, share
-from amalgam.stages.fine_tuning.checkpoint import (
-    Snapshot,
-    newest,
-    optimizer_tensors,
-    read,
-    restore_optimizer,
-    save,
-)
+from amalgam.stages.fine_tuning.checkpoint import Snapshot, newest, optimizer_tensors, read, restore_optimizer, save
 from amalgam.stages.fine_tuning.learner import (
     Objective,
     WeightedKL,

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.stages.cache_teachers.statistics import softmax
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHARPNESS = 0.5
@@ -37,12 +39,12 @@ class Weighing:
 
 def by_confidence(confidence: Array, temperature: float) -> Weighing:
     """MUKA's own: each text by itself."""
-    weights = _softmax(confidence / temperature)
+    weights = softmax(confidence / temperature)
     return Weighing(weights, weights.mean(axis=0), None)
 
 
 def standardised(signal: Array) -> Weighing:
-    weights = _softmax(standard(signal) / SHARPNESS)
+    weights = softmax(standard(signal) / SHARPNESS)
     return Weighing(weights, weights.mean(axis=0), None)
 
 
@@ -55,7 +57,7 @@ def mixture(signal: Array) -> Weighing:
     """
     texts, teachers = signal.shape
     scores = standard(signal)
-    weights = _softmax(scores / SHARPNESS)
+    weights = softmax(scores / SHARPNESS)
     fitted = _fitted(scores, weights)
     for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
         found = fitted.posterior(scores)
@@ -81,7 +83,7 @@ class _Fitted:
         own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
         others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
         gain = others**2 / (2 * self.noise**2) - own**2 / (2 * (self.ratio * self.noise) ** 2) - np.log(self.ratio)
-        return _softmax(gain + np.log(self.shares))
+        return softmax(gain + np.log(self.shares))
 
 
 def _fitted(scores: Array, weights: Array) -> _Fitted:
@@ -103,10 +105,4 @@ def _fitted(scores: Array, weights: Array) -> _Fitted:
 def standard(signal: Array) -> Array:
     deviation = signal.std(axis=0)
     found: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
-    return found
-
-
-def _softmax(scores: Array) -> Array:
-    raised = np.exp(scores - scores.max(axis=1, keepdims=True))
-    found: Array = raised / raised.sum(axis=1, keepdims=True)
     return found

@@ -1,10 +1,11 @@
 # make demo    three small classifiers become one student: offline, in minutes
-# make test    the test-suite
+# make test    the test-suite, by two workers; WORKERS=8 where there are more cores
 # make check   ruff, mypy, the wheel built, listed and installed
 # make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
 # Each sets itself up: a .venv in this folder with the versions of constraints.txt.
 
 PYTHON ?= python3
+WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -14,7 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/amalgam demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

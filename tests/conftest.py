@@ -1,12 +1,17 @@
-"""One tiny experiment is run once per session; tests work on copies of it."""
+"""One tiny experiment is run once per session (and worker of pytest-xdist); tests work on copies of it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
+
+# Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
+# workers that share its cores do not wait for each other's threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,37 +22,58 @@ if TYPE_CHECKING:
     from amalgam.pipeline.plan import StageState
 
 EVERY_SECONDS = 30.0
+LEAST_LAST = 16
+"""Characters of a table's last column that are shown at least: it may be cut, the others are not."""
 
 
 class Progress:
-    """Rate and time left for one stage, from the work done by this run alone."""
+    """Rate and time left for one stage, from the work done by this run alone.
+
+    Measured from the first amount that was done: what comes before (loading a model) would belie the rate for long.
+    """
 
     def __init__(self, console: Console, stage: str, measure: str, total: int, reused: int) -> None:
-        self._console, self._stage, self._measure, self._total, self._reused = console, stage, measure, total, reused
-        self._began = self._said = time.monotonic()
-        self._done = self._began_with = 0
+        self.stage, self.total, self.done = stage, total, 0
+        self._console, self._measure, self._reused = console, measure, reused
+        self._said = time.monotonic()
+        self._first: tuple[float, int] | None = None
 
     def advance(self, amount: int) -> None:
-        self.reach(self._done + amount)
+        self.reach(self.done + amount)
 
     def reach(self, done: int, more: str = "") -> None:
-        if not self._done:
-            self._began_with = done - 1 if more else 0  # a resumed training starts in the middle
-        self._done = done
         now = time.monotonic()
-        if now - self._said >= (0.2 if self._console.live else EVERY_SECONDS):
+        self._first = self._first or (now, done)
+        self.done = done
+        if done < self.total and now - self._said >= (0.2 if self._console.live else EVERY_SECONDS):
             self._said = now
-            self._console.show_progress(self.line(now) + more)
+            self._console.show_progress([*self.parts(now), more])
 
-    def line(self, now: float) -> str:
-        rate = (self._done - self._began_with) / max(now - self._began, 1e-9)
-        left = (self._total - self._done) / rate if rate else 0.0
-        reused = f", {self._reused:,} reused" if self._reused else ""
-        share = 100 * self._done // max(self._total, 1)
-        return (
-            f"{self._stage}  {share}%  {self._done:,}/{self._total:,} {self._measure}{reused}"
-            f"  {_rate(rate)}  {duration(left)} left"
-        )
+    def parts(self, now: float) -> list[str]:
+        """Of the line, the most wanted first; those of the end are left out where a terminal is narrow."""
+        began, with_ = self._first or (now, self.done)
+        rate = (self.done - with_) / (now - began) if now > began else 0.0
+        left = f"{duration((self.total - self.done) / rate)} left" if rate else ""
+        count = f"{self.done:,}/{self.total:,} {self._measure}"
+        reused = f"{self._reused:,} reused" if self._reused else ""
+        share = f"{self.stage}  {100 * self.done // max(self.total, 1)}%"
+        return [share, left, count, rate_of(rate) if rate else "", reused]
+
+
+@dataclass
+class Tally:
+    """What a stage did in this run, for the line at its end."""
+
+    measure: str = ""
+    done: int = 0
+    reused: int = 0
+
+    def told(self, seconds: float) -> str:
+        if self.done < 2:
+            return ""
+        rate = f" ({rate_of(self.done / seconds)})" if self.done >= 10 and seconds > 0 else ""
+        reused = f", {self.reused:,} reused" if self.reused else ""
+        return f", {self.done:,} {self.measure}{rate}{reused}"
 
 
 class Console:
@@ -61,6 +83,7 @@ class Console:
         self._quiet = quiet
         self.live = self._err.isatty() and not quiet and os.environ.get("TERM") != "dumb"
         self._progress: Progress | None = None
+        self._tally = Tally()
 
     # ---- lines
 
@@ -71,6 +94,7 @@ class Console:
         self._line(text)
 
     def starting(self, state: StageState) -> None:
+        self._tally = Tally()
         why = f"{state.reason}{': ' + state.detail if state.detail else ''}"
         there = f", {state.done} of {state.total} units there" if state.done else ""
         self._line(f"{state.stage}: running ({why}{there})")
@@ -79,7 +103,7 @@ class Console:
         self._line(f"{state.stage}: reused")
 
     def finished(self, state: StageState, seconds: float, folder: Path) -> None:
-        self._line(f"{state.stage}: done in {duration(seconds)} -> {_relative(folder)}")
+        self._line(f"{state.stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(folder)}")
 
     def result(self, text: str) -> None:
         """To stdout, whatever --quiet says: this is what was asked for."""
@@ -94,17 +118,22 @@ class Console:
         self._write(self._out, json.dumps(value, indent=2, ensure_ascii=False))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        self._write(self._out, table(title, header, rows, shutil.get_terminal_size((100, 24)).columns))
+        columns = shutil.get_terminal_size((100, 24)).columns
+        blocks = list(_blocks(header, rows, columns)) if self._out.isatty() else [(header, rows)]
+        shown = [table(title if not number else "", *block, columns) for number, block in enumerate(blocks)]
+        self._write(self._out, "\n\n".join(shown))
 
     # ---- progress
 
     @contextlib.contextmanager
     def progress(self, stage: str, measure: str, total: int, reused: int) -> Iterator[None]:
-        self._progress = Progress(self, stage, measure, total, reused) if total else None
+        progress = self._progress = Progress(self, stage, measure, total, reused) if total else None
         try:
             yield
         finally:
             self._progress = None
+            if progress:  # a stage may go through its units more than once: what it found at first was reused
+                self._tally = Tally(measure, self._tally.done + progress.done, self._tally.reused or reused)
             self._clear()
 
     def advance(self, amount: int) -> None:
@@ -113,11 +142,13 @@ class Console:
 
     @contextlib.contextmanager
     def steps(self, what: str, total: int) -> Iterator[Callable[[int, int, float], None]]:
-        """Progress of a training, within the stage's own."""
-        outer, inner = self._progress, Progress(self, what, "steps", total, 0)
+        """Progress of a training, within the stage's own; `what`: a phase of it, or all units together."""
+        outer = self._progress
+        number = f"{outer.done + 1}/{outer.total}" if outer and outer.total > 1 else ""
+        inner = Progress(self, f"{outer.stage if outer else ''} {what or number}".strip(), "steps", total, 0)
 
         def show(step: int, _total: int, loss: float) -> None:
-            inner.reach(step, f"  loss {loss:.4f}")
+            inner.reach(step, f"loss {loss:.4f}")
 
         try:
             yield show
@@ -125,14 +156,18 @@ class Console:
             self._progress = outer
             self._clear()
 
-    def show_progress(self, text: str) -> None:
+    def show_progress(self, parts: Sequence[str]) -> None:
+        """As much of the line as a terminal has room for; all of it elsewhere."""
         if self._quiet:
             return
+        said = [part for part in parts if part]
         if not self.live:
-            self._write(self._err, text)
+            self._write(self._err, "  ".join(said))
             return
         columns = shutil.get_terminal_size((80, 24)).columns
-        self._err.write("\r\x1b[2K" + _encodable(text[: columns - 1], self._err))
+        while len(said) > 1 and len("  ".join(said)) >= columns:
+            said.pop()
+        self._err.write("\r\x1b[2K" + _encodable("  ".join(said)[: columns - 1], self._err))
         self._err.flush()
 
     def _clear(self) -> None:
@@ -159,7 +194,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], colu
     """Plain columns that survive a pipe and 60 columns: the last column is cut, and said to be, when it must."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(header))]
-    room = max(columns - sum(widths[:-1]) - 2 * (len(widths) - 1), 8)
+    room = max(columns - sum(widths[:-1]) - 2 * (len(widths) - 1), LEAST_LAST)
     widths[-1] = min(widths[-1], room)
     lines = []
     for row in cells:
@@ -169,7 +204,23 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], colu
     return "\n".join([*([title] if title else []), lines[0], rule, *lines[1:]])
 
 
-def _rate(rate: float) -> str:
+def _blocks(
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: int
+) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """A table that is wider than the terminal, in pieces side by side, each beginning with the first column."""
+    widths = [max(len(str(row[index])) for row in (header, *rows)) for index in range(len(header))]
+    widths[-1] = min(widths[-1], LEAST_LAST)
+    taken, used = [0], widths[0]
+    for index in range(1, len(header)):
+        if len(taken) > 1 and used + 2 + widths[index] > columns:
+            yield [header[place] for place in taken], [[row[place] for place in taken] for row in rows]
+            taken, used = [0], widths[0]
+        taken.append(index)
+        used += 2 + widths[index]
+    yield [header[place] for place in taken], [[row[place] for place in taken] for row in rows]
+
+
+def rate_of(rate: float) -> str:
     """Slow work is told by the step, not as 0/s."""
     if rate >= 10 or not rate:
         return f"{rate:,.0f}/s"

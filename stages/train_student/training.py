@@ -43,7 +43,7 @@ def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
         score = closeness_to(material.held_out or material.learn, new.pad_id, objective)
     settings = training_of(run, student, temperature)
     done = [
-        (name, learn(run, new, material.learn, settings, score, checkpoint / name, phase, keep=bool(name)))
+        (name, learn(run, new, material.learn, settings, score, checkpoint / name, phase, keep=bool(name), what=name))
         for name, phase in phases_of(run, new, material, objective)
     ]
     facts = done[-1][1] | ({"phases": dict(done)} if len(done) > 1 else {})
@@ -61,10 +61,11 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
     objective: Objective | None = None,
     *,
     keep: bool = False,
+    what: str = "",
 ) -> dict[str, Any]:
     """`fit` with this run's progress, signals and device; `keep`: its end is kept for a phase that follows."""
     steps = training.epochs * -(-len(examples) // training.batch_size)
-    with run.console.steps(checkpoint.name if keep else checkpoint.parent.name, steps) as show:
+    with run.console.steps(what, steps) as show:
         try:
             fitted = fit(
                 new.model,

@@ -116,7 +116,8 @@ def train_together(
     columns = tuple(
         tuple(range(place, place + len(labels))) for place in range(0, model.config.num_labels, len(labels))
     )
-    facts = learn(run, together, examples, training_settings(run), score, checkpoint, RestrictedKL(columns))
+    settings = training_settings(run)
+    facts = learn(run, together, examples, settings, score, checkpoint, RestrictedKL(columns), what="together")
     own = _accuracies(model, judged, len(news))
     more = {
         "labels": list(labels),

@@ -1,0 +1,155 @@
+"""What a person sees while it works: on a terminal of any width, through a pipe, where only ASCII can be shown."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.console import EVERY_SECONDS, Console
+from amalgam.pipeline.plan import StageState
+
+STATE = StageState("cache-teachers", "missing", "first-run", "", 0, 4, None)
+
+
+class Terminal(io.StringIO):
+    """`io.StringIO` as a terminal; `encoding` as a plain locale has it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Plain(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="ascii")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time stands still until a test moves it."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def console_of(err: io.TextIOBase, out: io.TextIOBase | None = None) -> Console:
+    return Console(err=err, out=out or io.StringIO())  # type: ignore[arg-type]
+
+
+def work(console: Console, clock: list[float], *, loading: float = 60.0, units: int = 10) -> None:
+    """A stage that loads for a minute and then does 100 texts every 5 seconds; 500 were there."""
+    console.starting(STATE)
+    with console.progress("cache-teachers", "texts", 100 * units, 500):
+        clock[0] += loading
+        for _ in range(units):
+            console.advance(100)
+            clock[0] += 5
+    console.finished(STATE, loading + 5 * units, Path("artifacts/x").absolute())
+
+
+def test_the_time_left_converges_though_loading_took_a_minute(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    err = Terminal()
+    work(console_of(err), clock)
+    shown = [line.removeprefix("\x1b[2K") for line in err.getvalue().split("\r") if "%" in line]
+    assert shown[0] == "cache-teachers  10%  100/1,000 texts  500 reused"  # one launch tells no rate
+    assert shown[1] == "cache-teachers  20%  40.0 s left  200/1,000 texts  20/s  500 reused"
+    assert shown[-1] == "cache-teachers  90%  5.0 s left  900/1,000 texts  20/s  500 reused"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_a_narrow_terminal_keeps_the_share_and_the_time_left(
+    columns: int, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    err = Terminal()
+    work(console_of(err), clock)
+    shown = [line.removeprefix("\x1b[2K").rstrip("\n") for line in err.getvalue().split("\r") if "%" in line]
+    assert shown
+    assert all(len(line) < columns for line in shown)
+    assert all("left" in line for line in shown[1:]) == (columns >= 40)
+
+
+def test_through_a_pipe_there_are_whole_lines_and_few_of_them(clock: list[float]) -> None:
+    err = io.StringIO()
+    work(console_of(err), clock, units=13)
+    lines = err.getvalue().splitlines()
+    assert lines[0] == "cache-teachers: running (first-run)"
+    assert [line.split("  ")[1] for line in lines[1:-1]] == ["7%", "53%"]  # one every half a minute
+    assert lines[-1] == "cache-teachers: done in 2 min 05 s, 1,300 texts (10/s), 500 reused -> artifacts/x"
+    assert "\r" not in err.getvalue()
+    assert "\x1b" not in err.getvalue()
+
+
+def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
+    err = io.StringIO()
+    console = console_of(err)
+    console.starting(STATE)
+    with console.progress("train-student", "students", 1, 0):
+        clock[0] += 2 * EVERY_SECONDS
+        console.advance(1)
+    console.finished(STATE, 60, Path("x").absolute())
+    assert err.getvalue().splitlines()[1:] == ["cache-teachers: done in 1 min 00 s -> x"]
+
+
+def test_a_training_is_named_by_its_stage_and_number(clock: list[float]) -> None:
+    err = io.StringIO()
+    console = console_of(err)
+    with console.progress("train-teachers", "teachers", 3, 0):
+        console.advance(1)
+        with console.steps("", 40) as show:
+            for step in (10, 20, 30):
+                clock[0] += EVERY_SECONDS
+                show(step, 40, 0.5)
+    assert err.getvalue().splitlines() == [
+        "train-teachers 2/3  25%  10/40 steps  loss 0.5000",
+        "train-teachers 2/3  50%  1 min 00 s left  20/40 steps  3.0 s each  loss 0.5000",
+        "train-teachers 2/3  75%  30.0 s left  30/40 steps  3.0 s each  loss 0.5000",
+    ]
+
+
+def test_a_resumed_training_starts_in_the_middle(clock: list[float]) -> None:
+    err = io.StringIO()
+    with console_of(err).steps("", 1000) as show:
+        for step in (900, 930):
+            clock[0] += EVERY_SECONDS
+            show(step, 1000, 0.5)
+    assert "1 min 10 s left  930/1,000 steps" in err.getvalue().splitlines()[-1]
+
+
+def test_where_only_ascii_can_be_shown_everything_is_and_nothing_fails() -> None:
+    err, out = Plain(), Plain()
+    console = console_of(err, out)
+    console.say("grüße → 日本 \x1b[31m")
+    console.table("", ["label", "n"], [["größe", "1"]])
+    for stream in (err, out):
+        stream.flush()
+    said = err.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert said == "gr\\xfc\\xdfe -> \\u65e5\\u672c \\x1b[31m\n"
+    assert "gr\\xf6\\xdfe" in out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+
+
+def test_a_table_wider_than_the_terminal_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    header = ["", *(f"column {number}" for number in range(9))]
+    rows = [["a teacher of some name", *map(str, range(9))], ["student", *map(str, range(9))]]
+    on_terminal, piped = Terminal(), io.StringIO()
+    console_of(io.StringIO(), on_terminal).table("what it is", header, rows)
+    console_of(io.StringIO(), piped).table("what it is", header, rows)
+    blocks = on_terminal.getvalue().split("\n\n")
+    assert len(blocks) == 3
+    assert all("a teacher of some name" in block for block in blocks)
+    assert all(len(line) <= 60 for line in on_terminal.getvalue().splitlines())
+    assert sum(f"column {number}" in block for block in blocks for number in range(9)) == 9
+    assert len(piped.getvalue().splitlines()) == 5  # whole lines, for grep
+
+
+def test_a_table_that_fits_stays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    console_of(io.StringIO(), out).table("", ["stage", "why"], [["report", "y" * 200]])
+    assert out.getvalue().splitlines()[-1] == "report  " + "y" * 49 + "..."

@@ -8,9 +8,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts
+from amalgam.pipeline.objective import Embeddings, Objective
+from amalgam.pipeline.values import (
+    BatchSize,
+    Counts,
+    Epochs,
+    LearningRate,
+    MaxTokens,
+    Name,
+    Positive,
+    Rate,
+    Revision,
+    Section,
+    Seed,
+    Shares,
+    Temperatures,
+    Text,
+    Texts,
+    Warmup,
+    WeightDecay,
+)
 
 SCHEMA_VERSION = 1
 UNTRAINED = ("ensemble", "zero-shot")
@@ -18,12 +37,6 @@ TEACHER = "teacher:"
 """The methods that make no student, and how the one begins that is a single teacher."""
 AMONG = ("rmd", "md", "msp")
 """Names of targets.uncertainty that compare teachers with each other, by how foreign a text is to each."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class Corpus(Section):
@@ -36,7 +49,7 @@ class Corpus(Section):
     """Labelled texts to choose the student's checkpoint by."""
     test: Texts | None = None
     """Labelled texts that the report is measured on."""
-    text: Annotated[Texts, Field(max_length=2)] = ["text"]
+    text: Annotated[Texts, Field(max_length=2)] = ["text"]  # noqa: RUF012 - pydantic copies defaults
     """The text column, or two columns for pairs of texts."""
     id: Text = "auto"
     """A column of unique ids, or auto: texts are known by their content alone."""
@@ -56,13 +69,13 @@ class Teacher(Section):
     """A fine-tuned text classifier."""
 
     name: Name
+    """Letters, digits, `.`, `_` and `-`; tables and results call it so."""
     model: Text
     """A folder (./like/this), a Hub id, or package:module/folder for one that an installed Python package carries."""
-    revision: Text | None = None
-    """A Hub branch, tag or commit; the commit it means today is pinned in the workspace."""
+    revision: Revision = None
     labels: Annotated[list[Text], Field(min_length=1)] | None = None
     """The label names, by position, where the model's own (id2label) are missing or unwanted."""
-    rename: dict[Text, Text] = {}
+    rename: dict[Text, Text] = {}  # noqa: RUF012
     """Names to change: {the model's name: the name in the union}."""
     max_tokens: Positive | None = None
     """Longest text in tokens, special tokens included; cache.max_tokens if not given."""
@@ -79,7 +92,7 @@ class TrainTeachers(Section):
 
     encoder: Text | None = None
     """Of every teacher that learns by itself."""
-    revision: Text | None = None
+    revision: Revision = None
     groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
     """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
     together: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
@@ -89,13 +102,13 @@ class TrainTeachers(Section):
     """Labelled texts to train them on. If not given, the training part of the corpus: more texts then retrain them."""
     limit: Positive | None = None
     """At most this many of `texts`, a sample by content as corpus.limit is."""
-    max_tokens: Positive = 128
-    epochs: Positive = 3
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    batch_size: Positive = 32
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    seed: int = 0
+    max_tokens: MaxTokens = 128
+    epochs: Epochs = 3
+    learning_rate: LearningRate = 2e-5
+    batch_size: BatchSize = 32
+    warmup: Warmup = 0.1
+    weight_decay: WeightDecay = 0.01
+    seed: Seed = 0
 
 
 class Generate(Section):
@@ -108,7 +121,7 @@ class Generate(Section):
     """Per teacher and class. More later extend the set."""
     language_model: Text | None = None
     """A causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
-    revision: Text | None = None
+    revision: Revision = None
     prompt: Texts | None = None
     """What stands before a text and is no part of it; {label} in it is the class."""
     steer: Annotated[float, Field(ge=0, le=1000)] = 1.0
@@ -126,7 +139,7 @@ class Generate(Section):
     """Longest text in the language model's tokens; random-words: half as many words at most."""
     fast: Positive | None = None
     """Score at most so many candidates a token: not exact, and cheaper where steer is large."""
-    seed: int = 0
+    seed: Seed = 0
     corpus: Texts | None = None
     """Of cross-domain: the texts to take a sample of."""
     column: Text = "text"
@@ -159,8 +172,9 @@ class Cache(Section):
     """Every dropout mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | None = None
     """A rate for every teacher; null: the rates each model was trained with."""
-    max_tokens: Positive = 128
+    max_tokens: MaxTokens = 128
     on_long: Literal["truncate", "error"] = "truncate"
+    """error: a text longer than max_tokens is refused, and named."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is decided once per workspace by the hardware, and pinned there."""
 
@@ -190,6 +204,7 @@ class Targets(Section):
     distribution: Literal["deterministic", "mc-mean"] = "deterministic"
     """The teachers' distributions in the target: dropout off, or the mean of the passes."""
     reweight: Literal["margin", "margin-normalised", "none"] = "margin"
+    """A text's weight in the loss: how far the first teacher is ahead of the second; that over its mean; or 1."""
     passes: Annotated[int, Field(ge=0)] | None = None
     """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -243,26 +258,28 @@ class Student(Section):
     """A name from `amalgam methods`: sets defaults for targets, which the file overrides."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
     """A folder (./like/this), a Hub id, package:module/folder, or teacher:NAME to begin as that teacher's body."""
-    revision: Text | None = None
+    revision: Revision = None
     layers: Positive | None = None
     """Keep only the encoder's first so many layers."""
     dropout: Rate | None = None
     """At every site of the student while it learns; null: the rates of the encoder's config."""
-    max_tokens: Positive = 128
-    epochs: Positive = 3
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    batch_size: Positive = 32
+    max_tokens: MaxTokens = 128
+    epochs: Epochs = 3
+    learning_rate: LearningRate = 2e-5
+    batch_size: BatchSize = 32
     accumulate: Positive = 1
     """Split each batch into so many parts; the result is the same, the memory less."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    warmup: Warmup = 0.1
+    weight_decay: WeightDecay = 0.01
     clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of a step's gradient."""
     evaluate_every: Positive = 100
     """Steps between evaluations; the best checkpoint is kept."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the texts kept aside to select on when there is no labelled validation part."""
     select: Literal["auto", "validation", "held-out"] = "auto"
-    seed: int = 0
+    """What the best checkpoint is chosen by; auto: validation where there is such a part, else the texts held out."""
+    seed: Seed = 0
 
     @property
     def learns(self) -> bool:
@@ -270,91 +287,33 @@ class Student(Section):
         return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
 
 
-class Objective(Section):
-    """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
-
-    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
-    """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
-    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
-    stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020,
-    from pseudo embeddings and no text."""
-    grain: Literal["pooled", "tokens"] = "pooled"
-    """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
-    blocks: Positive | None = None
-    """Each teacher's layers are averaged in so many shares; null: as many as the student has layers."""
-    amalgamation: Literal["dfa", "ifa"] = "dfa"
-    """layerwise: the teachers' states are squeezed together all at once, or two at a time."""
-    adaption: bool = True
-    """layerwise: a linear map (FAM) stands between the amalgamated states and the student's layers."""
-    learning: Literal["layer-wise", "joint", "both"] = "both"
-    """layerwise: layer by layer from the amalgamated states, or end to end from the targets, or one after the other."""
-    weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
-    """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Of the maps that an objective adds: they start from nothing, and stay behind."""
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
-    """stratanet: the states' share of the loss; the targets have the rest."""
-    strata: Literal["st", "multiply", "no-st"] = "st"
-    """stratanet: a Transformer layer over the teachers' states, confidences added to them or multiplied with them; or
-    none, a linear map of their weighted sum."""
-
-    @property
-    def states(self) -> Literal["pooled", "tokens"] | None:
-        """The grain of the teachers' states that are looked at, if any."""
-        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.learning == "joint"):
-            return None
-        return self.grain
-
-    @property
-    def read(self) -> set[str]:
-        """The fields that this objective reads: others change nothing."""
-        if self.name == "targets":
-            return set()
-        if self.name == "as-dfd":
-            return {"name"}
-        if self.name == "stratanet":
-            return {"name", "blocks", "alpha", "strata", "learning_rate"}
-        if self.name != "layerwise":
-            return {"name", "grain", "blocks", "weights", "learning_rate"}
-        states = {"grain", "amalgamation", "adaption", "weights", "learning_rate"} if self.states else set()
-        return {"name", "learning"} | states
-
-
-class Embeddings(Section):
-    """What as-dfd makes in the place of texts, for each teacher and class."""
-
-    count: Positive = 128
-    tokens: Positive = 16
-    """Of each, special ones not counted."""
-    steps: Positive = 100
-    learning_rate: Annotated[float, Field(gt=0)] = 0.02
-    adversarial: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of being hard to guess from the other tokens, beside the cross-entropy of the class."""
-    seed: int = 0
-
-
 class Report(Section):
     calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
+    """Of the expected calibration error (ECE)."""
 
 
 class Execution(Section):
     """How, never what: nothing here changes a result, and nothing here reruns a stage."""
 
     workspace: Text = "artifacts"
+    """The folder of all results, beside the experiment file."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: the GPU where there is one."""
     processes: Positive | None = None
     """Refuse to run with any other number of processes."""
     batch_tokens: Positive | None = None
     """Tokens of one launch, all passes counted; null: as many as suit the device."""
     training_checkpoint_seconds: Positive = 120
+    """Between two states of a training that an interrupted run goes on from."""
     versions: Literal["warn", "strict"] = "warn"
     """strict: results made with other library versions are made again."""
 
 
 class Experiment(Section):
     schema_version: Literal[1] = 1
+    """Of this file's format."""
     corpus: Corpus
-    teachers: list[Teacher] = []
+    teachers: list[Teacher] = []  # noqa: RUF012
     train_teachers: TrainTeachers | None = None
     generate: Generate | None = None
     cache: Cache = Cache()

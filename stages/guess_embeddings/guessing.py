@@ -17,7 +17,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.generate.noise import text_word
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.experiment import Embeddings
+    from amalgam.pipeline.objective import Embeddings
     from amalgam.stages.cache_teachers.teacher import Teacher
 
 ADVERSARY_RATE = 1e-3

@@ -13,8 +13,8 @@ import torch
 
 from amalgam.data.labels import union_of
 from amalgam.data.tokens import encode
-from amalgam.pipeline.experiment import Objective as Said
 from amalgam.pipeline.experiment import Targets
+from amalgam.pipeline.objective import Objective as Said
 from amalgam.stages.build_targets.evidence import Evidence
 from amalgam.stages.build_targets.rules import judged_by_gold
 from amalgam.stages.cache_features.states import States

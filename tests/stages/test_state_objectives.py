@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.experiment import Objective as Said
+from amalgam.pipeline.objective import Objective as Said
 from amalgam.stages.cache_features.states import States
 from amalgam.stages.fine_tuning.learner import WeightedKL
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation

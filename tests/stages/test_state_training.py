@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.experiment import Objective as Said
+from amalgam.pipeline.objective import Objective as Said
 from amalgam.stages.cache_features.states import States
 from amalgam.stages.fine_tuning.batches import Examples
 from amalgam.stages.fine_tuning.learner import WeightedKL

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from amalgam.pipeline.experiment import Objective as Said
+from amalgam.pipeline.objective import Objective as Said
 from amalgam.stages.fine_tuning.learner import WeightedKL
 from amalgam.stages.train_student.objectives.states import Setting
 from amalgam.stages.train_student.objectives.stratanet import GUARD, ByStrata, Strata

@@ -19,7 +19,7 @@ from amalgam.stages.cache_features.pooling import mean_over_tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from amalgam.pipeline.experiment import Objective as Said
+    from amalgam.pipeline.objective import Objective as Said
     from amalgam.stages.cache_features.states import States
     from amalgam.stages.fine_tuning.batches import Rows
     from amalgam.stages.fine_tuning.learner import Objective

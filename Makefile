@@ -1,6 +1,7 @@
 # make demo    three small classifiers become one student: offline, in minutes
 # make test    the test-suite, by two workers; WORKERS=8 where there are more cores
-# make check   ruff, mypy, the wheel built, listed and installed
+# make check   ruff, mypy, the documentation, the wheel built, listed and installed
+# make docs    the documentation as a site, in site/
 # make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
 # Each sets itself up: a .venv in this folder with the versions of constraints.txt.
 
@@ -9,7 +10,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check check-gpu clean
+.PHONY: demo test check docs check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -21,7 +22,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	bash .ci/docs
 	bash .ci/wheel
+
+docs: $(INSTALLED)
+	bash .ci/docs site
 
 # torch first and by its exact version: a bare `torch` may bring gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -29,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
 # No virtual environment: on a GPU machine torch is there already, and often nothing else may be installed.
@@ -37,4 +42,4 @@ check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
-	rm -rf .venv dist amalgam-demo amalgam-demo-data-free
+	rm -rf .venv dist site amalgam-demo amalgam-demo-data-free

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 ABSENT = object()  # a field that is not there is not a field that is null
 LENGTH = 20  # hex digits: 80 bits, enough for any workspace and short enough to read aloud
+DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 
 def canonical(value: Any) -> str:
@@ -44,4 +46,6 @@ def _shown(value: Any, limit: int = 40) -> str:
     if value is ABSENT:
         return "nothing"
     text = value if isinstance(value, str) else canonical(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    if DIGEST.fullmatch(text):
+        return text[:8]  # as much as a person compares
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,286 @@
+"""What README and docs say is done: every command block is run, every experiment is read, in the order of the page.
+
+A page is a visit to one folder. ```console holds commands after `$ ` and what they say; an output that begins with
+`error:` must come exactly so. ```yaml and ```python with a title are files that the reader writes; ```text is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from amalgam.data.synthetic import generate
+from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment_file import load_experiment
+from amalgam.stages.methods import PRESETS
+from amalgam.tests.stages.fake_hub import FakeHub
+from amalgam.tests.workshop import EXPERIMENT, Said, Shop, amalgam, word_list, write_model, write_texts
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+FENCE = r'^```(\S*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```$'
+LANGUAGES = {"console", "yaml", "python", "sh", "text"}
+
+ONLY_PARSED = {
+    "git clone": "needs a repository",
+    "make ": "sets up a virtual environment, or is the test-suite itself",
+    "bash .ci/run": "is the test-suite itself, and more",
+    "source .venv/bin/activate": "is of a shell that stays",
+    "torchrun": "several processes; tests/test_processes.py runs them",
+    "ACCELERATE_USE_CPU=1 torchrun": "several processes; tests/test_processes.py runs them",
+    "sbatch": "needs a cluster; its script is written, its parts are run on the same page",
+    "aws s3": "needs a bucket",
+}
+"""Commands that are not run, and why: what they say to amalgam is parsed, and nothing more."""
+
+ON_A_HUB = "docs/how-to/hub-teachers.md"
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    said: str
+    output: str
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text("utf-8")
+    found = re.finditer(FENCE, text, re.MULTILINE | re.DOTALL)
+    for match in found:
+        assert match[1] in LANGUAGES, f"{page}: a block of {match[1] or 'no language'}:\n{match[3]}"
+        yield Block(match[1], match[2], match[3])
+
+
+def commands_of(block: Block) -> Iterator[Command]:
+    assert block.text.startswith("$ "), f"a console block begins with `$ `:\n{block.text}"
+    for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        said, _, output = entry.partition("\n")
+        yield Command(shlex.join(shlex.split(said, comments=True)) if "#" in said else said.strip(), output)
+
+
+# ---- a reader
+
+
+@dataclass
+class Reader:
+    """Does what a page says, in a folder of its own."""
+
+    page: str
+    folder: Path
+    environment: dict[str, str] | None = None
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def reads(self, block: Block) -> None:
+        if block.title:
+            (self.folder / block.title).write_text(block.text)
+        if block.title == "amalgam.yaml":
+            load_experiment(self.folder / "amalgam.yaml", presets=PRESETS)
+        elif block.language == "yaml":
+            is_experiment(yaml.safe_load(block.text))
+        elif block.language == "python" and not block.title:
+            with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, f"{self.page}, a block", "exec"), self.names)  # noqa: S102 - our own pages
+        elif block.language == "console":
+            for command in commands_of(block):
+                self.does(command)
+
+    def does(self, command: Command) -> None:
+        said = self.says(command.said)
+        if said is None:
+            return
+        wrong = command.output.startswith("error:")
+        assert bool(said.code) == wrong, f"{self.page}: $ {command.said}\n{said.code}\n{said.err}{said.out}"
+        if wrong:
+            told = said.err[said.err.index("error:") :]
+            assert [line.rstrip() for line in told.splitlines()] == command.output.splitlines()
+
+    def says(self, command: str) -> Said | None:
+        if any(command.startswith(start) for start in ONLY_PARSED):
+            is_understood(command)
+            return None
+        first, *rest = shlex.split(command)
+        if first == "amalgam":
+            return self.amalgam(rest)
+        if first == "python":
+            with contextlib.chdir(self.folder):
+                runpy.run_path(rest[0], run_name="__main__")
+            return Said(0, "", "")
+        done = subprocess.run(
+            ["/bin/bash", "-c", f"{command} && pwd"], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            self.folder = Path(done.stdout.splitlines()[-1])
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def amalgam(self, arguments: list[str]) -> Said:
+        if self.environment is None:
+            said = amalgam(*arguments, folder=self.folder)
+        else:
+            command = [sys.executable, "-m", "amalgam.cli", *arguments]
+            done = subprocess.run(
+                command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+            )
+            said = Said(done.returncode, done.stdout, done.stderr)
+        if arguments == ["init"] and self.page == "README.md":  # the reader names texts and models
+            (self.folder / "amalgam.yaml").write_text(EXPERIMENT)
+        return said
+
+
+def is_understood(command: str) -> None:
+    """What a command that is not run says to amalgam: its options exist, its overrides are fields."""
+    from typer.main import get_command
+
+    from amalgam.cli import app
+
+    words = [word for part in shlex.split(command.replace("<", "").replace(">", "")) for word in part.split()]
+    if not {"amalgam", "amalgam.cli"} & set(words) or words[0] == "git":
+        return
+    place = next(index for index, word in enumerate(words) if word in {"amalgam", "amalgam.cli"})
+    group: Any = get_command(app)
+    with group.make_context("amalgam", words[place + 1 :]) as context:
+        name, chosen, rest = group.resolve_command(context, words[place + 1 :])
+        chosen.make_context(name, rest, parent=context)
+
+
+def is_experiment(said: dict[str, Any]) -> None:
+    """A piece of an experiment file, with the least that makes it whole."""
+    least: dict[str, Any] = {"corpus": {"train": "a.csv", "label": "y"}, "teachers": [{"name": "a", "model": "./a"}]}
+    if "generate" in said:
+        del least["corpus"]
+    Experiment.model_validate({**least, **said})
+
+
+# ---- what stands in the folder before
+
+
+def a_shop(built: Shop, folder: Path) -> None:
+    """An experiment that is up to date."""
+    built.copy(folder)
+
+
+def a_shop_without_a_file(built: Shop, folder: Path) -> None:
+    built.copy(folder).config.unlink()
+
+
+def a_checkout_after_the_demo(built: Shop, folder: Path) -> None:
+    """As `amalgam demo` leaves it, but that its models know nothing and its texts are few."""
+    demo = folder / "amalgam-demo"
+    (demo / "texts").mkdir(parents=True)
+    for part in ("train", "test"):
+        write_texts(demo / f"texts/{part}.parquet", generate(160, 0, part))
+    words = word_list(built)
+    for seed, (name, labels) in enumerate(
+        {"desk": ["banking", "computing"], "weekend": ["cooking", "football", "gardening"]}.items()
+    ):
+        write_model(demo / "teachers" / name, labels=labels, words=words, seed=seed)
+    write_model(demo / "encoder", words=words, seed=9)
+
+
+PREPARED: dict[str, Callable[[Shop, Path], None]] = {
+    "README.md": a_shop_without_a_file,
+    "docs/tutorial.md": a_checkout_after_the_demo,
+}
+
+
+@pytest.fixture
+def hub(built: Shop, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Hub with the models that a page names."""
+    names = {"someone/emotions": "first", "someone/topics": "second", "someone/encoder": "encoder"}
+    with FakeHub() as hub:
+        for name, folder in names.items():
+            hub.push(name, built.folder / "models" / folder)
+        yield hub.env(tmp_path / "hub", OMP_NUM_THREADS="1")
+
+
+def reader_of(page: str, folder: Path, request: pytest.FixtureRequest) -> Reader:
+    name = "generated" if page.endswith("no-data.md") else "built"
+    PREPARED.get(page, a_shop)(request.getfixturevalue(name), folder)
+    return Reader(page, folder, request.getfixturevalue("hub") if page == ON_A_HUB else None)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_says_is_done(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    blocks = [block for block in blocks_of(page) if block.language != "text"]
+    if not blocks:
+        return
+    reader = reader_of(page, tmp_path / "place", request)
+    for block in blocks:
+        reader.reads(block)
+
+
+def test_a_command_that_does_not_exist_is_noticed(shop: Shop) -> None:
+    reader = Reader("a page", shop.folder)
+    with pytest.raises(AssertionError):
+        reader.does(Command("amalgam plan --measured", ""))
+    with pytest.raises(AssertionError):
+        reader.does(Command("amalgam plan student.metod=uhc", "error: something else\n"))
+    with pytest.raises(Exception, match="--nosuch"):
+        is_understood("torchrun --nproc_per_node 2 -m amalgam.cli run --nosuch")
+
+
+def test_what_is_not_run_is_still_said_somewhere() -> None:
+    said = [
+        command.said for page in PAGES for block in blocks_of(page) if block.language == "console"
+        for command in commands_of(block)
+    ]  # fmt: skip
+    assert [start for start in ONLY_PARSED if not any(command.startswith(start) for command in said)] == []
+
+
+def test_a_command_in_a_sentence_is_one_too() -> None:
+    """`amalgam plan --measure` in running text: its options exist."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for said in re.findall(r"`(amalgam [a-z][^`]*)`", text):
+            is_understood(said)
+
+
+# ---- pages and code
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    import_only = yaml.safe_load(re.sub(r"!!python\S*", "", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    named = set(re.findall(r"[\w/-]+\.md", str(import_only["nav"])))
+    assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} == {
+        page for page in named if not page.startswith("reference/")
+    }
+
+
+def test_reference_pages_are_made_from_the_code() -> None:
+    pages = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
+    fields = {
+        f"`{section}.{'0.' * (section == 'teachers')}{name}`"
+        for section, model in Experiment.model_json_schema()["properties"].items()
+        for name in _properties(model)
+    }
+    written = pages["reference/experiment.md"]
+    assert sorted(name for name in fields if name not in written) == []
+    assert [row for row in written.splitlines() if row.startswith("| `") and row.endswith("|  |")] == []
+    for name in ("cache-teachers", "plan", "audit"):
+        assert f"## amalgam {name}\n" in pages["reference/commands.md"]
+    assert "| `entropy_nats` | `float32` |" in pages["reference/columns.md"]
+    assert "| `muka-soft` |" in pages["reference/methods.md"]
+    assert "| `DataError` | 3 |" in pages["reference/errors.md"]
+
+
+def _properties(model: dict[str, Any]) -> list[str]:
+    schema = Experiment.model_json_schema()["$defs"]
+    names = re.findall(r"#/\$defs/(\w+)", str(model))
+    return [name for one in names for name in schema[one]["properties"]]

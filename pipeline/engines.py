@@ -1,4 +1,4 @@
-"""Where units run: all in this process, shared with the other processes of a torchrun, or as part i of n.
+"""Where units run: in this process, shared with the others of a torchrun, as part i of n, or as tasks of a cluster.
 
 Processes share work by the units' names and meet only in the store: nothing is gathered, nothing is sent.
 """
@@ -97,7 +97,12 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
     todo = [unit for unit in _ours(stage, run.share, units) if not is_done(run, unit)]
     done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.measure, sum(unit.size for unit in todo), done_before):
-        stage.run_units(run, todo)
+        if run.experiment.execution.engine == "ray" and stage.spread != "alone":
+            from amalgam.pipeline.ray_engine import run_on_ray
+
+            run_on_ray(stage, run, todo)
+        else:
+            stage.run_units(run, todo)
     if run.share.kind == "part":
         return all(is_done(run, unit) for unit in units)
     wait_until(lambda: all(is_done(run, unit) for unit in units), stage, run, units)

@@ -24,7 +24,7 @@ Overrides = Annotated[
 ]
 Only = Annotated[bool, typer.Option("--only", help="Refuse instead of bringing earlier stages up to date.")]
 Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
-Part = Annotated[str | None, typer.Option("--part", help="Do share i of n, such as 0/4: no communication needed.")]
+Part = Annotated[str | None, typer.Option("--part", help="Do share i of n, such as 0/4; auto: as a job array says.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the result.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,4 +1,4 @@
-"""Where units run: all in this process, shared with the other processes of a torchrun, or as part i of n.
+"""Where units run: in this process, shared with the others of a torchrun, as part i of n, or as tasks of a cluster.
 
 Processes share work by the units' names and meet only in the store: nothing is gathered, nothing is sent.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,12 +55,41 @@ def share_of(part: str | None, processes: int | None) -> Share:
 
 
 def _parse_part(part: str) -> Share:
+    if part == "auto":
+        return _scheduled(os.environ)
     index, slash, count = part.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise ExperimentError(
-            f"--part {part} is not a share", fix="--part 0/4 is the first of four parts, 3/4 the last"
+            f"--part {part} is not a share",
+            fix="--part 0/4 is the first of four parts, 3/4 the last; --part auto asks the job's scheduler",
         )
     return Share(int(index), int(count), "part")
+
+
+def _scheduled(said: Mapping[str, str]) -> Share:
+    """What a SLURM array or an indexed Kubernetes job says of this task: which one it is, of how many."""
+    try:
+        if "SLURM_ARRAY_TASK_ID" in said:
+            first, step = int(said["SLURM_ARRAY_TASK_MIN"]), int(said.get("SLURM_ARRAY_TASK_STEP") or 1)
+            index, rest = divmod(int(said["SLURM_ARRAY_TASK_ID"]) - first, step)
+            count = int(said["SLURM_ARRAY_TASK_COUNT"])
+        else:
+            index, rest, count = int(said["JOB_COMPLETION_INDEX"]), 0, int(said["JOB_COMPLETIONS"])
+    except KeyError as absent:
+        raise ExperimentError(
+            f"--part auto: {absent.args[0]} is not set",
+            fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
+            "or say --part 0/4",
+        ) from None
+    except ValueError as error:
+        raise ExperimentError(f"--part auto: {error}", fix="--part 0/4 says it by hand") from None
+    if rest or not 0 <= index < count:
+        raise ExperimentError(
+            f"--part auto: task {index} of an array of {count} with gaps",
+            where="SLURM_ARRAY_TASK_ID",
+            fix="an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
+        )
+    return Share(index, count, "part")
 
 
 def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
@@ -68,7 +97,12 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
     todo = [unit for unit in _ours(stage, run.share, units) if not is_done(run, unit)]
     done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.measure, sum(unit.size for unit in todo), done_before):
-        stage.run_units(run, todo)
+        if run.experiment.execution.engine == "ray" and stage.spread != "alone":
+            from amalgam.pipeline.ray_engine import run_on_ray
+
+            run_on_ray(stage, run, todo)
+        else:
+            stage.run_units(run, todo)
     if run.share.kind == "part":
         return all(is_done(run, unit) for unit in units)
     wait_until(lambda: all(is_done(run, unit) for unit in units), stage, run, units)

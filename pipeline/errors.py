@@ -12,7 +12,7 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class AmalgamError(Exception):
@@ -26,6 +26,10 @@ class AmalgamError(Exception):
         self.where = where
         self.fix = fix
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes whole, whatever their constructors ask for."""
+        return _again, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
@@ -33,6 +37,13 @@ class AmalgamError(Exception):
         if self.fix:
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
+
+
+def _again(kind: type[AmalgamError], args: tuple[Any, ...], said: dict[str, Any]) -> AmalgamError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(said)
+    return error
 
 
 class ExperimentError(AmalgamError):

@@ -299,6 +299,14 @@ class Execution(Section):
     """The folder of all results, beside the experiment file."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: the GPU where there is one."""
+    engine: Literal["local", "ray"] = "local"
+    """ray: units are tasks of a Ray cluster that is there already; the workspace is on a disk that its nodes share."""
+    address: Text | None = None
+    """Of the Ray cluster, HOST:PORT; null: the one of this machine, or as RAY_ADDRESS says."""
+    cpus: Positive = 1
+    """Of one task on Ray, each a thread."""
+    gpus: Annotated[float, Field(ge=0, le=64)] = 0
+    """Of one task on Ray; 0.5 lets two tasks share a GPU."""
     processes: Positive | None = None
     """Refuse to run with any other number of processes."""
     batch_tokens: Positive | None = None

@@ -112,6 +112,9 @@ class UnitByUnit:
     def further(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  all was known at the start
         return ()
 
+    def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  a unit need not be about texts
+        return []
+
 
 class Stage(Protocol):
     name: ClassVar[str]
@@ -138,6 +141,10 @@ class Stage(Protocol):
 
     def further(self, run: Run, folder: Path) -> Sequence[Unit]:
         """All units, anew, once those that were known are done: some may only be known now. Empty: there are none."""
+        ...
+
+    def texts(self, run: Run, unit: Unit) -> list[str]:
+        """The keys of the texts that a unit is about: told of one that cannot be done."""
         ...
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:

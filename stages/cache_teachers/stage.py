@@ -72,6 +72,17 @@ class CacheTeachers:
         for unit in verdicts:
             patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
+    def texts(self, run: Run, unit: Unit) -> list[str]:
+        from amalgam.data.shards import key_list, read_keys
+
+        ask = unit.work
+        part = part_of(run, ask.part) if isinstance(ask, Ask) else None
+        for bucket in part.buckets if part else ():
+            if bucket.prefix == ask.prefix:
+                keys = read_keys(run.store.checked(bucket.file))
+                return [key.hex() for key in key_list(keys if ask.rows is None else keys[ask.rows])]
+        return []
+
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families = families_of(run)
         cut: dict[str, int] = dict.fromkeys(families, 0)

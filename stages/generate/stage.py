@@ -88,6 +88,9 @@ class Generate:
             if not isinstance(unit.work, Block) and all(is_done(run, block) for block in block_units(run)):
                 patiently(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
 
+    def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  they are not written yet
+        return []
+
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         gathered = next(record for record in records if record.name == ALL_TEXTS)
         families = [family.name for family in families_of(run)]

@@ -33,7 +33,7 @@ class Toy(UnitByUnit):
     def __init__(self, before: Before | None = None) -> None:
         self._before = before
 
-    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - one shape for all
+    def wanted(self, experiment: Experiment) -> bool:
         return True
 
     def prepare(self, run: Run) -> None:
@@ -48,7 +48,7 @@ class Toy(UnitByUnit):
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         pass
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002 - one shape for all
+    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         return {"lines": sum(record.facts["lines"] for record in records)}
 
 
@@ -90,7 +90,7 @@ class Joined(Toy):
         temperature = run.experiment.targets.temperature
         return Identity({"targets": {"temperature": temperature}}, {}, {"letters": run.fingerprint("letters")})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - one shape for all
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit("joined", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -111,7 +111,7 @@ class Pair(Toy):
     def identity(self, run: Run) -> Identity:
         return Identity({}, {}, {"joined": run.fingerprint("joined")})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - one shape for all
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit("pair", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:

@@ -1,0 +1,51 @@
+"""Which share of the work a process has: as it was told, or as a job's scheduler says."""
+
+from __future__ import annotations
+
+import pytest
+
+from amalgam.pipeline.engines import Share, share_of
+from amalgam.pipeline.errors import ExperimentError
+
+SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "5"}
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SLURM, "SLURM_ARRAY_TASK_STEP", "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (SLURM, (4, 5)),
+        (SLURM | {"SLURM_ARRAY_TASK_STEP": "2"}, (2, 5)),
+        ({"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "8"}, (0, 8)),
+    ],
+)
+def test_a_job_array_says_which_part_is_ours(
+    said: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert share_of("auto", None) == Share(*share, "part")
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({}, "JOB_COMPLETION_INDEX is not set"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETIONS is not set"),
+        (SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "with gaps"),
+        (SLURM | {"SLURM_ARRAY_TASK_STEP": "3"}, "with gaps"),
+        (SLURM | {"SLURM_ARRAY_TASK_COUNT": "many"}, "many"),
+    ],
+)
+def test_what_does_not_say_it_plainly_is_refused(
+    said: dict[str, str], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExperimentError, match=what):
+        share_of("auto", None)

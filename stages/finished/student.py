@@ -34,7 +34,9 @@ class Finished:
 def finished_student(config: Path, folder: Path | None) -> Finished:
     """`folder`, or the student that the experiment file names."""
     if folder is not None:
-        return finished_in(folder, f"name the folder of a model, such as students/student: {shown(str(folder))} is none")
+        return finished_in(
+            folder, f"name the folder of a model, such as students/student: {shown(str(folder))} is none"
+        )
     loaded = load_experiment(config, presets=PRESETS)
     placed = loaded.base / "students" / loaded.experiment.student.name
     fix = f"`amalgam run -c {config}` makes it; --student FOLDER names another"
@@ -45,14 +47,15 @@ def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = 
     if not folder.is_dir():
         raise ModelError("there is no student", where=str(folder.absolute()), fix=fix)
     mark = read_mark(folder) or {}
-    teachers, most = mark.get("teachers"), mark.get("max_tokens")
-    return Finished(folder, teachers if _is_knowledge(teachers) else {}, most if type(most) is int else None, device)
+    most = mark.get("max_tokens")
+    return Finished(folder, _knowledge(mark.get("teachers")), most if type(most) is int else None, device)
 
 
-def _is_knowledge(found: object) -> bool:
-    return isinstance(found, dict) and all(
-        isinstance(labels, list) and all(isinstance(label, str) for label in labels) for labels in found.values()
-    )
+def _knowledge(found: object) -> dict[str, list[str]]:
+    """Teachers' labels as a mark has them; none where it says something else."""
+    if not isinstance(found, dict) or not all(isinstance(labels, list) for labels in found.values()):
+        return {}
+    return {str(teacher): [str(label) for label in labels] for teacher, labels in found.items()}
 
 
 def columns_of(finished: Finished, labels: Sequence[str]) -> dict[str, list[int]]:

@@ -30,8 +30,22 @@ share counts for each of them).
 """
 
 
+EXPORT = """\
+Examples:
+
+amalgam export --onnx
+
+amalgam export --onnx --student students/student --out served/model
+
+The folder has model.onnx (inputs input_ids, attention_mask and, for encoders that take them, token_type_ids; output
+logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
+only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam[onnx]'
+"""
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(epilog=PREDICT)(predict)
+    app.command(epilog=EXPORT)(export)
 
 
 def predict(  # noqa: PLR0913 - the options of a command
@@ -78,3 +92,23 @@ def predict(  # noqa: PLR0913 - the options of a command
         quiet=quiet,
         as_json=as_json,
     )
+
+
+def export(  # noqa: PLR0913 - the options of a command
+    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX: the one form there is.")] = False,
+    student: StudentFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to. [default: the student's folder with -onnx]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    config: Config = FILE,
+    quiet: Quiet = False,
+) -> None:
+    """Write the student in another form: ONNX, checked against torch."""
+    from amalgam.pipeline.errors import ExperimentError
+
+    if not onnx:
+        raise ExperimentError("which form?", where="amalgam export", fix="amalgam export --onnx")
+    from amalgam.stages.finished import onnx_export
+
+    onnx_export.export(config, student, out, force=force, quiet=quiet)

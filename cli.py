@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from amalgam.stages.finished import commands as finished
+
 app = typer.Typer(
     name="amalgam",
     help="Merge text classifiers that each know some labels into one student that knows them all. No annotations.",
@@ -211,6 +213,9 @@ def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     from amalgam.stages.commands import show_health
 
     show_health(config, overrides or [], as_json=as_json)
+
+
+finished.add_to(app)
 
 
 def main() -> None:

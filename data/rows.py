@@ -68,6 +68,8 @@ class _Reading(NamedTuple):
     name: str
     corpus: Corpus
     require_label: bool
+    setting: str = "set corpus.{}: "
+    """How a person names a column."""
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
         """text, id, label, as far as they are wanted; a wanted column that is not there is an error."""
@@ -87,7 +89,7 @@ class _Reading(NamedTuple):
         if name in available:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         near = nearest(name, available)
-        fix = f"set corpus.{setting}: {shown(near[0])}" if near else f"set corpus.{setting} to one of them"
+        fix = self.setting.format(setting) + (shown(near[0]) if near else "one of them")
         raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def bad(self, number: int, reason: Reason, value: object, *, field: str | None = None, **more: str) -> BadRow:
@@ -119,10 +121,11 @@ FIXES = {
 
 
 def rows_of(
-    path: Path, *, corpus: Corpus, name: str | None = None, require_label: bool = False
+    path: Path, *, corpus: Corpus, name: str | None = None, require_label: bool = False, setting: str | None = None
 ) -> Iterator[Row | BadRow]:
     """Every row of one local file. A label is read where the file has the column; `require_label` insists on it."""
     reading = _Reading(path, shown(name or path.name, 200), corpus, require_label)
+    reading = reading._replace(setting=setting) if setting else reading
     readers: dict[str, Callable[[_Reading], Iterator[Cells]]] = {
         ".csv": _csv_cells,
         ".tsv": _csv_cells,

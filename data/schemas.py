@@ -114,6 +114,31 @@ TARGETS = (
     Column("confidence", "array<float32>", "of each teacher, in their order; null likewise", nullable=True),
 )
 
+# `amalgam predict`. With --top K also label_2, probability_2 and so on; with --explain mass_TEACHER.
+PREDICTIONS = (
+    Column("row", "int64", "where the text stood, counted as in skipped.parquet"),
+    Column("key", "key", "the text; in a csv in hexadecimal"),
+    Column("id", "string", "the id the file gave; null without --id", nullable=True),
+    Column("label", "string", "the likeliest label"),
+    Column("probability", "float32", "the student's, of that label"),
+)
+
+
+def predictions(top: int, teachers: Sequence[str]) -> tuple[Column, ...]:
+    others = [
+        column
+        for place in range(2, top + 1)
+        for column in (
+            Column(f"label_{place}", "string", "the next likely label"),
+            Column(f"probability_{place}", "float32", "the student's, of that label"),
+        )
+    ]
+    masses = [
+        Column(f"mass_{teacher}", "float32", "sum over this teacher's labels; shared ones count for each")
+        for teacher in teachers
+    ]
+    return (*PREDICTIONS, *others, *masses)
+
 
 def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = None) -> Any:
     """`sizes` gives the length of each array column by name."""

@@ -31,7 +31,7 @@ def show_divergence(run: Run, folder: Path) -> None:
 
 
 def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
-    oracle = Classifier(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
+    oracle = Classifier.of_run(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
     found, weights = [], []
     for rows, taught in zip(tables(run, train_part(run)), read_targets(run), strict=True):
         target = matrix(taught.column("target")).astype(np.float64)

@@ -9,21 +9,34 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError
 
 MARK = ".amalgam.json"
 
 
-def place(source: Path, base: Path, room: str, name: str, fingerprint: str) -> Path:
-    """Copy `source` to base/room/name, replacing only what an earlier run placed there."""
+def place(  # noqa: PLR0913 - where, and what
+    source: Path, base: Path, room: str, name: str, fingerprint: str, about: Mapping[str, Any] | None = None
+) -> Path:
+    """Copy `source` to base/room/name, replacing only what an earlier run placed there.
+
+    `about`: what those who use the model may ask of it, kept in its mark.
+    """
     target = check_place(base, room, name)
-    if _mark(target) == fingerprint:
+    mark = {"fingerprint": fingerprint, **(about or {})}
+    found = read_mark(target)
+    if found == mark:
         return target
     aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
+    if found is not None and found["fingerprint"] == fingerprint:  # the same model, of which more is known now
+        aside.write_text(_as_text(mark), "utf-8")
+        aside.replace(target / MARK)
+        return target
     shutil.copytree(source, aside)
-    (aside / MARK).write_text(json.dumps({"fingerprint": fingerprint}) + "\n")
+    (aside / MARK).write_text(_as_text(mark), "utf-8")
     if target.exists():
         old = aside.with_name(aside.name + "-old")
         target.rename(old)
@@ -38,7 +51,7 @@ def check_place(base: Path, room: str, name: str) -> Path:
     """Refuses, before any work, what `place` must not write over."""
     target = base / room / name
     _check_inside(target, base)
-    if target.exists() and _mark(target) is None:
+    if target.exists() and read_mark(target) is None:
         raise ExperimentError(
             f"{room}/{name} exists and was not made by amalgam",
             where=str(target),
@@ -57,8 +70,14 @@ def _check_inside(target: Path, base: Path) -> None:
         )
 
 
-def _mark(target: Path) -> str | None:
+def read_mark(folder: Path) -> dict[str, Any] | None:
+    """What `place` wrote there; None where it did not."""
     try:
-        return str(json.loads((target / MARK).read_text())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / MARK).read_text("utf-8"))
+    except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) and isinstance(found.get("fingerprint"), str) else None
+
+
+def _as_text(mark: Mapping[str, Any]) -> str:
+    return json.dumps(mark, ensure_ascii=False) + "\n"

@@ -113,7 +113,7 @@ def _ensemble(logits: dict[str, Array], space: LabelSpace) -> Array:
 def _student(run: Run, test: Part, space: LabelSpace, keys: list[bytes]) -> Array:
     from amalgam.stages.train_student.stage import student_folder
 
-    student = Classifier(run, student_folder(run), space.names, where="the student")
+    student = Classifier.of_run(run, student_folder(run), space.names, where="the student")
     wanted = set(keys)
     texts = [
         text

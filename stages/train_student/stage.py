@@ -78,9 +78,12 @@ class TrainStudent(UnitByUnit):
         return dict(records[0].facts)
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        placed = place(
-            student_folder(run), run.base, "students", run.experiment.student.name, run.fingerprint(self.name)
-        )
+        said = run.experiment.student
+        about = {
+            "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
+            "max_tokens": said.max_tokens,
+        }
+        placed = place(student_folder(run), run.base, "students", said.name, run.fingerprint(self.name), about)
         if fresh:
             facts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")

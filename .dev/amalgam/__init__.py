@@ -1,0 +1,22 @@
+"""amalgam as a library: `from amalgam import Experiment`. Importing this module loads nothing else.
+
+It stands here and not at the repository's root, which would make a package of whatever folder holds the clone; beside
+it are links to the rooms, so that editable installs see what the wheel has.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from amalgam.pipeline.errors import AmalgamError
+    from amalgam.stages.library.experiment import Experiment
+
+__all__ = ["AmalgamError", "Experiment"]
+
+WHERE = {"AmalgamError": "amalgam.pipeline.errors", "Experiment": "amalgam.stages.library.experiment"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(WHERE[name]), name)

@@ -1,0 +1,1 @@
+"""amalgam as a library: what `from amalgam import Experiment` gives."""

@@ -1,0 +1,99 @@
+"""`amalgam export --onnx`: what ONNX Runtime says is what torch says, alone in its process; what differs is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.errors import WorkError
+from amalgam.stages.finished import onnx_export
+from amalgam.stages.finished.student import finished_in
+from amalgam.tests.workshop import KNOWS, Shop, quiet_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+UNION = [label for own in KNOWS.values() for label in own]
+ALONE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"amalgam", "torch", "transformers"}:
+            raise ImportError(f"{name} is not to be needed")
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    shop = built.copy(tmp_path_factory.mktemp("export") / "shop")
+    said = shop("export", "--onnx")
+    assert said.out.strip() == str(shop.folder / "students/student-onnx")
+    assert re.search(r"on 32 texts no logit differs from torch's by more than \d\.\de-\d\d", said.err)
+    return shop
+
+
+def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(exported: Shop) -> None:
+    folder = exported.folder / "students/student-onnx"
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.onnx", "config.json", "tokenizer.json", "export.json"} <= names
+    assert not [name for name in names if name.endswith(".safetensors") or name.startswith(".")]
+    facts = json.loads((folder / "export.json").read_text())
+    assert (facts["labels"], facts["max_tokens"], facts["parity_texts"]) == (UNION, 32, 32)
+    assert 0 <= facts["largest_difference"] < 1e-4
+
+
+def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_says(exported: Shop) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
+    [example] = [block for block in blocks if "onnxruntime" in block]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE + example],
+        capture_output=True,
+        text=True,
+        cwd=exported.folder,
+        env=quiet_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    texts = ["the chef fried the onion", "the court heard the banker and the nurse"]
+    said = exported("predict", *texts, "--json").json
+    assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in said])
+
+
+def test_a_model_that_says_something_else_is_refused_with_the_figure(exported: Shop, tmp_path: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(exported.folder / "students/student-onnx/model.onnx")
+    weight = next(one for one in model.graph.initializer if one.name.endswith("classifier.bias"))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + np.float32(0.25), weight.name))
+    onnx.save(model, tmp_path / "other.onnx")
+    classifier = finished_in(exported.folder / "students/student").load()
+    with pytest.raises(WorkError, match=r"does not agree with torch: a logit differs by 2\.50e-01"):
+        onnx_export.check_parity(classifier, tmp_path / "other.onnx")
+
+
+def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Shop) -> None:
+    classifier = finished_in(exported.folder / "students/student").load()
+    lengths = [len(text.split()) for (text,) in onnx_export.parity_texts(classifier)]
+    assert (len(lengths), min(lengths), max(lengths) > classifier.limit) == (32, 1, True)
+
+
+def test_an_export_is_replaced_only_when_told_and_a_strange_folder_never(exported: Shop) -> None:
+    assert "--force replaces it" in exported.tries("export", "--onnx").err
+    refused = exported.tries("export", "--onnx", "--force", "--out", "texts")
+    assert (refused.code, "texts exists and is no export" in refused.err) == (2, True)
+    assert (exported.folder / "texts/train.csv").exists()
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(built: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    refused = built.tries("export", "--onnx")
+    assert (refused.code, "pip install 'amalgam[onnx]'" in refused.err) == (2, True)
+    assert "amalgam export --onnx" in built.tries("export").err

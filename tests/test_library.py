@@ -1,0 +1,225 @@
+"""`from amalgam import Experiment`: what it shows is what the store holds, and importing it costs nothing."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from amalgam.pipeline.errors import AmalgamError
+from amalgam.stages.library.experiment import Experiment
+from amalgam.tests.workshop import KNOWS, PASSES, TEST, TRAIN, Shop, quiet_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
+UNION = [label for own in KNOWS.values() for label in own]
+
+
+@pytest.fixture(scope="module")
+def desk(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """Only looked at."""
+    return built.copy(tmp_path_factory.mktemp("library") / "shop")
+
+
+@pytest.fixture(scope="module")
+def done(desk: Shop) -> Experiment:
+    return Experiment.load(desk.config, quiet=True)
+
+
+def states(experiment: Experiment) -> dict[str, str]:
+    return {state.stage: state.state for state in experiment.plan()}
+
+
+def test_importing_amalgam_loads_nothing_and_offers_the_experiment() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import amalgam
+print(sorted(set(sys.modules) - before))
+from amalgam import AmalgamError, Experiment
+print([name for name in ("torch", "transformers", "polars", "pyarrow", "numpy") if name in sys.modules])
+try:
+    amalgam.Expriment
+except AttributeError as error:
+    print(error)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quiet_environment()
+    )
+    assert said.stdout.splitlines() == ["['amalgam']", "[]", "module 'amalgam' has no attribute 'Expriment'"]
+
+
+def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
+    package = ROOT / ".dev/amalgam"
+    there = {path.name for path in package.iterdir()} - {"__init__.py", "__pycache__"}
+    assert there == {"benchmarks", "cli.py", "data", "pipeline", "py.typed", "stages", "tests"}
+    assert all((package / name).resolve() == ROOT / name for name in there)
+
+
+def test_an_experiment_that_is_up_to_date_shows_its_results(done: Experiment, desk: Shop) -> None:
+    assert states(done) == dict.fromkeys(STAGES, "current")
+    assert done.labels == UNION
+    targets = done.targets.collect()
+    shown = {row["key"]: (row["target"], row["weight"]) for row in targets.iter_rows(named=True)}
+    assert shown == desk.targets()
+    texts = done.texts().collect()
+    assert (len(texts), set(texts["text"])) == (TRAIN, {text for text, _ in desk.texts()})
+    assert len(done.texts("test").collect()) == TEST
+    assert texts.join(targets, on="key").height == TRAIN
+
+
+def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Shop) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = desk.folder / "models/second"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    asked = done.answers("second").join(done.texts("test"), on="key").collect()
+    assert len(asked) == TEST
+    row = asked.row(0, named=True)
+    with torch.no_grad():
+        said = model(**tokenizer(row["text"], truncation=True, max_length=32, return_tensors="pt")).logits[0]
+    assert row["logits"] == pytest.approx(said.tolist(), abs=1e-4)
+
+
+def test_passes_stand_pass_by_pass_and_agree_with_their_mean(done: Experiment) -> None:
+    import numpy as np
+
+    row = done.passes("first").collect().row(0, named=True)
+    logits = np.array(row["passes"], dtype=np.float64)
+    assert (row["first"], row["last"], logits.shape) == (0, PASSES, (PASSES, len(KNOWS["first"])))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert row["mean_probability"] == pytest.approx(shares.mean(axis=0).tolist(), abs=1e-3)
+    assert len(done.passes("first").collect()) == TRAIN
+
+
+def test_the_evaluation_is_the_reports(done: Experiment) -> None:
+    found = done.evaluation.collect()
+    assert found["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]
+    assert found.columns == ["system", "accuracy", "macro_f1", "nll_nats", "ece", "on_first", "on_second"]
+
+
+def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Shop) -> None:
+    row = done.predict(["the chef fried the onion"], top=2, explain=True).collect().row(0, named=True)
+    [entry] = desk("predict", "the chef fried the onion", "--top", "2", "--explain", "--json").json
+    assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
+    assert row["mass_first"] == pytest.approx(entry["mass"]["first"])
+    assert done.student == desk.folder / "students/student"
+
+
+def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:
+    changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
+    assert changed.said.targets.temperature == 0.5
+    with pytest.raises(AmalgamError, match=r"build-targets is not up to date .*0.2 -> 0.5") as refused:
+        _ = changed.targets
+    assert refused.value.fix == "experiment.run(until='build-targets')"
+    assert len(changed.answers("first").collect()) == TRAIN + TEST
+
+
+def test_running_until_a_stage_stops_there(shop: Shop) -> None:
+    experiment = Experiment.load(shop.config, ["targets.temperature=0.5"], quiet=True)
+    with shop.counting() as asked:
+        arrived = experiment.run(until="build-targets")
+    assert [state.state for state in arrived] == ["current", "current", "missing"]
+    assert asked[0].units == 0
+    assert len(experiment.targets.collect()) == TRAIN
+    assert states(experiment)["train-student"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda one: one.texts("validation"), "its parts: test, train"),
+        (lambda one: one.answers("third"), "the teachers: first, second"),
+        (lambda one: one.run(until="tragets"), "its stages: read-corpus"),
+        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
+        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"dev": []}), "train, validation"),
+        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"test": [1]}), "builtins.list"),
+        (
+            lambda one: Experiment.load(
+                one.workspace.parent / "amalgam.yaml", texts={"test": pl.DataFrame({"Text": ["a"]})}
+            ),
+            "the columns are Text",
+        ),
+        (
+            lambda one: Experiment.load(
+                one.workspace.parent / "amalgam.yaml",
+                texts={"test": pl.DataFrame({"text": pl.Series([], dtype=pl.String)})},
+            ),
+            "have no rows",
+        ),
+    ],
+)
+def test_a_wrong_wish_is_refused_with_what_there_is(done: Experiment, do: Any, said: str) -> None:
+    with pytest.raises(AmalgamError) as refused:
+        do(done)
+    assert said in str(refused.value)
+
+
+def test_an_experiment_runs_in_a_thread_that_hears_no_signals(desk: Shop) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(states(Experiment.load(desk.config, quiet=True))))
+    thread.start()
+    thread.join()
+    assert found == [dict.fromkeys(STAGES, "current")]
+
+
+class Dataset:
+    """As much of datasets.Dataset as amalgam looks at: selections that its own table does not show, class numbers."""
+
+    def __init__(self, table: pa.Table, rows: list[int]) -> None:
+        self.table, self.rows = table, rows
+        self.features = {"text": object(), "label": type("ClassLabel", (), {"names": UNION})()}
+
+    def with_format(self, kind: str) -> Dataset:
+        assert kind == "arrow"
+        return self
+
+    def iter(self, size: int) -> Any:
+        for start in range(0, len(self.rows), min(size, 16)):
+            yield self.table.take(self.rows[start : start + min(size, 16)])
+
+
+def test_the_same_texts_as_any_object_are_one_file_and_rerun_nothing_but_the_reading(shop: Shop) -> None:
+    frame = pl.read_csv(shop.folder / "texts/train.csv")
+    numbers = [UNION.index(label) for label in frame["label"]]
+    table = pa.table({"text": frame["text"].to_list()[::-1], "label": numbers[::-1], "more": numbers})
+    given = [frame, frame.lazy(), frame.to_arrow(), Dataset(table, list(range(TRAIN))[::-1])]
+    loaded = [Experiment.load(shop.config, texts={"train": one}, quiet=True) for one in given]
+    assert len({tuple(one.said.corpus.train or ()) for one in loaded}) == 1
+    [file] = (shop.artifacts / "given").iterdir()
+    assert pl.read_parquet(file).rows() == frame.rows()
+    with shop.counting() as asked:
+        arrived = loaded[-1].run(until="build-targets")
+    assert [state.state for state in arrived] == ["partial", "current", "current"]
+    assert asked[0].units == 0
+
+
+def test_a_selection_of_a_dataset_is_that_selection(fresh: Shop) -> None:
+    frame = pl.read_csv(fresh.folder / "texts/train.csv")
+    labels = [UNION.index(label) for label in frame["label"]]
+    table = pa.table({"text": frame["text"].to_list(), "label": labels})
+    experiment = Experiment.load(fresh.config, texts={"train": Dataset(table, [5, 3])}, quiet=True)
+    experiment.run(until="read-corpus")
+    assert set(experiment.texts().collect()["text"]) == {frame["text"][5], frame["text"][3]}
+
+
+def test_the_first_hours_script_runs_as_it_stands(
+    built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built.copy(tmp_path / "amalgam-demo")
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "examples/first_hour.py"))
+    assert left["experiment"].evaluation.collect()["system"].to_list()[-1].startswith("student")
+    assert "how many texts each teacher wins" in capsys.readouterr().out
+    assert json.loads((tmp_path / "amalgam-demo/artifacts/HEAD.json").read_text())["build-targets"]
+    shutil.rmtree(tmp_path / "amalgam-demo")

@@ -41,7 +41,8 @@ def numbers_of(run: Run, evaluation: Found, findings: Found, name: str) -> Found
         "test": run.result("report").identity["inputs"].get("test"),
         "settings": run.experiment.model_dump(mode="json", exclude=NOT_SAID),
     }
-    return found | {"losses": losses(found), "verdict": verdict(found)}
+    found["losses"] = losses(found)
+    return found | {"verdict": verdict(found)}
 
 
 def _without_confusion(evaluation: Found) -> Found:

@@ -54,7 +54,7 @@ def _standing(numbers: Found, evaluation: Found) -> str:
 def losses(numbers: Found) -> list[Found]:
     """From all right to the student, step by step; each `lost` is a share of texts, and may be negative."""
     judged, taught, evaluation = numbers["judged"], numbers["taught"] or {}, numbers["evaluation"]
-    if not evaluation:
+    if not evaluation or _supervised(numbers):
         return []
     steps: list[tuple[str, float, int, str]] = []
     choice, targets = taught.get("choice"), taught.get("targets", {})
@@ -74,6 +74,11 @@ def losses(numbers: Found) -> list[Found]:
     return rows
 
 
+def _supervised(numbers: Found) -> bool:
+    """Nothing is lost on a way from teachers by a student that learned from gold labels alone."""
+    return bool(numbers["learns"]) and numbers["settings"]["targets"]["mode"] == "supervised"
+
+
 REASONS = {
     "teachers": "teachers' own accuracy: even with the right teacher always chosen, {right:.3f} of the {where} "
     "would be right",
@@ -82,21 +87,24 @@ REASONS = {
     "fit": "student's fit: it is right on {right:.3f} of the test texts, its targets on {before:.3f} of the "
     "training texts",
     "choice and fit": "choice of the teacher and the student's fit together: with the right teacher always chosen "
-    "{before:.3f} of the test texts would be right (training texts without gold labels cannot tell the two apart)",
+    "{before:.3f} of the {before_where} would be right (nothing here tells the two apart)",
 }
 UNTRAINED = "choice of the teacher: with the right teacher always chosen {before:.3f} of the test texts would be right"
+SUPERVISED = "It learned from the gold labels and from no teacher: what it lacks is its own."
 
 
 def _limit(numbers: Found) -> str:
-    rows = losses(numbers)
+    rows = numbers["losses"]
+    if _supervised(numbers):
+        return SUPERVISED
     if len(rows) < 2:
         return "What limits it cannot be told apart: there are no teachers whose answers it was made from."
     place = max(range(len(rows)), key=lambda index: rows[index]["lost"])
-    row, before = rows[place], rows[place - 1]["right"] if place else 1.0
+    row, last = rows[place], rows[max(place - 1, 0)]
     if row["lost"] <= 0:
         return "Nothing is lost on the way from the teachers to it that these numbers could show."
     reasons = REASONS if numbers["learns"] else REASONS | {"choice and fit": UNTRAINED}
-    said = reasons[row["step"]].format(before=before, **row)
+    said = reasons[row["step"]].format(before=last["right"], before_where=last["where"], **row)
     return f"What limits it most is the {said} ({100 * row['lost']:.1f} points of accuracy)."
 
 

@@ -112,7 +112,28 @@ def build_targets(  # noqa: PLR0913 - the options of a command
 
 
 _stage("train-student", "Stage 3: train the student from the cached targets. It never sees a teacher.")
-_stage("report", "Measure teachers, ensemble and student on the labelled test part.")
+
+
+@app.command()
+def report(  # noqa: PLR0913 - the options of a command
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN | FIELD=VALUE]...",
+            help="Overrides, such as report.calibration_bins=10. Runs to show side by side: experiment files (x.yaml), "
+            "or students of this experiment whose report was made.",
+        ),
+    ] = None,
+    config: Config = FILE,
+    only: Only = False,
+    force: Force = False,
+    part: Part = None,
+    quiet: Quiet = False,
+) -> None:
+    """Can the student be trusted, and where does it fail? A table here, and all of it on one page in reports/."""
+    from amalgam.stages.report.command import report as make
+
+    make(config, arguments or [], only=only, force=force, part=part, quiet=quiet)
 
 
 @app.command()

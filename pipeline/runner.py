@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from amalgam.pipeline.engines import run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
@@ -15,6 +16,7 @@ from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, lib
 from amalgam.pipeline.stage import Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
 
+WORK = "WORK.json"
 MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
 
 
@@ -84,6 +86,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     _set_damage_aside(stage, run, name)
     units = list(stage.units(run, folder))
     run.console.starting(state)
+    run.ran.add(stage.name)
     began = time.monotonic()
     try:
         while True:
@@ -104,7 +107,17 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
-    run.console.finished(state, time.monotonic() - began, folder)
+    seconds = time.monotonic() - began
+    if run.share.leads:
+        _remember_work(run, folder, seconds, found=state.done or 0, total=len(units))
+    run.console.finished(state, seconds, folder)
+
+
+def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:
+    """What the result cost when it was made. No part of it: a manifest that is only written again costs nothing."""
+    path = folder / WORK
+    if found < total or not path.exists():
+        run.store.replace(path, {"seconds": round(seconds, 3), "units": total, "found": found})
 
 
 def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:

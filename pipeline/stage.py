@@ -74,6 +74,8 @@ class Run:
     """`signals.check()` is called between launches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
     """The stages that are current: name -> (fingerprint, manifest)."""
+    ran: set[str] = field(default_factory=set)
+    """The stages that had something to do in this run."""
     memory: dict[Any, Any] = field(default_factory=dict)
     """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
 

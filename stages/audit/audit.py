@@ -6,7 +6,7 @@ Answers are read as build-targets reads them, a few buckets at a time. Nothing i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +38,19 @@ SURE = 2.0
 def audit(run: Run, states: list[StageState]) -> dict[str, Any]:
     """`states`: what planning found of this experiment's stages."""
     _check_cached(run, states)
+    return looked_over(run, train_part(run).buckets)
+
+
+def looked_over(run: Run, some: Sequence[Bucket], also: Callable[[Block], None] | None = None) -> dict[str, Any]:
+    """The audit of some of the training texts; `also` sees each block of them too, so that none is read twice."""
     space, targets = label_space(run), run.experiment.targets
     tally = Tally(space, Rule(targets.temperature, targets.mode == "hard"))
     weighed = "weigh-teachers" in run.results
-    for buckets in neighbouring_buckets(train_part(run).buckets):
+    for buckets in neighbouring_buckets(some):
         for block in _blocks(run, buckets, space, weighed=weighed):
             tally.add(block)
+            if also:
+                also(block)
     return {
         "texts": tally.texts,
         "labelled": tally.labelled,

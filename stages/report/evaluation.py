@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from amalgam.stages.cache_teachers.statistics import softmax
 from amalgam.stages.methods import method_name
 from amalgam.stages.metrics import evaluate
 from amalgam.stages.models.classifier import Classifier
-from amalgam.stages.read_corpus.parts import Part, fields, part_of, tables
+from amalgam.stages.read_corpus.parts import Part, fields, tables
 from amalgam.stages.report.zero_shot import similarities
 from amalgam.stages.teachers import label_space
 
@@ -24,35 +25,53 @@ NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
 """A similarity has an order and no scale."""
 
 
-def evaluate_all(run: Run) -> dict[str, Any]:
-    test = part_of(run, "test")
-    if test is None:
-        raise AssertionError("report is wanted only with a test part")
+@dataclass(frozen=True)
+class Answered:
+    """What every system says of the labelled test texts; rows by key, columns by the union."""
+
+    space: LabelSpace
+    keys: list[bytes]
+    gold: Array
+    own: dict[str, Array]
+    """Each teacher's logits, over its own labels."""
+    systems: dict[str, Array]
+    """Probabilities by the name of a system, in the order of the table."""
+    judged: str
+    """The system that the report is about."""
+
+
+def answered(run: Run, test: Part) -> Answered:
     space = label_space(run)
     keys, gold = _gold(run, test, space)
     systems: dict[str, Array] = {}
+    logits: dict[str, Array] = {}
     if space.columns:
         logits = {teacher: _cached_logits(run, family, keys) for teacher, family in families_of(run).items()}
         systems |= {f"teacher:{name}": _padded(softmax(logits[name]), space, name) for name in logits}
         systems["ensemble"] = _ensemble(logits, space)
     systems["zero-shot"] = softmax(similarities(run, keys))
-    learns, judged = run.experiment.student.learns, method_name(run.experiment)
-    if learns:
+    judged = method_name(run.experiment)
+    if run.experiment.student.learns:
         judged = f"student ({judged})"
         systems[judged] = _student(run, test, space, keys)
+    return Answered(space, keys, gold, logits, systems, judged)
+
+
+def evaluation_of(run: Run, test: Part, found: Answered) -> dict[str, Any]:
+    space, learns = found.space, run.experiment.student.learns
     groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
     bins = run.experiment.report.calibration_bins
     return {
-        "n": len(gold),
-        "left_out": test.texts - len(gold),
+        "n": len(found.gold),
+        "left_out": test.texts - len(found.gold),
         "labels": list(space.names),
         "groups": {teacher: [space.names[place] for place in places] for teacher, places in groups.items()},
         "systems": {
-            name: evaluate(probabilities, gold, list(space.names), groups, bins)
+            name: evaluate(probabilities, found.gold, list(space.names), groups, bins)
             | (NO_PROBABILITY if name == "zero-shot" else {})
-            for name, probabilities in systems.items()
+            for name, probabilities in found.systems.items()
         },
-        "judged": judged,
+        "judged": found.judged,
         "selected_by": run.result("train-student").facts["selected_by"] if learns else "nothing was trained",
         **_adaptive(run),
     }

@@ -1,5 +1,6 @@
-"""Stage report: evaluation.json. Teachers are measured from the cache; only the student runs, and the bare encoder.
+"""Stage report: what is found of every system and of what was taught, and the page that shows it.
 
+Finding costs the student a look at the test texts, and is stored. The page is drawn from what is stored, in no time.
 What the encoder makes of the test texts is a unit of its own, which all methods share.
 """
 
@@ -18,61 +19,102 @@ from amalgam.stages.cache_teachers.stage import dtype_of, families_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.models.encoder import encoder_files
 from amalgam.stages.read_corpus.parts import part_of
+from amalgam.stages.report.delivery import check_page, deliver_page
+from amalgam.stages.report.seen import teaching_identity
 from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
 from amalgam.stages.teachers import teachers_of
 
 SHOWN = 12  # systems in the table; evaluation.json has them all
+EVALUATION, FINDINGS = "evaluation.json", "findings.json"
+INDENTED = 100  # labels
 
 
 class Report(UnitByUnit):
     name: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "evaluations"
 
-    def wanted(self, experiment: Experiment) -> bool:
-        return experiment.corpus.test is not None
+    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - without test texts it says less
+        return True
 
     def prepare(self, run: Run) -> None:
-        encoder_files(run, run.experiment.student, ENCODER)
+        check_page(run)
+        if run.experiment.corpus.test:
+            encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
-        test = part_of(run, "test")
-        inputs: dict[str, Any] = {"test": test.labels_digest if test else None}
+        test, inputs = part_of(run, "test"), dict[str, Any]()
+        if test:
+            inputs = {"test": test.labels_digest, "zero-shot": zero_shot_identity(run)}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
             if run.experiment.cache.adaptive:
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        inputs["zero-shot"] = zero_shot_identity(run)
         config: dict[str, Any] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
+        inputs |= {"train": teaching_identity(run)}
         return Identity(config, inputs, {"train-student": run.fingerprint("train-student")})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """In this order: the report reads the other."""
-        return [zero_shot_unit(run), Unit("report", folder)]
+        return [*([zero_shot_unit(run)] if part_of(run, "test") else []), Unit("report", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         if unit.name != "report":
             measure(run, unit)
             return
-        from amalgam.stages.report.evaluation import evaluate_all
+        from amalgam.stages.report.findings import find
+        from amalgam.stages.report.surroundings import history
 
-        found = evaluate_all(run)
+        evaluation, findings = find(run)
         with run.store.draft(unit.folder, unit.name) as draft:
-            (draft.folder / "evaluation.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+            for name, found in ((EVALUATION, evaluation), (FINDINGS, findings)):
+                if found is not None:
+                    (draft.folder / name).write_text(_json(found), "utf-8")
+            draft.facts, draft.made = _standing(evaluation), history(run)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {"method": method_name(run.experiment)}
+        return {"method": method_name(run.experiment), **records[-1].facts}
 
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
-        show_evaluation(run, evaluation(run))
+        found = evaluation(run)
+        if found:
+            show_evaluation(run, found)
+        else:
+            run.console.say(
+                "  no labelled test texts (corpus.test): the page shows what was taught, not how right it is"
+            )
+        page = deliver_page(run, found, stored(run, FINDINGS) or {})
+        run.console.say(f"report: {page}")
+
+
+def _json(found: dict[str, Any]) -> str:
+    """Indented but where matrices of many labels would be most of the file."""
+    many = len(found.get("labels", ())) > INDENTED
+    return json.dumps(found, indent=None if many else 1, ensure_ascii=False) + "\n"
+
+
+def _standing(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What other reports of the workspace say of this one."""
+    if not found:
+        return {}
+    judged = found["systems"][found["judged"]]
+    return {"judged": {key: judged[key] for key in ("n", "accuracy", "macro_f1", "nll_nats", "ece")}}
 
 
 def evaluation(run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run.store.checked(run.result("report").files[-1]).read_text("utf-8"))
+    """Of the systems on the test part; empty without one."""
+    return stored(run, EVALUATION) or {}
+
+
+def stored(run: Run, name: str) -> dict[str, Any] | None:
+    file = next((file for file in run.result("report").files if Path(file.path).name == name), None)
+    if file is None:
+        return None
+    found: dict[str, Any] = json.loads(run.store.checked(file).read_text("utf-8"))
     return found
 
 

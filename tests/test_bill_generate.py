@@ -15,7 +15,10 @@ from amalgam.stages.bill.without_texts import Trial
 from amalgam.stages.commands import open_run
 from amalgam.stages.generate.families import BLOCK
 from amalgam.stages.order import STAGES
-from amalgam.tests.workshop import KNOWS, Shop
+from amalgam.tests.workshop import KNOWS, TEST, Shop
+
+TEXTS = 12
+"""Of each class in the experiment that generates."""
 
 
 def _costs(shop: Shop, overrides: list[str], *stages: str) -> list[Cost]:
@@ -41,6 +44,17 @@ def test_the_first_texts_are_on_the_bill_teacher_by_teacher(generated: Shop, tmp
     assert min(one["tokens_per_text"] for one in rates.values()) > 1
     assert min(cost.memory_mb, cost.disk_mb) > 0
     assert not list((fresh.artifacts / "generate").glob("*/units/*"))
+
+
+def test_what_comes_after_texts_that_are_still_to_be_written_is_on_the_bill(generated: Shop, tmp_path: Path) -> None:
+    fresh = generated.without_artifacts(tmp_path / "shop")
+    reading, asking = _costs(fresh, ["cache.passes=3", "generate.held_out=0.5"], "read-corpus", "cache-teachers")
+    assert reading.seconds > 0
+    labels = sum(len(own) for own in KNOWS.values())
+    rows = 0.5 * TEXTS * labels * (3 + 1) + TEST
+    asked = [_kept(fresh)[f"asking {teacher}"] for teacher in KNOWS]
+    expected = sum(one["setup_seconds"] + rows * one["seconds_per_pass"] for one in asked)
+    assert asking.seconds == pytest.approx(expected)
 
 
 def test_words_without_a_language_model_cost_next_to_nothing(generated: Shop, tmp_path: Path) -> None:

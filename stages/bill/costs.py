@@ -38,7 +38,7 @@ def _reading(job: Job) -> Cost:
     part = "train" if run.experiment.reads_texts else missing[0]
     rates = job.rates.of(
         "reading texts",
-        [job.kind_of_texts, part_identity(run, part)],
+        [job.kind_of_texts, None if job.awaits(part) else part_identity(run, part)],
         lambda: trials.reading(job.sample(part), corpus_for(run.experiment, part)),
     )
     rows = sum(job.survey(part).texts for part in missing)

@@ -9,6 +9,7 @@ from amalgam.pipeline.plan import StageState
 from amalgam.pipeline.stage import Run
 from amalgam.stages.bill.rates import Rates
 from amalgam.stages.bill.survey import Survey, sample, survey
+from amalgam.stages.read_corpus.generated import HELD_OUT, generated_sources
 
 if TYPE_CHECKING:
     from amalgam.pipeline.experiment import TrainTeachers
@@ -35,14 +36,33 @@ class Job:
     state: StageState
 
     def survey(self, part: str) -> Survey:
-        return survey(self.run, part, self.rates)
+        """Of texts that are still to be written, all that are wanted: what gates will leave out is not known."""
+        if not self.awaits(part):
+            return survey(self.run, part, self.rates)
+        from amalgam.stages.generate.families import families_of, settings_of
+
+        held_out = settings_of(self.run).held_out
+        share = held_out if part == HELD_OUT else 1 - held_out
+        return Survey(share * sum(family.count for family in families_of(self.run)), {})
 
     def sample(self, part: str) -> Texts:
-        """Where pseudo embeddings stand in the place of texts, something as long as they are."""
+        """Of what is still to be made, something that is as long as it will be."""
         said = self.run.experiment
         if part == "train" and not said.reads_texts:
-            return [(" ".join(["a"] * said.embeddings.tokens),)]
+            return [_as_long_as(said.embeddings.tokens)]
+        if self.awaits(part):
+            from amalgam.stages.bill.without_texts import rates_of_writing
+            from amalgam.stages.teachers import teachers_of
+
+            found = [rates_of_writing(self, known)["tokens_per_text"] for known in teachers_of(self.run)]
+            return [_as_long_as(round(tokens)) for tokens in found]
         return sample(self.run, part)
+
+    def awaits(self, part: str) -> bool:
+        """Whether a language model is to write its texts first. Other sources take seconds, and are not guessed at."""
+        said = self.run.experiment.generate
+        writes = said is not None and said.writes and part in generated_sources(self.run.experiment)
+        return writes and "generate" not in self.run.results
 
     @property
     def kind_of_texts(self) -> Any:
@@ -74,3 +94,7 @@ class Job:
             return groups
         names = cut_in_groups(known, groups)
         return {f"teacher-{number}": own for number, own in enumerate(names, 1)}
+
+
+def _as_long_as(tokens: int) -> tuple[str, ...]:
+    return (" ".join(["a"] * max(1, tokens)),)

@@ -55,7 +55,7 @@ def generating(job: Job) -> Cost:
 
 
 def _first_texts(job: Job) -> Cost:
-    from amalgam.stages.generate.families import families_of, language_model_digest, said_of, settings_of
+    from amalgam.stages.generate.families import families_of, settings_of
 
     settings, wanted = settings_of(job.run), dict[str | None, int]()
     for unit in job.state.missing:
@@ -67,12 +67,17 @@ def _first_texts(job: Job) -> Cost:
         return Cost(texts * WORDS_SECONDS, BARE_MB, texts * settings.max_tokens * TOKEN_BYTES / MEGABYTE)
     costs = []
     for known in (known for known in teachers_of(job.run) if known.name in wanted):
-        about = [language_model_digest(job.run), known.identity, said_of(settings)]
-        rates = job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))
-        texts = wanted[known.name]
+        rates, texts = rates_of_writing(job, known), wanted[known.name]
         seconds = rates["setup_seconds"] + texts * rates["seconds_per_text"]
         costs.append(Cost(seconds, rates["memory_mb"], texts * rates["tokens_per_text"] * TOKEN_BYTES / MEGABYTE))
     return Cost(*_added(costs))
+
+
+def rates_of_writing(job: Job, known: KnownTeacher) -> Figures:
+    from amalgam.stages.generate.families import language_model_digest, said_of, settings_of
+
+    about = [language_model_digest(job.run), known.identity, said_of(settings_of(job.run))]
+    return job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))
 
 
 def writing(run: Run, known: KnownTeacher) -> Figures:

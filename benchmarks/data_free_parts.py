@@ -66,25 +66,28 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     own, rest = parser.parse_known_args()
     options = parsed(rest, own)
-    show([one for name in options.sets for one in _data_set(name, options)], as_json=options.json)
+    rows = (one for name in options.sets for one in _data_set(name, options))
+    for some in ([one] for one in rows) if options.json else [list(rows)]:
+        show(some, as_json=options.json)
 
 
 def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     teachers, config, real = write(name, options, {"real.yaml": REAL})
     up_to_date(teachers, [], target="train-teachers")
-    test: Material | None = None
+    test: list[Material] = []
     for source in options.sources:
         if source == "cross-domain" and not options.general:
             continue
-        material: Material | None = None
-        for choice, said in CHOICES.items():
-            run = up_to_date(*_where(source, config, real, options, said), target="build-targets")
-            material, test = material or _material(run, "train"), test or _material(run, "test")
-            about = {"data": name, "texts": source, "count": len(material.keys)}
-            yield row("data_free_parts", choice, **about, **_judged(*_taught(run), material, test))
-        for choice, target in _oracles(run, material).items() if material and test else ():
-            figures = _judged(target, np.ones(len(target)), None, material, test)
-            yield row("data_free_parts", choice, **about, **figures)
+        where = {choice: _where(source, config, real, options, said) for choice, said in CHOICES.items()}
+        runs = {choice: up_to_date(*one, target="build-targets") for choice, one in where.items()}
+        run = next(iter(runs.values()))
+        material = _material(run, "train")
+        test = test or [_material(run, "test")]
+        about = {"data": name, "texts": source, "count": len(material.keys)}
+        taught = {choice: _taught(one) for choice, one in runs.items()}
+        taught |= {choice: (target, np.ones(len(target)), None) for choice, target in _oracles(run, material).items()}
+        for choice, one in taught.items():
+            yield row("data_free_parts", choice, **about, **_judged(*one, material, *test))
 
 
 def _where(
@@ -165,7 +168,8 @@ def _oracles(run: Run, material: Material) -> dict[str, Array]:
         own = list(space.columns[known.name])
         logits = torch.from_numpy(cached_logits(run, known, prefixes, keys)).double()
         mine = np.isin(material.labels, own)
-        by_teacher[np.ix_(mine, own)] += torch.softmax(logits, 1).numpy()[mine]
+        rows = np.flatnonzero(mine)
+        by_teacher[rows[:, None], own] += torch.softmax(logits, 1).numpy()[rows]
     by_teacher /= by_teacher.sum(axis=1, keepdims=True)
     return {"oracle: the teacher": by_teacher, "oracle: the class": by_label}
 
@@ -198,7 +202,7 @@ def linear(features: Array, target: Array, weight: Array) -> Array:
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     return found.detach().numpy()
 
 

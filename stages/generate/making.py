@@ -70,11 +70,15 @@ def _write(run: Run, units: Sequence[Unit], done: Done) -> None:
 def _orders(run: Run, units: Sequence[Unit]) -> Iterator[Order[tuple[int, int]]]:
     """Tagged with the unit's place and the text's index."""
     for place, unit in enumerate(units):
-        family, first = _family(unit), unit.work.first
+        first = unit.work.first
         for index in range(first, first + BLOCK):
-            word = word_of(run, family, index)
-            prompt, how = drawn(family, word, settings_of(run).candidates)
-            yield Order((place, index), word, family.label, prompt, how)
+            yield order_of(run, _family(unit), index, (place, index))
+
+
+def order_of(run: Run, family: Family, index: int, tag: tuple[int, int]) -> Order[tuple[int, int]]:
+    word = word_of(run, family, index)
+    prompt, how = drawn(family, word, settings_of(run).candidates)
+    return Order(tag, word, family.label, prompt, how)
 
 
 def drawn(family: Family, word: int, candidates: int) -> tuple[str, Drawing]:

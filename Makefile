@@ -1,6 +1,7 @@
 # make demo    three small classifiers become one student: offline, in minutes
 # make test    the test-suite, by two workers; WORKERS=8 where there are more cores
 # make check   ruff, mypy, the documentation, the wheel built, listed and installed
+# make test-ray   the same on a Ray cluster of this machine's own: installs the extra `ray`
 # make docs    the documentation as a site, in site/
 # make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
 # Each sets itself up: a .venv in this folder with the versions of constraints.txt.
@@ -10,13 +11,17 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check docs check-gpu clean
+.PHONY: demo test test-ray check docs check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+test-ray: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m pytest tests/test_ray.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -97,7 +97,7 @@ _stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes 
 def build_targets(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
-    mode: Annotated[str | None, typer.Option(help="soft, hard, vanilla-kd or supervised: targets.mode.")] = None,
+    mode: Annotated[str | None, typer.Option(help="targets.mode, such as soft or hard.")] = None,
     oracle: Annotated[Path | None, typer.Option(help="A model folder to measure the targets' KL against.")] = None,
     only: Only = False,
     force: Force = False,

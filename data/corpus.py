@@ -251,7 +251,11 @@ class _Intake:
         if not self.good:
             names = ", ".join(shown(name) for name in list(self._names.values())[:BAD_ROWS_TOLD])
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.most_common())
-            raise DataError(f"no rows left in {names}: {reasons}", where=f"the {self._part} texts", fix="mend the rows")
+            raise DataError(
+                f"no rows left in {names}: {reasons}",
+                where=f"the {self._part} texts",
+                fix="mend them, or name other files",
+            )
         if self._identities:
             self._identities.check(lambda: (row for path in self._names for row in self._rows_of(path)))
 

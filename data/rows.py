@@ -138,7 +138,9 @@ def rows_of(
             yield found if isinstance(found, BadRow) else check.row(*found)
     except OSError as error:
         raise DataError(
-            f"{reading.name} cannot be read: {error.strerror or error}", where=shown(str(path), 200)
+            f"{reading.name} cannot be read: {error.strerror or error}",
+            where=shown(str(path), 200),
+            fix="check that it is there and that you may read it",
         ) from error
 
 
@@ -281,7 +283,9 @@ def _csv_header(reading: _Reading, lines: _Lines, records: Iterator[list[str]]) 
         header = next((record for record in records if record), [])
     except csv.Error as error:
         raise DataError(
-            f"{reading.name}: the header cannot be read: {error}", where=_shown_value(lines.raw[0])
+            f"{reading.name}: the header cannot be read: {error}",
+            where=_shown_value(lines.raw[0]),
+            fix="the first line names the columns: mend it there",
         ) from error
     if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
         fix = f"re-encode it: iconv -f utf-16 -t utf-8 {reading.name} > utf8-{reading.name}"

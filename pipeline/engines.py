@@ -49,7 +49,7 @@ def share_of(part: str | None, processes: int | None) -> Share:
         raise ExperimentError(
             f"asked for {processes} processes, got {share.count}",
             where="execution.processes",
-            fix=f"ACCELERATE_USE_CPU=1 torchrun --nproc_per_node {processes} -m amalgam.cli ... (on GPUs without it)",
+            fix=f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)",
         )
     return share
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+MEND = "run the command again: only the damaged part is recomputed"
+
 
 class AmalgamError(Exception):
     """What, where and fix are each one line for a person."""
@@ -69,8 +71,8 @@ class DiskFullError(WorkError):
 class DamagedError(AmalgamError):
     """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
 
-    def __init__(self, what: str, *, path: str, where: str | None = None) -> None:
-        super().__init__(what, where=where, fix="run the command again: only the damaged part is recomputed")
+    def __init__(self, what: str, *, path: str, where: str | None = None, fix: str = MEND) -> None:
+        super().__init__(what, where=where, fix=fix)
         self.path = path
 
 

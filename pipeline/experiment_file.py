@@ -123,7 +123,9 @@ def _text(path: Path) -> str:
             f"{path.name} is not UTF-8 (byte {error.start})", where=str(path), fix="save it as UTF-8"
         ) from None
     except OSError as error:
-        raise ExperimentError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from None
+        raise ExperimentError(
+            f"{path.name} cannot be read: {error.strerror}", where=str(path), fix="check its permissions"
+        ) from None
 
 
 def _construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int, ...]) -> Any:

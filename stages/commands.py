@@ -20,7 +20,7 @@ from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
 from amalgam.pipeline.store import Store
 from amalgam.stages.methods import METHODS, PRESETS
-from amalgam.stages.order import STAGES
+from amalgam.stages.order import ASKED_FOR_BY, STAGES
 
 
 def open_run(
@@ -74,7 +74,8 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     oracle: Path | None = None,
 ) -> list[StageState]:
     overrides = [*_remembered(config, overrides, target), *overrides]
-    _, run = open_run(config, overrides, part=part)
+    loaded, run = open_run(config, overrides, part=part)
+    _check_asked_for(target, loaded)
     run.console = Console(quiet=quiet or (not run.share.leads and run.share.kind == "torchrun"))
     with working(run):
         try:
@@ -91,6 +92,12 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
             show_divergence(run, oracle)
     return states
+
+
+def _check_asked_for(target: str | None, loaded: LoadedExperiment) -> None:
+    wanted = [stage.name for stage in STAGES if stage.wanted(loaded.experiment)]
+    if target and target not in wanted and target in ASKED_FOR_BY:
+        raise ExperimentError(f"this experiment has no stage {target}", fix=f"{ASKED_FOR_BY[target]} asks for it")
 
 
 def _remembered(config: Path, overrides: list[str], target: str | None) -> list[str]:
@@ -173,9 +180,10 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
 
     names = [stage.name for stage in STAGES]
     if name not in names:
-        close = difflib.get_close_matches(name, names, 1)
+        close = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
         raise ExperimentError(
-            f"no stage {name!r}", fix=f"did you mean {close[0]}?" if close else f"the stages: {', '.join(names)}"
+            f"no stage {name!r}",
+            fix=f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(names)}",
         )
     _, run = open_run(config, overrides)
     with working(run):
@@ -248,7 +256,12 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
             f"{found['files']:,} files, {found['bytes'] / 1e6:,.1f} MB checked, {len(found['damaged'])} damaged"
         )
     if found["damaged"]:
-        raise DamagedError(f"{len(found['damaged'])} stored files are damaged", path=found["damaged"][0]["path"])
+        raise DamagedError(
+            f"{len(found['damaged'])} stored files are damaged, and were set aside",
+            path=found["damaged"][0]["path"],
+            where=str(run.store.root / "quarantine"),
+            fix="`amalgam run` makes them again, and nothing else",
+        )
 
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:

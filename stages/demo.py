@@ -23,6 +23,8 @@ TEXTS: dict[str, tuple[Part, int, int]] = {
     "test": ("test", 1000, 0),
 }
 """file: (part of the embedded corpus, texts, seed). Teachers learn from texts that the student never sees."""
+FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
+WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml"}
 METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 THREE_TEACHERS = """\
@@ -103,10 +105,13 @@ def demo_texts(name: str) -> list[tuple[str, str]]:
 
 
 def refuse_strange(folder: Path) -> None:
-    ours = (folder / "amalgam.yaml").exists() and (folder / "encoder").exists()
+    """A demo is known by its experiment file, or, where it was stopped while it was written, by having little else."""
     if folder.exists() and not folder.is_dir():
         raise ExperimentError(f"{folder} is not a folder", fix="amalgam demo DIR puts it elsewhere")
-    if folder.exists() and any(folder.iterdir()) and not ours and not (folder / "texts").exists():
+    file = folder / "amalgam.yaml"
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    ours = file.read_text("utf-8", "replace").startswith(FIRST_WORDS) if file.is_file() else there <= WRITTEN_FIRST
+    if there and not ours:
         raise ExperimentError(f"{folder} is not empty and holds no demo", fix="amalgam demo DIR puts it elsewhere")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from amalgam.pipeline.stage import Stage
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_features.stage import CacheFeatures
@@ -28,3 +30,13 @@ STAGES: tuple[Stage, ...] = (
     TrainStudent(),  #   from cached targets alone
     Report(),  #         every teacher, the ensemble and the student on labelled test texts
 )
+
+ASKED_FOR_BY: Mapping[str, str] = {
+    "generate": "a `generate` section",
+    "train-teachers": "a `train_teachers` section",
+    "build-targets": "a student.method that trains a student from texts",
+    "guess-embeddings": "student.method: as-dfd",
+    "train-student": "a student.method that trains a student",
+    "report": "corpus.test, labelled texts to measure on,",
+}
+"""What makes a stage that a person may name a part of the experiment."""

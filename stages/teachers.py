@@ -94,15 +94,16 @@ def _check_gold_of(run: Run, name: str, known: set[str]) -> None:
         return
     some = ", ".join(shown(label) for label in list(strange)[:LABELS_TOLD])
     more = f" and {len(strange) - LABELS_TOLD} more" if len(strange) > LABELS_TOLD else ""
-    texts = f"{sum(strange.values()):,} {name} texts"
+    count = sum(strange.values())
+    texts = f"{count:,} {name} text{'s' if count > 1 else ''}"
     if run.experiment.corpus.on_bad_row == "error" or len(strange) == len(counts):
         raise DataError(
-            f"{texts} have gold labels that are not in the union: {some}{more}",
+            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {some}{more}",
             where=f"corpus.{name}, column {shown(str(run.experiment.corpus.label))}; "
             f"the union is {', '.join(shown(label) for label in sorted(known))}",
             fix="rename a teacher's labels (teachers: rename), or leave such texts out: corpus.on_bad_row: skip",
         )
-    run.console.note(f"{texts} are left out: no teacher knows {some}{more}")
+    run.console.note(f"{texts} left out: no teacher knows {some}{more}")
 
 
 def _named(run: Run) -> Iterable[KnownTeacher]:

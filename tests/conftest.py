@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
 # Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
 # workers that share its cores do not wait for each other's threads.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _as_wide_as_a_pipe() -> Iterator[None]:
+    """A worker of pytest-xdist is told to be 80 columns wide, a plain pytest is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

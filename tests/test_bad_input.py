@@ -174,7 +174,7 @@ def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh.tries("run")
     assert said.code == 3
-    assert "1 test texts have gold labels that are not in the union: sailing" in said.err
+    assert "1 test text has a gold label that is not in the union: sailing" in said.err
     assert "where: corpus.test, column label" in said.err
     assert "corpus.on_bad_row: skip" in said.err
     assert not fresh.units()
@@ -183,7 +183,7 @@ def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh:
 def test_such_texts_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh("run", "corpus.on_bad_row=skip")
-    assert "1 test texts are left out: no teacher knows sailing" in said.err
+    assert "1 test text left out: no teacher knows sailing" in said.err
     [path] = (fresh.artifacts / "report").glob("*/*/evaluation.json")
     found = json.loads(path.read_text())
     assert (found["n"], found["left_out"]) == (40, 1)
@@ -193,7 +193,7 @@ def test_a_validation_part_that_no_teacher_knows_is_refused_even_if_skipping(fre
     fresh.write([("the boat left the harbour", "sailing")], "validation")
     said = fresh.tries("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
     assert said.code == 3
-    assert "1 validation texts have gold labels that are not in the union" in said.err
+    assert "1 validation text has a gold label that is not in the union" in said.err
 
 
 def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Shop) -> None:

@@ -10,10 +10,31 @@ import pytest
 
 from amalgam.stages.bill.rates import Rates
 from amalgam.stages.bill.survey import FIRST_ROWS, sample, survey
+from amalgam.stages.bill.trials import starting
 from amalgam.stages.commands import open_run
 from amalgam.tests.workshop import PASSES, TEST, TRAIN, Shop
 
 FIGURES = ("seconds", "memory_mb", "disk_mb")
+
+
+STARTED: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _started(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What starting takes is measured once for all tests: it is a process that loads every library."""
+    shop = built.without_artifacts(tmp_path_factory.mktemp("bill") / "shop")
+    _, run = open_run(shop.config, [])
+    Rates(run, measure=True).of("starting", None, starting)
+    STARTED["rates.json"] = (shop.artifacts / "rates.json").read_text()
+
+
+def _measured(shop: Shop, *arguments: str) -> dict[str, Any]:
+    """The bill, after this machine was tried."""
+    if not (shop.artifacts / "rates.json").exists():
+        shop.artifacts.mkdir(exist_ok=True)
+        (shop.artifacts / "rates.json").write_text(STARTED["rates.json"])
+    return _bill(shop, "--measure", *arguments)
 
 
 def _bill(shop: Shop, *arguments: str) -> dict[str, Any]:
@@ -56,7 +77,7 @@ def test_what_is_current_costs_nothing(shop: Shop) -> None:
 
 def test_the_bill_of_stage_1_is_its_missing_passes_times_the_rate(shop: Shop) -> None:
     """K from 4 to 6 with 4 cached: 2 passes of the training texts, none of the test texts, for each of two teachers."""
-    cost = _bill(shop, "--measure", "cache.passes=6")["stages"]["cache-teachers"]
+    cost = _measured(shop, "cache.passes=6")["stages"]["cache-teachers"]
     rates = _kept(shop)
     asked = [rates["asking first"], rates["asking second"]]
     expected = sum(one["setup_seconds"] + 2 * TRAIN * one["seconds_per_pass"] for one in asked)
@@ -64,7 +85,7 @@ def test_the_bill_of_stage_1_is_its_missing_passes_times_the_rate(shop: Shop) ->
 
 
 def test_before_the_texts_are_read_the_whole_of_stage_1_is_on_the_bill(fresh: Shop) -> None:
-    cost = _bill(fresh, "--measure")["stages"]["cache-teachers"]
+    cost = _measured(fresh)["stages"]["cache-teachers"]
     rates = _kept(fresh)
     rows = TRAIN * (PASSES + 1) + TEST
     asked = [rates["asking first"], rates["asking second"]]
@@ -72,7 +93,7 @@ def test_before_the_texts_are_read_the_whole_of_stage_1_is_on_the_bill(fresh: Sh
 
 
 def test_the_bill_of_the_student_counts_its_steps_and_its_looks_at_what_was_held_out(fresh: Shop) -> None:
-    cost = _bill(fresh, "--measure", "student.epochs=3", "student.evaluate_every=5")["stages"]["train-student"]
+    cost = _measured(fresh, "student.epochs=3", "student.evaluate_every=5")["stages"]["train-student"]
     rates = next(figures for kind, figures in _kept(fresh).items() if kind.startswith("training"))
     steps = 3 * -(-int(TRAIN * 0.95) // 32)
     looks = -(-steps // 5)
@@ -85,14 +106,14 @@ def test_teachers_that_are_to_be_trained_are_on_the_bill_and_measured_as_what_th
     start, end = text.index("teachers:"), text.index("cache:")
     trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 2\n  max_tokens: 32\n"
     fresh.config.write_text(text[:start] + trained + text[end:])
-    bill = _bill(fresh, "--measure")
+    bill = _measured(fresh)
     assert bill["notes"] == {}
     assert bill["stages"]["train-teachers"]["seconds"] > 0
     assert "asking ./models/encoder" in _kept(fresh)
 
 
 def test_a_model_that_must_be_fetched_leaves_its_cost_unknown_and_the_rest_known(fresh: Shop) -> None:
-    bill = _bill(fresh, "--measure", "student.encoder=someone/some-encoder")
+    bill = _measured(fresh, "student.encoder=someone/some-encoder")
     assert bill["stages"]["train-student"] is None
     assert bill["notes"]["train-student"] == "after someone/some-encoder"
     assert bill["stages"]["cache-teachers"]["seconds"] > 0
@@ -139,7 +160,7 @@ DFA = ("student.method=dfa", "targets.mode=vanilla-kd")
 
 
 def test_states_that_are_missing_are_on_the_bill_by_text_and_teacher(shop: Shop) -> None:
-    bill = _bill(shop, "--measure", *DFA)
+    bill = _measured(shop, *DFA)
     assert bill["notes"] == {}
     cost, rates = bill["stages"]["cache-features"], _kept(shop)
     asked = [rates["states of first"], rates["states of second"]]
@@ -151,13 +172,13 @@ def test_states_that_are_missing_are_on_the_bill_by_text_and_teacher(shop: Shop)
     rows = shop.texts()
     shop.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
     shop("read-corpus")
-    cost = _bill(shop, "--measure", *DFA)["stages"]["cache-features"]
+    cost = _measured(shop, *DFA)["stages"]["cache-features"]
     assert cost["seconds"] == pytest.approx(sum(one["setup_seconds"] + 7 * one["seconds_per_text"] for one in asked))
 
 
 def test_states_by_token_take_the_tokens_times_the_blocks_times_the_width_on_the_disk(shop: Shop) -> None:
     """The figure of the bill is what then lies there."""
-    cost = _bill(shop, "--measure", *DFA, "objective.grain=tokens")["stages"]["cache-features"]
+    cost = _measured(shop, *DFA, "objective.grain=tokens")["stages"]["cache-features"]
     shop("train-student", *DFA, "objective.grain=tokens")
     there = sum(path.stat().st_size for path in (shop.artifacts / "cache-teachers").glob("*/units/*/*")) / 1e6
     assert cost["disk_mb"] == pytest.approx(there, rel=0.02)
@@ -165,7 +186,7 @@ def test_states_by_token_take_the_tokens_times_the_blocks_times_the_width_on_the
 
 def test_the_students_steps_are_measured_with_what_it_looks_at_phase_by_phase(shop: Shop) -> None:
     said = ("student.method=layerwise", "targets.mode=scores")
-    assert _bill(shop, "--measure", *said)["stages"]["train-student"]["seconds"] > 0
+    assert _measured(shop, *said)["stages"]["train-student"]["seconds"] > 0
     assert next(figures for kind, figures in _kept(shop).items() if kind.startswith("training"))["phases"] == 2
 
 
@@ -174,7 +195,7 @@ def test_states_of_teachers_that_are_to_be_trained_are_on_the_bill(fresh: Shop) 
     start, end = text.index("teachers:"), text.index("cache:")
     trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 2\n  max_tokens: 32\n"
     fresh.config.write_text(text[:start] + trained + text[end:])
-    bill = _bill(fresh, "--measure", *DFA)
+    bill = _measured(fresh, *DFA)
     assert bill["notes"] == {}
     assert bill["stages"]["cache-features"]["seconds"] > 0
     assert "states of ./models/encoder" in _kept(fresh)

@@ -11,7 +11,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.experiment_file import load_experiment
 from amalgam.stages import demo_language_model
-from amalgam.stages.demo import METHODS_SHOWN, TEXTS, write_demo
+from amalgam.stages.demo import METHODS_SHOWN, TEXTS, write_demo, write_texts
 from amalgam.stages.demo_data_free import ROWS, write_data_free
 from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.tests.workshop import amalgam
@@ -51,6 +51,20 @@ def test_the_demo_is_not_written_among_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ExperimentError, match="holds no demo"):
         write_demo(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_demo_is_not_written_into_an_experiment_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "amalgam.yaml").write_text("corpus: {train: texts/train.csv}\n")
+    with pytest.raises(ExperimentError, match="holds no demo"):
+        write_demo(tmp_path)
+
+
+def test_a_demo_that_was_stopped_while_it_was_written_goes_on(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_demo(tmp_path)
+    assert (tmp_path / "amalgam.yaml").exists()
 
 
 def test_every_method_shown_is_a_method() -> None:

@@ -257,3 +257,35 @@ def test_an_oracle_with_other_labels_is_refused(shop: Shop) -> None:
     said = shop.tries("build-targets", "--oracle", f"models/{next(iter(KNOWS))}")
     assert said.code == 2
     assert "knows other labels" in said.err
+
+
+@pytest.mark.parametrize(
+    ("stage", "asks"),
+    [
+        ("generate", "`generate` section"),
+        ("train-teachers", "`train_teachers` section"),
+        ("guess-embeddings", "as-dfd"),
+    ],
+)
+def test_a_stage_that_nothing_asks_for_says_what_would(shop: Shop, stage: str, asks: str) -> None:
+    said = shop.tries(stage)
+    assert said.code == 2
+    assert f"this experiment has no stage {stage}" in said.err
+    assert asks in said.err
+
+
+def test_a_report_without_labelled_texts_says_what_it_needs(shop: Shop) -> None:
+    assert "corpus.test, labelled texts to measure on, asks for it" in shop.tries("report", "corpus.test=null").err
+
+
+def test_half_a_stages_name_is_enough_to_be_understood(shop: Shop) -> None:
+    assert "did you mean train-teachers or train-student?" in shop.tries("explain", "train").err
+
+
+def test_verify_says_that_run_mends_what_it_set_aside(shop: Shop) -> None:
+    flip(shop.units()[0])
+    said = shop.tries("verify")
+    assert said.code == 1
+    assert "`amalgam run` makes them again" in said.err
+    shop("run")
+    assert shop("verify").code == 0

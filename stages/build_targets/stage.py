@@ -180,7 +180,7 @@ def _check_labelled(run: Run, gold: pl.Series) -> None:
 
     if gold.null_count():
         raise DataError(
-            f"{gold.null_count()} training texts have no gold label",
+            f"{gold.null_count():,} training texts have no gold label",
             where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
             fix="label them, or leave them out of corpus.train",
         )

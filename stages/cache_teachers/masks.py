@@ -113,7 +113,10 @@ class Bank:
     def windows(self, offsets: torch.Tensor, length: int, rate: float, out: torch.Tensor | None = None) -> torch.Tensor:
         """[offsets, length]: the mask values from each offset on."""
         if length > LONGEST_WINDOW:
-            raise ModelError(f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}")
+            raise ModelError(
+                f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}",
+                fix="set a lower max_tokens for this teacher, cache.passes: 0, or leave it out",
+            )
         windows = self.values(rate).as_strided((BANK_SIZE, length), (1, 1))
         return torch.index_select(windows, 0, offsets.reshape(-1), out=out)
 

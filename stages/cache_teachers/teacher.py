@@ -325,7 +325,10 @@ class Teacher:
             probe = [(PROBE_TEXT * (length // 10 + 1),)]
             [one] = encode(self.tokenizer, probe, length, types=self.takes_types)
             if len(one) != length:
-                raise ModelError(f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens")
+                raise ModelError(
+                    f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
+                    fix="use the tokenizer that the model was trained with",
+                )
             tokens.append(one)
         self.check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
         return tokens

@@ -101,7 +101,8 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
         raise _refusal(error, model.id, model.commit, where) from None
     except (HTTPError, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"disk full while downloading {model.id}", where=where) from None
+            fix = "make room, then run the command again: what has arrived is kept"
+            raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
         raise ModelError(
             f"the download of {model.id} broke off ({type(error).__name__})",
             where=where,

@@ -38,7 +38,8 @@ def lessons(run: Run, new: Beginner, *, held_out: float) -> Lessons:
         rows = read_bucket(run, bucket, ["key"])
         if not rows.column("key").equals(taught.column("key")):
             raise WorkError(
-                "texts and targets do not have the same keys", fix="`amalgam verify`, then build-targets --force"
+                "texts and targets do not have the same keys",
+                fix="`amalgam verify`, then `amalgam build-targets --force`",
             )
         tokens.append(_tokens(run, bucket, new))
         keys.append(key_array(rows.column("key")))

@@ -120,7 +120,9 @@ def groups_of(run: Run) -> dict[str, list[str]]:
     if isinstance(groups, int):
         if groups * 2 > len(known):
             raise ExperimentError(
-                f"{len(known)} labels cannot be cut in {groups} groups of at least two", where="train_teachers.groups"
+                f"{len(known)} labels cannot be cut in {groups} groups of at least two",
+                where="train_teachers.groups",
+                fix=f"at most {len(known) // 2} groups; or name: [labels] for each",
             )
         return {f"teacher-{index}": own for index, own in enumerate(cut_in_groups(known, groups), 1)}
     for name, labels in groups.items():
@@ -138,7 +140,11 @@ def groups_of(run: Run) -> dict[str, list[str]]:
 def _part(run: Run) -> Part:
     part = part_of(run, "teachers") or part_of(run, "train")
     if part is None or part.labels_digest is None:
-        raise DataError("the texts to train teachers on have no labels", where="corpus.label")
+        raise DataError(
+            "the texts to train teachers on have no labels",
+            where="corpus.label",
+            fix="name the column of their labels, or name teachers that are finished in the place of train_teachers",
+        )
     return part
 
 

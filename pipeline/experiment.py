@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts
+from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts, Tracker
 
 SCHEMA_VERSION = 1
 UNTRAINED = ("ensemble", "zero-shot")
@@ -347,6 +347,8 @@ class Execution(Section):
     batch_tokens: Positive | None = None
     """Tokens of one launch, all passes counted; null: as many as suit the device."""
     training_checkpoint_seconds: Positive = 120
+    trackers: list[Tracker] = []
+    """Experiment trackers that hear a training's loss, learning rate, score and speed, and nothing else."""
     versions: Literal["warn", "strict"] = "warn"
     """strict: results made with other library versions are made again."""
 

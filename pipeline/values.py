@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -12,6 +12,8 @@ Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
 Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+"""As Accelerate names them."""
 
 
 def _as_list(value: Any) -> Any:

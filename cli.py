@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from amalgam.stages import completion, usage
 from amalgam.stages.finished import commands as finished
 
 app = typer.Typer(
@@ -22,7 +23,12 @@ app = typer.Typer(
 
 Config = Annotated[Path, typer.Option("-c", "--config", help="The experiment file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help="Overrides, such as targets.temperature=0.5")
+    list[str] | None,
+    typer.Argument(
+        metavar="[FIELD=VALUE]...",
+        help="Overrides, such as targets.temperature=0.5",
+        autocompletion=completion.overrides,
+    ),
 ]
 Only = Annotated[bool, typer.Option("--only", help="Refuse instead of bringing earlier stages up to date.")]
 Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
@@ -60,11 +66,20 @@ def demo(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="Where to write amalgam.yaml.")] = Path()) -> None:
-    """Write a commented experiment file."""
-    from amalgam.pipeline.template import write_template
+def init(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER | TEACHER...]", help="Where to write amalgam.yaml; or the teachers."),
+    ] = None,
+    from_teachers: Annotated[
+        bool, typer.Option("--from-teachers", help="The arguments are models: Hub ids or folders; read their labels.")
+    ] = False,
+    into: Annotated[Path, typer.Option(help="Where to write amalgam.yaml, with --from-teachers.")] = Path(),
+) -> None:
+    """Write a commented experiment file, with your teachers in it if you name them."""
+    from amalgam.stages.introduction import write_experiment
 
-    typer.echo(f"wrote {write_template(folder)}: name your texts and teachers in it, then `amalgam plan`")
+    typer.echo(write_experiment(names or [], from_teachers=from_teachers, into=into))
 
 
 def _stage(name: str, said: str) -> None:
@@ -98,6 +113,10 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
     mode: Annotated[str | None, typer.Option(help="targets.mode, such as soft or hard.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="soft, hard, vanilla-kd or supervised: targets.mode.", autocompletion=completion.modes),
+    ] = None,
     oracle: Annotated[Path | None, typer.Option(help="A model folder to measure the targets' KL against.")] = None,
     only: Only = False,
     force: Force = False,
@@ -163,7 +182,7 @@ def plan(
 
 @app.command()
 def explain(
-    stage: Annotated[str, typer.Argument(help="The stage's name.")],
+    stage: Annotated[str, typer.Argument(help="The stage's name.", autocompletion=completion.stages)],
     overrides: Overrides = None,
     config: Config = FILE,
     as_json: AsJson = False,
@@ -237,6 +256,9 @@ def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 
 
 finished.add_to(app)
+for _command in app.registered_commands:
+    _name = _command.name or _command.callback.__name__ if _command.callback else ""
+    _command.epilog = _command.epilog or usage.epilog(_name)
 
 
 def main() -> None:
@@ -246,7 +268,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments)
+        app(arguments, prog_name="amalgam")
     except AmalgamError as error:
         if debug:
             raise

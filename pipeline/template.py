@@ -6,7 +6,20 @@ from pathlib import Path
 
 from amalgam.pipeline.errors import ExperimentError
 
-TEMPLATE = """\
+TEACHERS = """\
+teachers:                       # each knows its own labels; the student will know all of them
+  - name: first
+    model: ./models/first       # ./a/folder, a Hub id, or package:module/folder
+    # revision: main            # pinned in the workspace to the commit it means today
+    # labels: [sports, politics]  # where the model says LABEL_0, LABEL_1
+    # rename: {Sport: sports}
+  - name: second
+    model: ./models/second
+
+"""
+
+TEMPLATE = (
+    """\
 # An amalgam experiment. Paths start from this file's folder. `amalgam schema` lists every field.
 # amalgam plan                 what would run, and why
 # amalgam run                  bring everything up to date; running again is resuming
@@ -25,15 +38,9 @@ corpus:
 #   language_model: ./models/lm # any causal language model, by folder or Hub id
 #   texts: 200                  # per teacher and class
 
-teachers:                       # each knows its own labels; the student will know all of them
-  - name: first
-    model: ./models/first       # ./a/folder, a Hub id, or package:module/folder
-    # revision: main            # pinned in the workspace to the commit it means today
-    # labels: [sports, politics]  # where the model says LABEL_0, LABEL_1
-    # rename: {Sport: sports}
-  - name: second
-    model: ./models/second
-
+"""
+    + TEACHERS
+    + """\
 cache:                          # stage 1: asked once, kept for good
   passes: 16                    # Monte-Carlo dropout passes per text and teacher
   max_tokens: 128
@@ -59,14 +66,16 @@ student:                        # stage 3: never sees a teacher; a plain Hugging
 #   workspace: artifacts
 #   device: auto
 """
+)
 
 
-def write_template(folder: Path) -> Path:
+def write_template(folder: Path, teachers: str = TEACHERS) -> Path:
+    """`teachers`: that section's own lines."""
     path = folder / "amalgam.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE)
+            file.write(TEMPLATE.replace(TEACHERS, teachers))
     except FileExistsError:
         raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix="edit it, or move it away") from None
     return path

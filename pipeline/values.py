@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -19,6 +19,8 @@ Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
 Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+"""As Accelerate names them."""
 
 # What several sections have in common, with its meaning.
 Seed = Annotated[int, Field(description="Another one draws everything that is random anew.")]

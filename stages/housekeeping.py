@@ -15,7 +15,8 @@ from amalgam.stages.models.files import newer_revision
 from amalgam.stages.order import STAGES
 
 OLD_SECONDS = 24 * 3600.0
-ROOMS = ("pins", "quarantine")
+ROOMS = ("pins", "quarantine", "journals", "given")
+"""Not of any stage: no record stands for what lies there."""
 
 
 def holdings(run: Run) -> dict[str, Any]:

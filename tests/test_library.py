@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
     there = {path.name for path in package.iterdir()} - {"__init__.py", "__pycache__"}
     assert there == {"benchmarks", "cli.py", "data", "pipeline", "py.typed", "stages", "tests"}
     assert all((package / name).resolve() == ROOT / name for name in there)
+
+
+def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of ours beside an editable install's path would stand in front of it, with none of the rooms."""
+    from hatchling.build import build_editable, build_wheel
+
+    monkeypatch.chdir(ROOT)
+    names = {}
+    for build in (build_editable, build_wheel):
+        (tmp_path / build.__name__).mkdir()
+        wheel = tmp_path / build.__name__ / build(str(tmp_path / build.__name__))
+        names[build.__name__] = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names["build_editable"] == {"_amalgam.pth"}
+    own = {"amalgam/__init__.py", "amalgam/cli.py", "amalgam/py.typed", "amalgam/stages/library/experiment.py"}
+    assert own <= names["build_wheel"]
+    rooms = {"/".join(name.split("/")[:2]) for name in names["build_wheel"]}
+    assert rooms == {*own, "amalgam/data", "amalgam/pipeline", "amalgam/stages"} - {
+        "amalgam/stages/library/experiment.py"
+    }
 
 
 def test_an_experiment_that_is_up_to_date_shows_its_results(done: Experiment, desk: Shop) -> None:

@@ -121,6 +121,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "execution.processes": (["execution.processes=1"], NOTHING),
     "execution.batch_tokens": (["execution.batch_tokens=512"], NOTHING),
     "execution.training_checkpoint_seconds": (["execution.training_checkpoint_seconds=5"], NOTHING),
+    "execution.trackers": (["execution.trackers=[tensorboard]"], NOTHING),
     "execution.versions": (["execution.versions=strict"], ALL),
 }
 TRAINED = {"train-teachers", *CACHE_ON}

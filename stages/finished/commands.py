@@ -42,10 +42,24 @@ logits; any batch, any length the student takes), tokenizer.json and config.json
 only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam[onnx]'
 """
 
+PUSH = """\
+Examples:
+
+amalgam push me/desk-and-study                  lists what would be uploaded, and uploads nothing
+
+amalgam push me/desk-and-study --card           shows the model card
+
+amalgam push me/desk-and-study --yes            makes it, private
+
+The token is the Hub client's own: HF_TOKEN, or what `hf auth login` stored. A README.md in the student's folder is
+taken as it is; without one the card is written from the numbers of `amalgam report`.
+"""
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(epilog=PREDICT)(predict)
     app.command(epilog=EXPORT)(export)
+    app.command(epilog=PUSH)(push)
 
 
 def predict(  # noqa: PLR0913 - the options of a command
@@ -112,3 +126,17 @@ def export(  # noqa: PLR0913 - the options of a command
     from amalgam.stages.finished import onnx_export
 
     onnx_export.export(config, student, out, force=force, quiet=quiet)
+
+
+def push(  # noqa: PLR0913 - the options of a command
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Its name on the Hub, such as me/a-model.")],
+    student: StudentFolder = None,
+    public: Annotated[bool, typer.Option("--public", help="For all to read; private without it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Show the model card, and do nothing.")] = False,
+    config: Config = FILE,
+) -> None:
+    """Put the student on the Hugging Face Hub, with a model card of the report's numbers."""
+    from amalgam.stages.finished import push as work
+
+    work.push(repo_id, config, student, public=public, yes=yes, show_card=card)

@@ -58,7 +58,7 @@ def resolve(  # noqa: PLR0913 - one argument for each thing that the experiment 
     where: str | None = None,
 ) -> ModelFiles:
     """`base` is the folder that relative folders start from; `where`, for messages, the field that names the model."""
-    request = _Request(given, revision, allow_pickle, trust_remote_code, where)
+    request = Request(given, revision, allow_pickle, trust_remote_code, where)
     return _Finder(request, base, pins, digest_of, _Hub()).find()()
 
 
@@ -70,7 +70,7 @@ def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
 
 def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
     """Whether resolve would ask the Hub: not for folders and packages, nor for what is pinned and cached."""
-    place = _place(_Request(given, revision), base)
+    place = place_of(Request(given, revision), base)
     if not isinstance(place, str):
         return False
     commit = _known_commit(place, revision, pins)
@@ -84,7 +84,7 @@ def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) 
     None also where there is nothing to ask about (a folder, a package, a full commit) or no answer: never an error.
     """
     try:
-        place = _place(_Request(given, revision), base)
+        place = place_of(Request(given, revision), base)
         pinned = pins.get("hub", _revision_name(place, revision)) if isinstance(place, str) else None
         now = model_hub.ask(place, revision, where=given) if isinstance(place, str) and pinned else None
     except ModelError:
@@ -101,7 +101,7 @@ def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     given: str
     revision: str | None
     allow_pickle: bool = False
@@ -139,12 +139,12 @@ def _finder(  # noqa: PLR0913 - as resolve
     trust_remote_code: bool = False,
     where: str | None = None,
 ) -> _Finder:
-    return _Finder(_Request(given, revision, allow_pickle, trust_remote_code, where), base, pins, digest_of, hub)
+    return _Finder(Request(given, revision, allow_pickle, trust_remote_code, where), base, pins, digest_of, hub)
 
 
 @dataclass(frozen=True)
 class _Finder:
-    request: _Request
+    request: Request
     base: Path
     pins: Pins
     digest_of: Callable[[Path], str]
@@ -152,7 +152,7 @@ class _Finder:
 
     def find(self) -> Callable[[], ModelFiles]:
         """Does all that is quick, and returns what is left to do."""
-        place = _place(self.request, self.base)
+        place = place_of(self.request, self.base)
         if isinstance(place, str):
             return self._find_on_hub(place)
         request = self.request
@@ -247,7 +247,7 @@ class _Finder:
         return _digest_name(model_id, commit, code=self.request.trust_remote_code)
 
 
-def _place(request: _Request, base: Path) -> Path | str:
+def place_of(request: Request, base: Path) -> Path | str:
     """A folder that exists, or the id of a model on the Hub."""
     given, where = request.given, request.where
     if "://" in given:

@@ -51,7 +51,7 @@ def ask(model_id: str, revision: str | None, *, where: str | None) -> HubModel |
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
 
     try:
-        with _silent():
+        with silent():
             info = HfApi().model_info(model_id, revision=revision or DEFAULT_REVISION, timeout=SECONDS_TO_ANSWER)
     except HfHubHTTPError as error:
         if error.response.status_code >= 500 or error.response.status_code in BUSY:
@@ -70,7 +70,7 @@ def cached(model_id: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        with _silent():
+        with silent():
             folder = snapshot_download(
                 model_id,
                 revision=revision or DEFAULT_REVISION,
@@ -92,7 +92,7 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
 
     patterns = [glob.escape(name) for name in names]
     try:
-        with _silent():
+        with silent():
             folder = Path(snapshot_download(model.id, revision=revision or model.commit, allow_patterns=patterns))
             if folder.name != model.commit:  # the branch has just moved
                 folder = Path(snapshot_download(model.id, revision=model.commit, allow_patterns=patterns))
@@ -140,7 +140,7 @@ def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: 
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """The console belongs to the pipeline: no bars, and no warnings that our own errors say better."""
     import warnings
 

@@ -11,6 +11,7 @@ import numpy as np
 from amalgam.pipeline.experiment import Student
 from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.batches import Examples
+from amalgam.stages.fine_tuning.journal import journal
 from amalgam.stages.fine_tuning.learner import Objective
 from amalgam.stages.fine_tuning.loop import Stopped, Training, fit
 from amalgam.stages.fine_tuning.prediction import predict
@@ -66,16 +67,20 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
     """`fit` with this run's progress, signals and device; `keep`: its end is kept for a phase that follows."""
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with run.console.steps(what, steps) as show:
+    with (
+        run.console.steps(checkpoint.name if keep else checkpoint.parent.name, steps) as show,
+        journal(run, checkpoint, training, show, score) as (on_step, scored),
+    ):
         try:
             fitted = fit(
                 new.model,
                 examples,
                 training,
                 pad_id=new.pad_id,
-                score=score,
+                score=scored,
                 checkpoint=checkpoint,
                 stop=run.signals.requested,
-                on_step=show,
+                on_step=on_step,
                 objective=objective,
                 cpu=run.experiment.execution.device == "cpu",
                 keep=keep,

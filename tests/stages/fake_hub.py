@@ -5,6 +5,7 @@ Point a process at it with `env`. It counts what it is asked, moves branches, cl
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -12,13 +13,12 @@ import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Self
 
 INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
 TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)(\?.*)?")
+WRITE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<what>preupload|commit)/main(\?.*)?")
 FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 LARGE = (".safetensors", ".bin")
 
@@ -28,6 +28,7 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: bool = False
+    private: bool = False
 
 
 @dataclass
@@ -35,6 +36,7 @@ class FakeHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     busy: bool = False
+    nothing: Path = Path("/nonexistent")
 
     def __enter__(self) -> Self:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
@@ -78,6 +80,32 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        """What an upload asks: may the card be read, make the repository, how to send each file, here they are."""
+        said = self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.requests.append(f"{self.command} {self.path}")
+        if self.headers.get("Authorization") != "Bearer writer":
+            return self._refuse(403, "Forbidden", "this token may not write")
+        if self.path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if self.path == "/api/repos/create":
+            wish = json.loads(said)
+            model_id = f"{wish['organization']}/{wish['name']}" if wish.get("organization") else wish["name"]
+            commit = self.hub.push(model_id, self.hub.nothing)
+            self.hub.repositories[model_id].private = wish.get("visibility", wish.get("private")) in {"private", True}
+            return self._json({"url": f"{self.hub.address}/{model_id}", "id": model_id, "sha": commit})
+        match = WRITE.fullmatch(self.path)
+        if match is None:
+            return self._refuse(404, "NotFound", "no such question")
+        if match["what"] == "preupload":
+            names = [file["path"] for file in json.loads(said)["files"]]
+            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            return self._json({"files": modes})
+        lines = [json.loads(line)["value"] for line in said.splitlines()]
+        files = {line["path"]: base64.b64decode(line["content"]) for line in lines if "path" in line}
+        self.hub.repositories[match["id"]].commits["main"] = files
+        return self._json({"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.hub.address}/{match['id']}"})
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's parameter name
         """Says nothing: requests are counted instead."""
 
@@ -103,7 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
         if match.re is INFO:
             siblings = [{"rfilename": name} for name in files]
             gate = "auto" if repository.gated else False
-            return self._json({"id": match["id"], "sha": commit, "siblings": siblings, "gated": gate, "private": False})
+            return self._json(
+                {"id": match["id"], "sha": commit, "siblings": siblings, "gated": gate, "private": repository.private}
+            )
         if match.re is TREE:
             return self._json([_entry(name, content) for name, content in files.items()])
         if match["name"] not in files:

@@ -1,0 +1,114 @@
+"""`amalgam init`, alone and with teachers: the file it writes is one that works, and says what the models know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import constants
+
+from amalgam.tests.stages.fake_hub import FakeHub, small_model
+from amalgam.tests.workshop import KNOWS, Said, Shop, amalgam
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_model(tmp_path / "models/desk", labels=("law", "sport"))
+    small_model(tmp_path / "models/study", labels=("law", "Sport", "no"))
+    return tmp_path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield hub
+
+
+def init(folder: Path, *arguments: str) -> Said:
+    return amalgam("init", *arguments, folder=folder)
+
+
+def teachers_in(path: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = yaml.safe_load(path.read_text())["teachers"]
+    return found
+
+
+def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None:
+    said = init(folder, "--from-teachers", "models/desk/../desk", "./models/study")
+    assert (said.code, said.err) == (0, "")
+    assert "2 teachers, 4 labels" in said.out
+    text = (folder / "amalgam.yaml").read_text()
+    assert teachers_in(folder / "amalgam.yaml") == [
+        {"name": "desk", "model": "./models/desk"},
+        {"name": "study", "model": "./models/study"},
+    ]
+    assert "    # 3 labels: law, Sport, no\n    # shared with others: law\n" in text
+    assert "    # rename: {Sport: sport}" in text
+    assert "student:" in text
+
+
+def test_the_file_of_real_teachers_plans_as_it_stands(fresh: Shop) -> None:
+    fresh.config.unlink()
+    fresh("init", "--from-teachers", "./models/first", "./models/second")
+    text = fresh.config.read_text()
+    assert f"# 4 labels: {', '.join(KNOWS['first'])}" in text
+    assert fresh.plan("student.encoder=./models/encoder")["read-corpus"]["state"] == "missing"
+
+
+def test_paths_start_from_where_the_file_is_written_and_names_differ(folder: Path) -> None:
+    small_model(folder / "other/desk", labels=("a", "b"))
+    init(folder, "--from-teachers", "./models/desk", str(folder / "other/desk"), "--into", "work/here")
+    assert teachers_in(folder / "work/here/amalgam.yaml") == [
+        {"name": "desk", "model": "../../models/desk"},
+        {"name": "desk-2", "model": str(folder / "other/desk")},
+    ]
+
+
+def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: FakeHub) -> None:
+    commit = hub.push("org/mood", small_model(folder / "hub", labels=("glad", "sad")))
+    said = init(folder, "--from-teachers", "org/mood")
+    assert said.code == 0, said.err
+    assert set(hub.downloads()) == {"config.json"}
+    text = (folder / "amalgam.yaml").read_text()
+    assert teachers_in(folder / "amalgam.yaml") == [{"name": "mood", "model": "org/mood"}]
+    assert f"# revision: {commit}" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["./models/dask"], "models has desk"),
+        (["./models/unnamed"], "give labels: the 2 names, by position"),
+        (["./models/unnamed", "./models/none", "./models/desk"], "2 models cannot be teachers"),
+        (["./models"], "name the folder that save_pretrained wrote"),
+        ([], "no teacher is named"),
+    ],
+)
+def test_what_cannot_be_a_teacher_is_named_with_the_fix_and_nothing_is_written(
+    folder: Path, names: list[str], said: str
+) -> None:
+    small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1"))
+    refused = init(folder, "--from-teachers", *names)
+    assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert not (folder / "amalgam.yaml").exists()
+
+
+def test_init_alone_is_as_it_was_and_writes_over_nothing(folder: Path) -> None:
+    assert init(folder, "new").out.startswith("wrote new/amalgam.yaml: name your texts and teachers")
+    assert [teacher["name"] for teacher in teachers_in(folder / "new/amalgam.yaml")] == ["first", "second"]
+    assert "edit it, or move it away" in init(folder, "new").err
+    assert "if these are models: --from-teachers" in init(folder, "one", "two").err
+
+
+def test_a_hostile_label_stays_in_its_comment(folder: Path) -> None:
+    small_model(folder / "models/evil", labels=("a\nteachers: []", "b"))
+    init(folder, "--from-teachers", "./models/evil")
+    assert teachers_in(folder / "amalgam.yaml") == [{"name": "evil", "model": "./models/evil"}]
+    assert json.loads((folder / "models/evil/config.json").read_text())["id2label"]["0"].startswith("a\n")

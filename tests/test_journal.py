@@ -1,0 +1,105 @@
+"""A training's journal: what it holds, that it goes on after an interruption, and who else hears of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import accelerate.tracking
+import pytest
+
+from amalgam.stages.fine_tuning.journal import Journal
+from amalgam.stages.fine_tuning.loop import Training
+from amalgam.tests.workshop import TRAIN, Shop
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def journal_of(shop: Shop) -> Path:
+    [path] = (shop.artifacts / "journals").glob("train-student-*.jsonl")
+    return path
+
+
+def training(**changed: Any) -> Training:
+    settings = {"epochs": 1, "learning_rate": 0.5, "batch_size": 8, "accumulate": 1, "warmup": 0.0}
+    return Training(**{**settings, "weight_decay": 0.0, "clip": 1.0, "evaluate_every": 5, "seed": 0, **changed})
+
+
+def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Shop) -> None:
+    found = lines(journal_of(built))
+    steps, scores = ([line for line in found if key in line] for key in ("loss", "score"))
+    head = json.loads((built.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    facts = json.loads((built.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    assert [line["score"] for line in scores] == [entry["score"] for entry in facts["history"]]
+    assert steps[-1]["loss"] == pytest.approx(facts["history"][-1]["loss"])
+    assert {line["of"] for line in found} == {facts["steps"]}
+    assert set(steps[0]) == {"step", "of", "loss", "learning_rate", "steps_per_second"}
+    assert facts["texts"] <= TRAIN
+
+
+def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "one.jsonl", training(), [])
+    for step in range(1, 26):
+        journal.on_step(step, 25, float("nan") if step == 3 else step)
+    journal.on_score(0.75)
+    journal.close()
+    found = lines(tmp_path / "one.jsonl")
+    assert [line["step"] for line in found] == [10, 20, 25, 25]
+    assert found[0]["loss"] == pytest.approx((sum(range(1, 11)) - 3) / 9)
+    assert found[0]["learning_rate"] == pytest.approx(0.5 * (25 - 9) / 25)
+    assert found[-1] == {"step": 25, "of": 25, "score": 0.75}
+
+
+def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_path: Path) -> None:
+    for first in (1, 11, 1):
+        journal = Journal(tmp_path / "one.jsonl", training(), [])
+        for step in range(first, first + 10):
+            journal.on_step(step, 30, 1.0)
+        journal.close()
+        assert [line["step"] for line in lines(tmp_path / "one.jsonl")] == ([10, 20] if first == 11 else [10])
+
+
+def test_trackers_hear_the_metrics_and_nothing_else(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+
+    class Listening(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
+        name, requires_logging_directory, tracker = "tensorboard", True, None
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__()
+            heard.append(given)
+
+        def start(self) -> None:
+            heard.append("start")
+
+        def store_init_configuration(self, values: Any) -> None:
+            heard.append(values)
+
+        def log(self, values: Any, step: Any = None, **_: Any) -> None:
+            heard.append((step, set(values)))
+
+        def finish(self) -> None:
+            heard.append("finish")
+
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Listening)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["tensorboard"])
+    shop("run", "student.seed=1", "execution.trackers=[tensorboard]")
+    assert heard == [
+        ("amalgam", str(shop.artifacts / "journals")),
+        "start",
+        (4, {"loss", "learning_rate", "steps_per_second"}),
+        (4, {"score"}),
+        "finish",
+    ]
+    assert shop.stale("student.seed=1") == set()
+
+
+def test_a_tracker_that_is_not_there_is_told_before_any_training(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
+    refused = shop.tries("run", "student.seed=1", "execution.trackers=[wandb]")
+    assert (refused.code, "the tracker wandb is not installed" in refused.err) == (2, True)
+    assert "pip install wandb" in refused.err
+    assert shop.tries("plan", "execution.trackers=[ledger]").code == 2

@@ -1,0 +1,136 @@
+"""`amalgam push` to a Hub on 127.0.0.1: what it lists, what it sends, and that it does nothing unless told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import constants
+
+from amalgam.stages.finished.card import Known, card
+from amalgam.stages.models.placing import MARK
+from amalgam.tests.stages.fake_hub import FakeHub
+from amalgam.tests.workshop import KNOWS, TEST, Shop
+
+NAME = "me/desk"
+FILES = {MARK, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def desk(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    return built.copy(tmp_path_factory.mktemp("push") / "shop")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("HF_TOKEN", "writer")
+        yield hub
+
+
+def test_without_yes_it_lists_and_asks_nobody(desk: Shop, hub: FakeHub) -> None:
+    said = desk("push", NAME)
+    assert {line.split()[0] for line in said.out.splitlines()[3:-1]} == FILES
+    assert said.out.splitlines()[-1].endswith("in 6 files; nothing was uploaded: --yes does it")
+    assert "(private)" in said.out
+    assert hub.requests == []
+
+
+def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Shop, hub: FakeHub) -> None:
+    said = desk("push", NAME, "--yes")
+    assert said.out.splitlines()[-1] == f"{hub.address}/{NAME}"
+    sent = hub.repositories[NAME].commits["main"]
+    assert hub.repositories[NAME].private
+    folder = desk.folder / "students/student"
+    assert {name: (folder / name).read_bytes() for name in FILES - {"README.md"}} == {
+        name: content for name, content in sent.items() if name != "README.md"
+    }
+    assert not (folder / "README.md").exists()
+    assert sent["README.md"].decode() == desk("push", NAME, "--card").out.removesuffix("\n")
+    assert "writer" not in said.out + said.err
+
+
+def test_the_cards_numbers_are_the_reports(desk: Shop) -> None:
+    head = json.loads((desk.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    [path] = (desk.artifacts / "report" / head).glob("*/evaluation.json")
+    systems = json.loads(path.read_text())["systems"]
+    text = desk("push", NAME, "--card").out
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"[^|* ][^|*]*[^|* ]", line) for line in text.splitlines())
+        if cells
+    }
+    for name, shown in (("ensemble", "ensemble"), ("student (muka-soft)", r"student \(muka-soft\)")):
+        assert rows[shown][:2] == [f"{systems[name]['accuracy']:.3f}", f"{systems[name]['macro_f1']:.3f}"]
+    front = yaml.safe_load(text.split("---")[1])
+    metrics = front["model-index"][0]["results"][0]["metrics"]
+    assert metrics[0] == {"type": "accuracy", "value": round(systems["student (muka-soft)"]["accuracy"], 4)}
+    assert f"On {TEST} labelled test texts, over all 8 labels; chance is 0.125." in text
+    assert "| law | second |" in text
+    assert str(desk.folder) not in text
+    assert "models/encoder" not in text
+
+
+def test_a_report_of_another_student_gives_no_numbers(shop: Shop) -> None:
+    shop.edit("epochs: 1", "epochs: 2")
+    text = shop("push", NAME, "--card").out
+    assert "There are no numbers: the experiment file has changed since this student was trained." in text
+    assert "model-index" not in text
+    alone = shop("push", NAME, "--card", "--student", "students/student").out
+    assert "There are no numbers: pushed without its experiment." in alone
+
+
+def test_a_card_of_ones_own_is_taken_as_it_is(shop: Shop, hub: FakeHub) -> None:
+    (shop.folder / "students/student/README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    shop("push", NAME, "--yes", "--public")
+    assert hub.repositories[NAME].commits["main"]["README.md"] == b"---\nlicense: mit\n---\nmine\n"
+    assert not hub.repositories[NAME].private
+
+
+def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Shop, hub: FakeHub) -> None:
+    hub.push(NAME, desk.folder / "models/first")
+    refused = desk.tries("push", NAME, "--yes")
+    assert (refused.code, f"{NAME} is public already" in refused.err) == (2, True)
+    assert not [line for line in hub.requests if line.startswith("POST")]
+    desk("push", NAME, "--yes", "--public")
+    assert set(hub.repositories[NAME].commits["main"]) == FILES
+
+
+@pytest.mark.parametrize(("token", "said"), [("reader", "does not let this token write"), (None, "hf auth login")])
+def test_who_may_not_write_is_told_so_without_the_token(
+    desk: Shop, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, said: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
+    refused = desk.tries("push", NAME, "--yes")
+    assert (refused.code, said in refused.err, "reader" in refused.err) == (2, True, False)
+    assert hub.repositories == {}
+
+
+def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Shop, tmp_path: Path) -> None:
+    assert "is no name on the Hub" in desk.tries("push", "desk").err
+    shutil.copytree(desk.folder / "students/student", tmp_path / "linked")
+    (tmp_path / "linked/secrets").symlink_to(desk.config)
+    refused = desk.tries("push", NAME, "--student", str(tmp_path / "linked"))
+    assert (refused.code, "holds a link" in refused.err) == (2, True)
+
+
+def test_hostile_names_are_text_in_the_card() -> None:
+    label, teacher = "<script>alert(1)</script>|[x](javascript:y)\n# big", "a|b"
+    text = card(Known([label, "law"], {teacher: [label]}, 32), NAME)
+    [row] = [line for line in text.splitlines() if "script" in line]
+    assert row.startswith(r"| &lt;script&gt;alert\(1\)&lt;/script&gt;\|\[x\]\(javascript:y\)")
+    assert row.endswith(r"| a\|b |")
+    assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
+
+
+def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
+    text = card(Known([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
+    assert "And 50 more: config.json names them all." in text
+    assert (text.count("| label "), len(KNOWS)) == (101, 2)

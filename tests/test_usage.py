@@ -1,0 +1,93 @@
+"""`--help` has examples that the command line accepts, and the shell is offered what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from amalgam.cli import app
+from amalgam.stages.completion import fields
+from amalgam.stages.methods import METHODS
+from amalgam.stages.order import STAGES
+from amalgam.stages.usage import EXAMPLES
+from amalgam.tests.workshop import EXPERIMENT, amalgam
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group, by its commands
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "amalgam.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def examples_of(command: str) -> list[list[str]]:
+    text = amalgam(command, "--help", folder=Path.cwd()).out
+    lines = re.sub(r"\n  (?=\S)(?!amalgam |grep )", " ", text.partition("Example")[2]).splitlines()
+    found = [line.split("amalgam ", 1)[1] for line in lines if "  amalgam " in f"  {line}"]
+    return [shlex.split(line.partition("   ")[0].partition(" > ")[0]) for line in found]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_the_command_line_accepts(command: str) -> None:
+    found = examples_of(command)
+    assert found
+    for words in found:
+        assert words[0] == command
+        group = typer.main.get_command(app)
+        inner = group.commands[command]  # type: ignore[attr-defined]
+        context = inner.make_context(command, words[1:], resilient_parsing=False)
+        said = context.params.get("overrides") or []
+        assert [override for override in said if override.partition("=")[0] not in fields()] == []
+
+
+def test_examples_are_of_commands_that_exist() -> None:
+    assert set(EXAMPLES) <= set(COMMANDS)
+
+
+def offered(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, kind: str = "bash") -> list[str]:
+    """As the shell asks: all words, and which of them is being typed."""
+    monkeypatch.setenv("_AMALGAM_COMPLETE", f"complete_{kind}")
+    if kind == "bash":
+        monkeypatch.setenv("COMP_WORDS", "\n".join(["amalgam", *words]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    else:
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(["amalgam", *words]))
+    said = amalgam(folder=folder)
+    assert "Traceback" not in said.err
+    os.environ.pop("_AMALGAM_COMPLETE")
+    return said.out.split()
+
+
+def test_bash_which_breaks_words_at_the_sign_is_offered_bare_values(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offered(folder, monkeypatch, "explain", "build") == ["build-targets"]
+    assert offered(folder, monkeypatch, "explain", "") == [stage.name for stage in STAGES]
+    assert offered(folder, monkeypatch, "run", "student.me") == ["student.method="]
+    assert offered(folder, monkeypatch, "run", "student.method", "=", "muka") == [
+        name for name in METHODS if name.startswith("muka")
+    ]
+    assert set(METHODS) <= set(offered(folder, monkeypatch, "run", "student.method", "="))
+    assert offered(folder, monkeypatch, "run", "targets.reweight", "=", "m") == ["margin", "margin-normalised"]
+    assert offered(folder, monkeypatch, "run", "cache.adaptive", "=", "") == ["true", "false"]
+    assert offered(folder, monkeypatch, "build-targets", "--mode", "so") == ["soft"]
+
+
+def test_teachers_are_those_of_the_file_at_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered(folder, monkeypatch, "run", "student.encoder", "=", "t") == ["teacher:first", "teacher:second"]
+    (folder / "other.yaml").write_text(EXPERIMENT.replace("name: first", "name: third"))
+    words = ("run", "-c", "other.yaml", "student.encoder", "=", "teacher")
+    assert offered(folder, monkeypatch, *words) == ["teacher:third", "teacher:second"]
+    (folder / "amalgam.yaml").write_text("corpus: [")
+    assert offered(folder, monkeypatch, "run", "student.encoder", "=", "t") == []
+
+
+def test_a_shell_that_keeps_the_word_whole_is_offered_it_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = offered(folder, monkeypatch, "run", "student.method=uh", kind="zsh")
+    assert "student.method=uhc" in " ".join(found)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from amalgam.pipeline.runner import WORK
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
 from amalgam.stages.models.files import newer_revision
@@ -119,6 +120,11 @@ def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
             for record_path, record in _records(run)
             for path in [record_path, *(run.store.path(file) for file in record.files)]
             if str(path.relative_to(root)) not in kept and path.exists()
+        ]
+        found += [
+            _item(root, path, size, "what a result cost that the last builds do not use")
+            for path, size in _files(root)
+            if path.name == WORK and str((path.parent / MANIFEST).relative_to(root)) not in kept
         ]
     return list({row["path"]: row for row in found}.values())
 

@@ -163,7 +163,7 @@ def bar(
     if low is not None and high is not None:
         put('<rect class="interval" x="{}" y="3.5" width="{}" height="3"/>', _n(100 * low), _n(100 * (high - low)))
     if chance is not None:
-        put('<rect class="chance" x="{}" y="0" width="0.8" height="10"/>', _n(100 * chance))
+        put('<rect class="chance" x="{}" y="0" width="1.2" height="10"/>', _n(100 * chance))
     head = Markup('<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">')
     return head + Markup("").join(parts) + Markup("</svg>")
 

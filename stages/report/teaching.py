@@ -25,7 +25,9 @@ from amalgam.stages.teachers import label_space, teachers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAMPLE = 20_000
+SAMPLE, LEAST_SAMPLE = 20_000, 2_000
+WORK = 4e9
+"""Numbers that the audit may look at: it weighs the teachers anew with each one, and each two of them, left out."""
 BINS = 20
 DISPUTED = 12
 ROUNDING = 1e-3
@@ -35,7 +37,8 @@ def taught(run: Run) -> dict[str, Any] | None:
     part = taught_part(run)
     if part is None:
         return None
-    some = sample_of(part)
+    space = label_space(run)
+    some = sample_of(part, len(space.columns), len(space.names))
     n = sum(bucket.rows for bucket in some)
     found: dict[str, Any] = {"texts": part.texts, "sample": n, "targets": _targets(run, some, n)}
     if teachers_of(run):
@@ -48,11 +51,12 @@ def taught(run: Run) -> dict[str, Any] | None:
     return found
 
 
-def sample_of(part: Part) -> list[Bucket]:
-    """Whole buckets, from the first in key order."""
+def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
+    """Whole buckets, from the first in key order; fewer of them where there are very many teachers."""
+    wanted = min(SAMPLE, max(LEAST_SAMPLE, WORK / max(teachers**3 * labels, 1)))
     some: list[Bucket] = []
     for bucket in part.buckets:
-        if sum(one.rows for one in some) >= SAMPLE:
+        if sum(one.rows for one in some) >= wanted:
             break
         some.append(bucket)
     return some

@@ -121,11 +121,6 @@ def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
             for path in [record_path, *(run.store.path(file) for file in record.files)]
             if str(path.relative_to(root)) not in kept and path.exists()
         ]
-        found += [
-            _item(root, path, size, "what a result cost that the last builds do not use")
-            for path, size in _files(root)
-            if path.name == WORK and str((path.parent / MANIFEST).relative_to(root)) not in kept
-        ]
     return list({row["path"]: row for row in found}.values())
 
 
@@ -181,7 +176,8 @@ def _in_use(run: Run) -> set[str]:
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         if manifest is not None:
-            kept.add(str((run.store.folder(stage, entry["fingerprint"]) / MANIFEST).relative_to(run.store.root)))
+            folder = run.store.folder(stage, entry["fingerprint"]).relative_to(run.store.root)
+            kept |= {str(folder / MANIFEST), str(folder / WORK)}
             kept |= {file.path for file in manifest.files}
     texts = _texts_in_use(run)
     for path, record in _records(run):

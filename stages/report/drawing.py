@@ -107,6 +107,10 @@ class Figure:
         left = end[0] < WIDTH * 0.6
         self._text(end[0] + (5 if left else -5), end[1] + 11, text, "start" if left else "end")
 
+    def foot(self, text: str) -> None:
+        """A word on what lies below the scale."""
+        self._text(LEFT + 4, self._height - BOTTOM - 5, text, "start")
+
     def svg(self) -> Markup:
         head = Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
             WIDTH, self._height, self._title

@@ -66,8 +66,8 @@ def _uncertainty(found: Found | None) -> Markup | None:
 
 
 def _mixture(found: Found | None) -> Markup | None:
-    if not found or len(found["mean"]) < 2:
-        return None
+    if not found or len(found["mean"]) < 2 or found["largest"]["counts"][-1] == found["largest"]["n"]:
+        return None  # of one teacher, or of one alone on each text, there is no mixture
     series = [("training texts", found["largest"], "one")]
     figure = _histogram(
         "Histogram of the leading teacher's weight", "weight of the leading teacher", series, "share of texts"

@@ -17,7 +17,6 @@ from amalgam.stages.audit.audit import looked_over
 from amalgam.stages.audit.tally import Block
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.cache_teachers.statistics import softmax
-from amalgam.stages.fit_statistics.asked import targets_by_domain
 from amalgam.stages.read_corpus.parts import Bucket, Part, read_bucket
 from amalgam.stages.report.judged import texts_of
 from amalgam.stages.report.seen import seen_targets, taught_part
@@ -78,12 +77,14 @@ class _Stand:
         self._blocks.append(parts)
 
     def _weights(self, block: Block) -> Array:
+        """The teachers' shares of each text's target."""
         targets = self._run.experiment.targets
-        if block.weights_NT is not None:
-            return block.weights_NT
-        if targets_by_domain(targets) and targets.mode == "stratanet":
-            return block.confidence_NT
-        return softmax(block.confidence_NT / targets.temperature)
+        scores = block.confidence_NT if block.weights_NT is None else block.weights_NT
+        if targets.mode == "hard":
+            alone: Array = np.eye(len(self._columns))[scores.argmax(axis=1)]
+            return alone
+        given = block.weights_NT is not None or targets.mode == "stratanet"
+        return scores if given else softmax(scores / targets.temperature)
 
     def summary(self, run: Run, part: Part) -> dict[str, Any]:
         says, owns, confidence, weights, gold = (np.concatenate(side) for side in zip(*self._blocks, strict=True))

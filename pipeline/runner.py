@@ -98,6 +98,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
             if not further or all(is_done(run, unit) for unit in further):
                 break
         if run.share.leads or run.share.kind == "part":
+            _remember_work(run, folder, time.monotonic() - began, found=state.done or 0, total=len(units))
             _finish(stage, run, name, [_committed(stage, run, unit) for unit in units])
         else:
             wait_until(lambda: _complete(run, stage, name), stage, run, units)
@@ -107,17 +108,15 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
-    seconds = time.monotonic() - began
-    if run.share.leads:
-        _remember_work(run, folder, seconds, found=state.done or 0, total=len(units))
-    run.console.finished(state, seconds, folder)
+    run.console.finished(state, time.monotonic() - began, folder)
 
 
 def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:
-    """What the result cost when it was made. No part of it: a manifest that is only written again costs nothing."""
-    path = folder / WORK
-    if found < total or not path.exists():
-        run.store.replace(path, {"seconds": round(seconds, 3), "units": total, "found": found})
+    """What the result cost when it was made: beside the manifest, since it is no part of the result, and before it, so
+    that it stands wherever we are killed. The first word stands: a manifest that is written again costs nothing.
+    """
+    facts = {"seconds": round(seconds, 3), "units": total, "found": found}
+    run.store.commit(folder / WORK, Record("work", (), facts))
 
 
 def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:

@@ -83,6 +83,7 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
         bring_up_to_date(STAGES, run)
     _show(console, found)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
+    console.result(f"Its student on one page: {folder}/reports/student.html")
 
 
 def write_demo(folder: Path) -> None:

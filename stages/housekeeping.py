@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from amalgam.pipeline.runner import WORK
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
 from amalgam.stages.models.files import newer_revision
@@ -176,7 +177,8 @@ def _in_use(run: Run) -> set[str]:
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         if manifest is not None:
-            kept.add(str((run.store.folder(stage, entry["fingerprint"]) / MANIFEST).relative_to(run.store.root)))
+            folder = run.store.folder(stage, entry["fingerprint"]).relative_to(run.store.root)
+            kept |= {str(folder / MANIFEST), str(folder / WORK)}
             kept |= {file.path for file in manifest.files}
     texts = _texts_in_use(run)
     for path, record in _records(run):

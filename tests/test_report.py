@@ -164,6 +164,14 @@ def test_nobody_elses_file_is_written_over_and_no_link_followed(shop: Shop) -> N
     assert "corpus:" in shop.config.read_text()
 
 
+def test_what_a_result_cost_is_forgotten_with_it(shop: Shop) -> None:
+    shop("build-targets", "targets.temperature=0.5")
+    shop("gc", "--unused", "--yes")
+    left = sorted(path.parent for path in shop.artifacts.rglob("WORK.json"))
+    assert left == sorted(path.parent for path in shop.artifacts.rglob("MANIFEST.json"))
+    assert (shop.artifacts / "build-targets") in {path.parent for path in left}
+
+
 # ---- less to go on
 
 

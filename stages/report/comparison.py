@@ -17,7 +17,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.report.delivery import put
 from amalgam.stages.report.numbers import FORMAT
-from amalgam.stages.report.page import render
+from amalgam.stages.report.page import render, seconds_of
 from amalgam.stages.report.verdict import SURE, interval
 
 Found = dict[str, Any]
@@ -88,7 +88,7 @@ def _row(run: Found, first: Found) -> Found:
         "high": high,
         "against_first": None if run is first else difference(run, first),
         "losses": {row["step"]: row["lost"] for row in run["losses"]},
-        "seconds": sum(step["seconds"] or 0.0 for step in run["way"]),
+        "seconds": seconds_of(run),
         "text_passes": sum(one["text_passes"] for one in run["asked"]),
         "student_bytes": run["student"]["bytes"] if run["student"] else None,
     }

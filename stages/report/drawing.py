@@ -107,6 +107,10 @@ class Figure:
         left = end[0] < WIDTH * 0.6
         self._text(end[0] + (5 if left else -5), end[1] + 11, text, "start" if left else "end")
 
+    def foot(self, text: str) -> None:
+        """A word on what lies below the scale."""
+        self._text(LEFT + 4, self._height - BOTTOM - 5, text, "start")
+
     def svg(self) -> Markup:
         head = Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
             WIDTH, self._height, self._title
@@ -163,7 +167,7 @@ def bar(
     if low is not None and high is not None:
         put('<rect class="interval" x="{}" y="3.5" width="{}" height="3"/>', _n(100 * low), _n(100 * (high - low)))
     if chance is not None:
-        put('<rect class="chance" x="{}" y="0" width="0.8" height="10"/>', _n(100 * chance))
+        put('<rect class="chance" x="{}" y="0" width="1.2" height="10"/>', _n(100 * chance))
     head = Markup('<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">')
     return head + Markup("").join(parts) + Markup("</svg>")
 

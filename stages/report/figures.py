@@ -66,10 +66,12 @@ def _uncertainty(found: Found | None) -> Markup | None:
 
 
 def _mixture(found: Found | None) -> Markup | None:
-    if not found or len(found["mean"]) < 2:
-        return None
+    if not found or len(found["mean"]) < 2 or found["largest"]["counts"][-1] == found["largest"]["n"]:
+        return None  # of one teacher, or of one alone on each text, there is no mixture
     series = [("training texts", found["largest"], "one")]
-    figure = _histogram("Histogram of the leading teacher's weight", "weight of the leading teacher", series, "texts")
+    figure = _histogram(
+        "Histogram of the leading teacher's weight", "weight of the leading teacher", series, "share of texts"
+    )
     figure.down(1 / len(found["mean"]), "all alike")
     return figure.svg()
 
@@ -91,7 +93,9 @@ def _weights(summary: Found | None) -> Markup | None:
         return None
     whole = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
     title = "Histogram of the weights of the texts in the student's loss"
-    return _histogram(title, "weight of a text in the loss", [("all training texts", whole, "one")], "texts").svg()
+    return _histogram(
+        title, "weight of a text in the loss", [("all training texts", whole, "one")], "share of texts"
+    ).svg()
 
 
 def _calibration(found: dict[str, list[Found]] | None, numbers: Found) -> Markup | None:
@@ -131,4 +135,6 @@ def _sweep(rows: list[Found], numbers: Found) -> Markup | None:
     chance = numbers["chance"]
     if chance is not None and chance >= y.low:
         figure.across(chance, "chance")
+    elif chance is not None:
+        figure.foot(f"chance, {percent(chance)}, is below this scale")
     return figure.svg()

@@ -94,8 +94,14 @@ def _view(numbers: Found) -> Found:
         "cut": sorted(((name, n) for name, n in numbers["data"]["cut"].items() if n), key=lambda one: -one[1])[:12],
         "advice": verdicts(numbers["taught"]["audit"]) if "audit" in (numbers["taught"] or {}) else [],
         "supervised": interval(seen["accuracy"], seen["n"]) if seen else None,
-        "seconds": sum(row["seconds"] or 0.0 for row in numbers["way"]),
+        "seconds": seconds_of(numbers),
     }
+
+
+def seconds_of(numbers: Found) -> float | None:
+    """Of all stages; None where one was made before its time was kept, since a part would pass for the whole."""
+    known = [row["seconds"] for row in numbers["way"]]
+    return None if None in known else sum(known)
 
 
 def _systems(numbers: Found) -> Found:

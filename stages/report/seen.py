@@ -19,9 +19,14 @@ def taught_part(run: Run) -> Part | None:
 
 
 def seen_targets(targets: Targets) -> Targets:
-    """By what teachers are compared: as the targets do it, or by MUKA's entropy where these compare none."""
-    if targets.mode in {"soft", "hard"} or targets_by_domain(targets):
+    """By what teachers are compared: as the targets do it, or by MUKA's entropy where these compare none.
+
+    A temperature that the targets do not read is nothing to what is shown either.
+    """
+    if targets.mode == "soft" or targets.weighs_together:
         return targets
+    if targets.mode == "hard" or targets_by_domain(targets):
+        return targets.model_copy(update={"temperature": Targets().temperature})
     return Targets(passes=targets.passes)
 
 

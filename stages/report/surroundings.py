@@ -5,7 +5,6 @@ Read from manifests and records alone, each time a page is drawn: another studen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -69,11 +68,10 @@ def asked(run: Run) -> list[Found]:
 
 
 def _work(run: Run, stage: str, fingerprint: str, *, reused: bool) -> Found:
-    try:
-        found = json.loads((run.store.folder(stage, fingerprint) / WORK).read_text("utf-8"))
-        seconds, units, there = float(found["seconds"]), int(found["units"]), int(found["found"])
-    except (OSError, ValueError, KeyError, TypeError):
+    record = run.store.record(run.store.folder(stage, fingerprint) / WORK)
+    if record is None:
         return {"seconds": None, "units": None, "found": None, "made": "reused" if reused else "made"}
+    seconds, units, there = (record.facts[key] for key in ("seconds", "units", "found"))
     state = "reused" if reused or there == units else "made" if not there else "made in part"
     return {"seconds": seconds, "units": units, "found": there, "made": state}
 

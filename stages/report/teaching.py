@@ -17,7 +17,6 @@ from amalgam.stages.audit.audit import looked_over
 from amalgam.stages.audit.tally import Block
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.cache_teachers.statistics import softmax
-from amalgam.stages.fit_statistics.asked import targets_by_domain
 from amalgam.stages.read_corpus.parts import Bucket, Part, read_bucket
 from amalgam.stages.report.judged import texts_of
 from amalgam.stages.report.seen import seen_targets, taught_part
@@ -25,7 +24,9 @@ from amalgam.stages.teachers import label_space, teachers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAMPLE = 20_000
+SAMPLE, LEAST_SAMPLE = 20_000, 2_000
+WORK = 4e9
+"""Numbers that the audit may look at: it weighs the teachers anew with each one, and each two of them, left out."""
 BINS = 20
 DISPUTED = 12
 ROUNDING = 1e-3
@@ -35,7 +36,8 @@ def taught(run: Run) -> dict[str, Any] | None:
     part = taught_part(run)
     if part is None:
         return None
-    some = sample_of(part)
+    space = label_space(run)
+    some = sample_of(part, len(space.columns), len(space.names))
     n = sum(bucket.rows for bucket in some)
     found: dict[str, Any] = {"texts": part.texts, "sample": n, "targets": _targets(run, some, n)}
     if teachers_of(run):
@@ -48,11 +50,12 @@ def taught(run: Run) -> dict[str, Any] | None:
     return found
 
 
-def sample_of(part: Part) -> list[Bucket]:
-    """Whole buckets, from the first in key order."""
+def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
+    """Whole buckets, from the first in key order; fewer of them where there are very many teachers."""
+    wanted = min(SAMPLE, max(LEAST_SAMPLE, WORK / max(teachers**3 * labels, 1)))
     some: list[Bucket] = []
     for bucket in part.buckets:
-        if sum(one.rows for one in some) >= SAMPLE:
+        if sum(one.rows for one in some) >= wanted:
             break
         some.append(bucket)
     return some
@@ -74,12 +77,14 @@ class _Stand:
         self._blocks.append(parts)
 
     def _weights(self, block: Block) -> Array:
+        """The teachers' shares of each text's target."""
         targets = self._run.experiment.targets
-        if block.weights_NT is not None:
-            return block.weights_NT
-        if targets_by_domain(targets) and targets.mode == "stratanet":
-            return block.confidence_NT
-        return softmax(block.confidence_NT / targets.temperature)
+        scores = block.confidence_NT if block.weights_NT is None else block.weights_NT
+        if targets.mode == "hard":
+            alone: Array = np.eye(len(self._columns))[scores.argmax(axis=1)]
+            return alone
+        given = block.weights_NT is not None or targets.mode == "stratanet"
+        return scores if given else softmax(scores / targets.temperature)
 
     def summary(self, run: Run, part: Part) -> dict[str, Any]:
         says, owns, confidence, weights, gold = (np.concatenate(side) for side in zip(*self._blocks, strict=True))

@@ -32,6 +32,11 @@ def generated_sources(experiment: Experiment) -> dict[str, list[str]]:
     return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
 
 
+def are_written(experiment: Experiment) -> bool:
+    """Whether each text was written for a teacher and one of its classes."""
+    return experiment.generate is not None and experiment.generate.writes
+
+
 def gates_of(experiment: Experiment) -> dict[str, Any]:
     return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
 

@@ -2,7 +2,8 @@
 
 Three kinds: its answer (confidence, margin, highest logit), its own state (how much the text's tokens agree in it, and
 how far training has moved it away from the encoder's), and the names of its labels. Each is blind to something: answers
-to what a teacher is wrongly sure of, states to what its training did not touch, names to what they do not say.
+to what a teacher is wrongly sure of, states to what its training did not touch, names to what they do not say. Of texts
+that were written for a teacher there is a fourth: the provenance.
 """
 
 from __future__ import annotations
@@ -119,6 +120,28 @@ def _names(run: Run, features: Array) -> Array:
     space = label_space(run)
     similarity = features @ name_states(Encoder.of(run), space.names).T
     return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
+
+
+def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
+    """The class's probability at the teacher that the text was written for, 0 at others; None: written for no class."""
+    from amalgam.data.keys import text_key
+    from amalgam.data.shards import read_table
+    from amalgam.stages.read_corpus.generated import are_written, generated_file
+    from amalgam.stages.teachers import label_space
+
+    names = list(label_space(run).columns)
+    if not are_written(run.experiment) or len(names) == 1:
+        return None
+    columns = ["text", "teacher", "class_probability"]
+    table = read_table(run.store.checked(generated_file(run)), columns)
+    rows = {key: row for row, key in enumerate(keys_of(run, buckets).to_pylist())}
+    found = np.zeros((len(rows), len(names)))
+    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+        row = rows.get(text_key((text,)))
+        if row is not None:
+            place = names.index(teacher)
+            found[row, place] = max(found[row, place], probability)
+    return standard(found)
 
 
 def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:

@@ -14,6 +14,7 @@ from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.build_targets.stage import passes_counted
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.read_corpus.generated import are_written, generated_file
 from amalgam.stages.read_corpus.parts import train_part
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class WeighTeachers(UnitByUnit):
         run.result("cache-teachers")
         inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
         inputs |= passes_counted(run)
+        if targets.signal == "all" and are_written(run.experiment):
+            inputs["written"] = generated_file(run).sha256
         features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_encoder else {}
         return Identity({"targets": said_of(targets)}, inputs, features)
 

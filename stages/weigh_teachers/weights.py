@@ -18,6 +18,7 @@ from amalgam.stages.weigh_teachers.signals import (
     correlation,
     keys_of,
     kinds,
+    provenance,
     read_states,
     together,
 )
@@ -73,6 +74,8 @@ def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
     kept = agreed(kinds(run, answered, features, states), facts)
     if kept is None:
         return None
+    written = provenance(run, buckets)
+    kept = kept if written is None else with_provenance(kept, written, facts)
     spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
     return in_company(kept, spaces, run.experiment.targets.neighbours, facts)
 
@@ -115,6 +118,19 @@ def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | No
         "as muka does"
     )
     return None
+
+
+def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> Mapping[str, Array]:
+    """Judged by the kinds that agree, and no judge of them: a text written towards a teacher may be about nothing."""
+    value = agreement({"provenance": written}, kept)["provenance"]
+    facts["agreement"]["provenance"] = round(value, 4)
+    if value >= AGREEING:
+        return {**kept, "provenance": written}
+    facts["notes"].append(
+        f"the teachers that texts were written for agree too little with what else speaks for teachers ({value:.2f}): "
+        "they were left out"
+    )
+    return kept
 
 
 def in_company(

@@ -19,6 +19,7 @@ from amalgam.stages.weigh_teachers.weights import (
     exclusion,
     in_company,
     over_neighbours,
+    with_provenance,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -170,6 +171,27 @@ def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
     assert kept is not None
     assert "names" in facts["notes"][0]
     assert set(kept) == set(found)
+
+
+def test_the_teachers_that_texts_were_written_for_are_believed_as_far_as_the_kinds_bear_them_out() -> None:
+    right = np.random.default_rng(0).choice(3, 4000)
+    found = views(right, noise=[0.8, 0.8])
+    facts: dict[str, Any] = {"notes": [], "agreement": {}}
+    written = standard(np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)])
+    kept = with_provenance(found, written, facts)
+    assert set(kept) == {*found, "provenance"}
+    assert facts["notes"] == []
+    alone, beside = (rightly(standardised(together(list(one.values()))), right) for one in (found, kept))
+    assert beside > alone + 0.01
+
+
+def test_texts_that_were_written_for_a_teacher_and_are_about_nothing_speak_for_nobody() -> None:
+    random = np.random.default_rng(0)
+    found = views(random.choice(3, 4000), noise=[0.8, 0.8])
+    facts: dict[str, Any] = {"notes": [], "agreement": {}}
+    assert with_provenance(found, standard(np.eye(3)[random.choice(3, 4000)]), facts) is found
+    assert abs(facts["agreement"]["provenance"]) < 0.05
+    assert "were left out" in facts["notes"][0]
 
 
 def test_kinds_that_do_not_agree_are_not_believed() -> None:

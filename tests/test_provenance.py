@@ -1,0 +1,57 @@
+"""Provenance as evidence: of written texts, and of no others, the teacher that each was written for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from amalgam.data.keys import text_key
+from amalgam.pipeline.plan import plan
+from amalgam.pipeline.stage import Run
+from amalgam.stages.commands import open_run
+from amalgam.stages.generate.stage import texts_file
+from amalgam.stages.order import STAGES
+from amalgam.stages.read_corpus.parts import train_part
+from amalgam.stages.weigh_teachers.signals import keys_of, provenance
+from amalgam.tests.workshop import KNOWS, Shop
+
+AMALGAM = "student.method=amalgam"
+
+
+def _planned(shop: Shop, *overrides: str) -> Run:
+    _, run = open_run(shop.config, list(overrides))
+    plan(STAGES, run)
+    return run
+
+
+def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others_nothing(generated: Shop) -> None:
+    run = _planned(generated)
+    buckets = train_part(run).buckets
+    found = provenance(run, buckets)
+    rows = pq.read_table(run.store.checked(texts_file(run.result("generate")))).to_pylist()
+    told = np.zeros((train_part(run).texts, len(KNOWS)))
+    places = {key: place for place, key in enumerate(keys_of(run, buckets).to_pylist())}
+    for row in rows:
+        if text_key((row["text"],)) in places:
+            at = places[text_key((row["text"],))], list(KNOWS).index(row["teacher"])
+            told[at] = max(told[at], row["class_probability"])
+    assert (told > 0).sum() >= len(told)
+    assert found == pytest.approx((told - told.mean(axis=0)) / told.std(axis=0))
+
+
+def test_texts_that_were_written_for_no_class_have_none(generated: Shop, built: Shop) -> None:
+    assert provenance(_planned(built), ()) is None
+    assert provenance(_planned(generated, "generate.source=random-words"), ()) is None
+
+
+def test_weights_of_written_texts_depend_on_what_generate_wrote(generated: Shop, tmp_path: Path) -> None:
+    shop = generated.copy(tmp_path / "shop")
+    shop("build-targets", AMALGAM)
+    head = json.loads((shop.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
+    manifest = json.loads((shop.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+    written = texts_file(_planned(shop).result("generate")).sha256
+    assert manifest["identity"]["inputs"]["written"] == written

@@ -112,10 +112,8 @@ _stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes 
 def build_targets(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
-    mode: Annotated[str | None, typer.Option(help="targets.mode, such as soft or hard.")] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(help="soft, hard, vanilla-kd or supervised: targets.mode.", autocompletion=completion.modes),
+        str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
     oracle: Annotated[Path | None, typer.Option(help="A model folder to measure the targets' KL against.")] = None,
     only: Only = False,

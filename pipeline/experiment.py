@@ -27,10 +27,10 @@ from amalgam.pipeline.values import (
     Temperatures,
     Text,
     Texts,
+    Tracker,
     Warmup,
     WeightDecay,
 )
-from amalgam.pipeline.values import Counts, Name, Positive, Rate, Shares, Temperatures, Text, Texts, Tracker
 
 SCHEMA_VERSION = 1
 UNTRAINED = ("ensemble", "zero-shot")
@@ -314,7 +314,7 @@ class Execution(Section):
     """Tokens of one launch, all passes counted; null: as many as suit the device."""
     training_checkpoint_seconds: Positive = 120
     """Between two states of a training that an interrupted run goes on from."""
-    trackers: list[Tracker] = []
+    trackers: list[Tracker] = []  # noqa: RUF012
     """Experiment trackers that hear a training's loss, learning rate, score and speed, and nothing else."""
     versions: Literal["warn", "strict"] = "warn"
     """strict: results made with other library versions are made again."""

@@ -66,9 +66,8 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
 ) -> dict[str, Any]:
     """`fit` with this run's progress, signals and device; `keep`: its end is kept for a phase that follows."""
     steps = training.epochs * -(-len(examples) // training.batch_size)
-    with run.console.steps(what, steps) as show:
     with (
-        run.console.steps(checkpoint.name if keep else checkpoint.parent.name, steps) as show,
+        run.console.steps(what, steps) as show,
         journal(run, checkpoint, training, show, score) as (on_step, scored),
     ):
         try:

@@ -36,6 +36,7 @@ docs: $(INSTALLED)
 # torch first and by its exact version: a bare `torch` may bring gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "amalgam needs Python 3.11 or newer"'
+	@echo "setting up .venv with the libraries, once: some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 FILES = {
-    "CORPUS": "read-corpus/part-*/*/*.parquet",
-    "SKIPPED": "read-corpus/part-*/skipped.parquet",
-    "WRITTEN": "generate/FAMILY/units/*.parquet",
-    "GENERATED": "generate/FINGERPRINT/texts-*.parquet",
-    "CACHE_TEXTS": "cache-teachers/FAMILY/units/*.parquet",
+    "CORPUS": "`read-corpus/part-*/*/*.parquet`",
+    "SKIPPED": "`read-corpus/part-*/skipped.parquet`",
+    "WRITTEN": "`generate/FAMILY/units/*.parquet`",
+    "GENERATED": "`generate/FINGERPRINT/texts-*.parquet`",
+    "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",
     "CACHE_LOGITS": "the same, in files that hold answers with dropout off",
     "CACHE_PASSES": "the same, in files that hold passes",
-    "FEATURES": "cache-teachers/FAMILY/units/*.parquet of an encoder",
-    "SIMILARITIES": "report/zero-shot-*/*.parquet",
-    "STATES": "cache-teachers/FAMILY/units/*/keys.parquet of hidden states",
-    "TOKENS": "tokens/FINGERPRINT/*.parquet",
+    "FEATURES": "`cache-teachers/FAMILY/units/*.parquet` of an encoder",
+    "SIMILARITIES": "`report/zero-shot-*/*.parquet`",
+    "STATES": "`cache-teachers/FAMILY/units/*/keys.parquet` of hidden states",
+    "TOKENS": "`tokens/FINGERPRINT/*.parquet`",
     "TOKEN_TYPES": "the same, where the model tells the texts of a pair apart",
-    "WEIGHTS": "weigh-teachers/FINGERPRINT/units/*.parquet",
-    "TARGETS": "build-targets/FINGERPRINT/units/*.parquet",
+    "WEIGHTS": "`weigh-teachers/FINGERPRINT/units/*.parquet`",
+    "TARGETS": "`build-targets/FINGERPRINT/units/*.parquet`",
 }
 """Where the columns of data/schemas.py lie in the workspace."""
 
@@ -217,7 +217,7 @@ def _columns() -> Iterator[str]:
     )
     for name, columns in found.items():
         yield f"## {name.lower().replace('_', ' ')}\n"
-        yield f"`{FILES[name]}`\n" if "/" in FILES[name] else f"{FILES[name]}\n"
+        yield f"{FILES[name]}\n"
         rows = [[f"`{one.name}`", f"`{one.dtype}`", "yes" if one.nullable else "", one.meaning] for one in columns]
         yield from _table(["column", "dtype", "null", "meaning"], rows)
 

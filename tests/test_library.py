@@ -157,6 +157,16 @@ def test_running_until_a_stage_stops_there(shop: Shop) -> None:
     assert states(experiment)["train-student"] == "missing"
 
 
+def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
+    desk: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Experiment.load(desk.config, quiet=True).run()
+    assert capsys.readouterr() == ("", "")
+    Experiment.load(desk.config).run()
+    said = capsys.readouterr()
+    assert ("macro-F1" in said.out, "report: reused" in said.err) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("do", "said"),
     [

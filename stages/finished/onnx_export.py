@@ -38,7 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MODEL, FACTS = "model.onnx", "export.json"
 TEXTS, AT_ONCE = 32, 8
 MOST_APART = 1e-3
-"""Of a logit, as a share of the largest one (of 1 where all are smaller): float32 in another order, and no more."""
+"""Of a logit, as a share of the largest one: float32 in another order, and no more."""
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -101,7 +101,7 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
     texts = parity_texts(classifier)
     tokens = encode(classifier.tokenizer, texts, classifier.limit, types=classifier.types)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    largest, scale = 0.0, 1.0
+    largest, scale = 0.0, 0.0
     for size in (AT_ONCE, 1):
         for start in range(0, TEXTS, size):
             inputs = _padded(tokens.ids, tokens.type_ids, range(start, start + size), classifier.pad_id)
@@ -201,12 +201,14 @@ def _check_place(place: Path, *, force: bool) -> None:
 @contextmanager
 def _silent() -> Iterator[None]:
     """The exporter tells of operators it does not need and of axes it names anyway: our check says what counts."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            log.setLevel(level)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)

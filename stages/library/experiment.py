@@ -5,6 +5,7 @@ What the file says is `experiment.said`, of the class that pipeline/experiment.p
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class Experiment:
     ) -> Self:
         """`overrides`: {"targets.temperature": 0.5}, or ["targets.temperature=0.5"] as on the command line.
 
+        `quiet`: neither progress nor the report's table is shown.
         `texts`: {"train": ..., "test": ...}, in the place of the file's own: a datasets.Dataset, a frame of Polars or
         pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
         """
@@ -139,7 +141,8 @@ class Experiment:
     # ----
 
     def _open(self) -> tuple[LoadedExperiment, Run]:
-        return open_run(self._path, list(self._overrides), console=Console(quiet=self._quiet))
+        console = Console(quiet=True, out=io.StringIO()) if self._quiet else Console()
+        return open_run(self._path, list(self._overrides), console=console)
 
     def _current(self, stage: str) -> Run:
         """The run that knows the stage's result; what is not current is told, never shown."""

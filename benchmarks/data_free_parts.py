@@ -166,7 +166,7 @@ def _oracles(run: Run, material: Material) -> dict[str, Array]:
     by_label[np.arange(len(keys)), material.labels] = 1.0
     for known in teachers_of(run):
         own = list(space.columns[known.name])
-        logits = torch.from_numpy(cached_logits(run, known, prefixes, keys)).double()
+        logits = torch.tensor(cached_logits(run, known, prefixes, keys), dtype=torch.float64)
         mine = np.isin(material.labels, own)
         rows = np.flatnonzero(mine)
         by_teacher[rows[:, None], own] += torch.softmax(logits, 1).numpy()[rows]

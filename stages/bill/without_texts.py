@@ -13,8 +13,6 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from amalgam.stages.bill.job import BARE_MB, MEGABYTE, Cost, Job
 from amalgam.stages.bill.trials import Peak
 from amalgam.stages.teachers import KnownTeacher, teachers_of
@@ -22,11 +20,13 @@ from amalgam.stages.teachers import KnownTeacher, teachers_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+
     from amalgam.pipeline.stage import Run
     from amalgam.stages.bill.rates import Figures
     from amalgam.stages.generate.writing import Order, Writer
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 TRIED_SECONDS = 8.0
 FEWEST_STEPS = 3
@@ -137,6 +137,8 @@ class Trial:
 
     def of_a_text(self, most: int) -> tuple[float, float]:
         """Its seconds and tokens, `most` at most. Texts without an end yet end as often as others did."""
+        import numpy as np
+
         chosen, at = (np.array(one, np.float64) for one in zip(*self.marks, strict=True))
         if len(self.ended) == self.texts:
             return float((at[-1] - at[0]) / self.texts), float(np.mean(self.ended))
@@ -146,6 +148,8 @@ class Trial:
 
 def _of_each_token(tokens: Array, seconds: Array, most: int) -> Array:
     """A straight line through what the first ones took, which never falls."""
+    import numpy as np
+
     [places] = np.nonzero(tokens)
     each = seconds[places] / tokens[places]
     rise, start = np.polyfit(places, each, 1, w=np.sqrt(tokens[places])) if len(each) > 1 else (0.0, each.mean())

@@ -103,11 +103,21 @@ def _introduce(given: str, into: Path, taken: Sequence[str]) -> Introduced:
     place = place_of(request, Path.cwd())
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=request.where, trust_remote_code=False)
+    _refuse_headless(config, request.where)
     name = _name(given, taken)
     labels = label_names(
         ModelFiles(given, folder, "", commit, "safetensors", config), labels=None, rename={}, teacher=name
     )
     return Introduced(name, _as_named_in(into, given, place), commit, labels)
+
+
+def _refuse_headless(config: Mapping[str, object], where: str) -> None:
+    """What config.json says it was saved as; stage 1 looks at the weights themselves."""
+    saved_as = config.get("architectures")
+    names = [str(name) for name in saved_as] if isinstance(saved_as, list) else []
+    if names and not any("Classif" in name for name in names):
+        what = f"the model is a {shown(names[0])}, which has no head for labels"
+        raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone knows no labels")
 
 
 def _from_hub(model_id: str) -> tuple[Path, str]:

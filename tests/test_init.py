@@ -87,6 +87,7 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
         (["./models/dask"], "models has desk"),
         (["./models/unnamed"], "give labels: the 2 names, by position"),
         (["./models/unnamed", "./models/none", "./models/desk"], "2 models cannot be teachers"),
+        (["./models/bare"], "an encoder alone knows no labels"),
         (["./models"], "name the folder that save_pretrained wrote"),
         ([], "no teacher is named"),
     ],
@@ -95,6 +96,7 @@ def test_what_cannot_be_a_teacher_is_named_with_the_fix_and_nothing_is_written(
     folder: Path, names: list[str], said: str
 ) -> None:
     small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1"))
+    small_model(folder / "models/bare", architectures=["BertModel"])
     refused = init(folder, "--from-teachers", *names)
     assert (refused.code, said in refused.err) == (2, True), refused.err
     assert not (folder / "amalgam.yaml").exists()

@@ -115,6 +115,8 @@ def test_who_may_not_write_is_told_so_without_the_token(
 
 def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Shop, tmp_path: Path) -> None:
     assert "is no name on the Hub" in desk.tries("push", "desk").err
+    nothing_of_ours = desk.tries("push", NAME, "--student", ".")
+    assert (nothing_of_ours.code, "so it is no model" in nothing_of_ours.err) == (2, True)
     shutil.copytree(desk.folder / "students/student", tmp_path / "linked")
     (tmp_path / "linked/secrets").symlink_to(desk.config)
     refused = desk.tries("push", NAME, "--student", str(tmp_path / "linked"))

@@ -16,6 +16,7 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, W
 from amalgam.stages.finished.card import Known, card
 from amalgam.stages.finished.student import Finished, finished_student
 from amalgam.stages.models import hub
+from amalgam.stages.models.folder import read_contents
 from amalgam.stages.models.placing import read_mark
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def push(  # noqa: PLR0913 - the options of the command
         what = f"{shown(repo_id)} is no name on the Hub"
         raise ExperimentError(what, where="amalgam push", fix="amalgam push YOUR-NAME/a-model")
     console, finished = Console(), finished_student(config, student)
+    read_contents(finished.folder, where="amalgam push", allow_pickle=False, trust_remote_code=False)  # it is a model
     files = _files(finished.folder)
     written = None if CARD in files else card(_known(finished, config, student), repo_id)
     if show_card:

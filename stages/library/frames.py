@@ -54,6 +54,9 @@ def targets(run: Run) -> pl.LazyFrame:
 
 def evaluation(run: Run) -> pl.LazyFrame:
     found = evaluation_of(run)
+    if not found:
+        what = "nothing was measured: there are no labelled test texts"
+        raise ExperimentError(what, where="corpus.test", fix='{"corpus.test": "texts/test.csv"}')
     rows = [
         {"system": name}
         | {score: system[score] for score in SCORES}

@@ -39,6 +39,7 @@ FILES = {
     "TOKEN_TYPES": "the same, where the model tells the texts of a pair apart",
     "WEIGHTS": "`weigh-teachers/FINGERPRINT/units/*.parquet`",
     "TARGETS": "`build-targets/FINGERPRINT/units/*.parquet`",
+    "PREDICTIONS": "what `amalgam predict --out` writes, beside the columns of `--top` and `--explain`",
 }
 """Where the columns of data/schemas.py lie in the workspace."""
 

@@ -363,7 +363,14 @@ def test_the_corpus_section_may_be_left_out_altogether(tmp_path: Path) -> None:
     shop = new_generating_shop(tmp_path / "shop")
     text = shop.config.read_text()
     shop.config.write_text(text[text.index("teachers:") :])
-    assert list(shop.plan()) == ["generate", "read-corpus", "cache-teachers", "build-targets", "train-student"]
+    assert list(shop.plan()) == [
+        "generate",
+        "read-corpus",
+        "cache-teachers",
+        "build-targets",
+        "train-student",
+        "report",
+    ]
 
 
 def test_looking_at_what_generate_would_do_loads_no_model(generated: Shop) -> None:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from amalgam.pipeline import ray_cluster
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.engines import Share, run_units
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
@@ -125,7 +124,7 @@ def test_units_are_done_by_the_workers_and_once(tmp_path: Path, cluster: Cluster
 def test_a_node_that_vanishes_takes_no_unit_with_it(
     tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("amalgam.pipeline.ray_cluster.LOOK_SECONDS", 0.5)
     run = new_run(tmp_path, **cluster.said)
     units = errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25)
 
@@ -170,7 +169,7 @@ def test_what_no_node_has_is_not_waited_for(tmp_path: Path, cluster: Cluster) ->
 
 def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     here = library_versions()
-    monkeypatch.setattr(ray_cluster, "library_versions", lambda: here | {"torch": "1.0"})
+    monkeypatch.setattr("amalgam.pipeline.ray_cluster.library_versions", lambda: here | {"torch": "1.0"})
     run = new_run(tmp_path, **cluster.said)
     with pytest.raises(ExperimentError, match=rf"node \S+ has torch {re.escape(here['torch'])} \(here 1\.0\)"):
         run_units(Errands(), run, errands(run, "one"))

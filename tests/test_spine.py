@@ -274,8 +274,8 @@ def test_a_stage_that_nothing_asks_for_says_what_would(shop: Shop, stage: str, a
     assert asks in said.err
 
 
-def test_a_report_without_labelled_texts_says_what_it_needs(shop: Shop) -> None:
-    assert "corpus.test, labelled texts to measure on, asks for it" in shop.tries("report", "corpus.test=null").err
+def test_a_report_without_labelled_texts_says_what_it_cannot_tell(shop: Shop) -> None:
+    assert "no labelled test texts (corpus.test)" in shop("report", "corpus.test=null").err
 
 
 def test_half_a_stages_name_is_enough_to_be_understood(shop: Shop) -> None:

@@ -1,8 +1,8 @@
 """What speaks for a teacher on a text, from the cache alone, one number for each text and teacher.
 
-Three kinds: its answer (confidence, margin, highest logit), its own state (how much the tokens agree in it, how far
-training has moved it), and its labels' names; of texts that were written for a teacher a fourth, the provenance. Each
-is blind to something: answers to what a teacher is wrongly sure of, states to what training did not touch.
+Three kinds, each blind to something: a teacher's answer to what it is wrongly sure of, its own state (how far training
+moved it, how much tokens agree in it) to what training did not touch, the names of its labels to what they do not say.
+A fourth for texts that were written for a teacher: the provenance.
 """
 
 from __future__ import annotations

@@ -37,6 +37,5 @@ ASKED_FOR_BY: Mapping[str, str] = {
     "build-targets": "a student.method that trains a student from texts",
     "guess-embeddings": "student.method: as-dfd",
     "train-student": "a student.method that trains a student",
-    "report": "corpus.test, labelled texts to measure on,",
 }
 """What makes a stage that a person may name a part of the experiment."""

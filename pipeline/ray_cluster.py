@@ -99,8 +99,8 @@ def _check_nodes(run: Run, nodes: Mapping[str, str]) -> None:
     try:
         look = ray.remote(num_cpus=0)(look_around)
         there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-        asked = {nodes[node]: look.options(scheduling_strategy=place).remote(mark) for node, place in there.items()}
-        for name, answer in asked.items():
+        asked = [(nodes[node], look.options(scheduling_strategy=place).remote(mark)) for node, place in there.items()]
+        for name, answer in asked:  # two nodes may be of one host
             seen, versions = ray.get(answer)
             if seen != nonce:
                 raise ExperimentError(

@@ -6,7 +6,6 @@ written down and left out; the others go on, and the run ends with exit code 1.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,13 +49,6 @@ class Job:
     name: str
 
 
-@dataclass(frozen=True)
-class Receipt:
-    host: str
-    seconds: float
-    error: AmalgamError | None = None
-
-
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     """Return when every unit is committed, or could not be."""
     if not units:
@@ -91,7 +83,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
 def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list[Unit]:
     """What must be done again, each by itself: only then is it known which unit it was that killed a worker."""
     try:
-        receipt: Receipt = ray.get(done)
+        refusal: AmalgamError | None = ray.get(done)
     except LOST as lost:
         again = [unit for unit in batch if not is_done(run, unit)]
         if len(batch) == 1:
@@ -99,8 +91,8 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list
         run.console.note(f"a worker was lost ({type(lost).__name__}); {len(again)} unit(s) go to others")
         run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
         return again
-    if receipt.error is not None:
-        raise receipt.error
+    if refusal is not None:
+        raise refusal
     run.console.advance(sum(unit.size for unit in batch))
     return []
 
@@ -136,14 +128,14 @@ _opened: dict[str, Run] = {}
 """The run of the latest job, with the teacher it has loaded."""
 
 
-def do_units(job: Job, units: list[Unit]) -> Receipt:
-    began = time.monotonic()
+def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
+    """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
     try:
         run = _run_for(job)
         job.stage.run_units(run, [unit for unit in units if not is_done(run, unit)])
     except AmalgamError as error:
-        return Receipt(ray.util.get_node_ip_address(), time.monotonic() - began, error)
-    return Receipt(ray.util.get_node_ip_address(), time.monotonic() - began)
+        return error
+    return None
 
 
 def _run_for(job: Job) -> Run:

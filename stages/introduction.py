@@ -19,7 +19,7 @@ from amalgam.pipeline.template import TEACHERS, write_template
 from amalgam.pipeline.values import SAFE_NAME
 from amalgam.stages.models import folder as model_folder
 from amalgam.stages.models import hub as model_hub
-from amalgam.stages.models.files import ModelFiles, Request, label_names, place_of
+from amalgam.stages.models.files import ModelFiles, Request, for_all, label_names, place_of
 
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"
@@ -53,18 +53,12 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
 
 
 def introduce(given: Sequence[str], into: Path) -> list[Introduced]:
-    found, errors = list[Introduced](), list[ModelError]()
-    for one in given:
-        try:
-            found.append(_introduce(one, into, [teacher.name for teacher in found]))
-        except ModelError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        whats = "; ".join(f"{error.what} ({error.where})" for error in errors)
-        fixes = dict.fromkeys(error.fix for error in errors if error.fix)
-        raise ModelError(f"{len(errors)} models cannot be teachers: {whats}", where=WHERE, fix="; ".join(fixes))
+    found: list[Introduced] = []
+
+    def meet(one: str) -> None:
+        found.append(_introduce(one, into, [teacher.name for teacher in found]))
+
+    for_all(meet, given, cannot="be teachers", where=WHERE)
     return found
 
 

@@ -65,7 +65,7 @@ def resolve(  # noqa: PLR0913 - one argument for each thing that the experiment 
 def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
     """Each reference holds the arguments of resolve. All problems come in one error, before weights are downloaded."""
     hub = _Hub()
-    return _each(lambda finish: finish(), _each(lambda reference: _finder(hub, **reference).find(), references))
+    return for_all(lambda finish: finish(), for_all(lambda reference: _finder(hub, **reference).find(), references))
 
 
 def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
@@ -326,7 +326,10 @@ def _nearest(folder: Path) -> str:
     return f"{missing.parent} has {', '.join(close)}" if close else f"{missing.parent} has no folders"
 
 
-def _each(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+def for_all(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, cannot: str = "be used", where: str | None = None
+) -> list[_Result]:
+    """One error tells of every model that cannot serve."""
     results, errors = [], []
     for item in items:
         try:
@@ -338,7 +341,7 @@ def _each(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[
     if errors:
         whats = "; ".join(f"{error.what} ({error.where})" for error in errors)
         fixes = dict.fromkeys(error.fix for error in errors if error.fix)
-        raise ModelError(f"{len(errors)} models cannot be used: {whats}", fix="; ".join(fixes))
+        raise ModelError(f"{len(errors)} models cannot {cannot}: {whats}", where=where, fix="; ".join(fixes))
     return results
 
 

@@ -19,7 +19,8 @@ from amalgam.pipeline.template import TEACHERS, write_template
 from amalgam.pipeline.values import SAFE_NAME
 from amalgam.stages.models import folder as model_folder
 from amalgam.stages.models import hub as model_hub
-from amalgam.stages.models.files import ModelFiles, Request, for_all, label_names, place_of
+from amalgam.stages.models.files import ModelFiles, Request, for_all, place_of
+from amalgam.stages.models.labels import label_names
 
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"

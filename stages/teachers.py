@@ -12,7 +12,8 @@ from amalgam.data.labels import LabelSpace, union_of
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.experiment import Experiment, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
-from amalgam.stages.models.files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.models.files import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.models.labels import label_names
 from amalgam.stages.read_corpus.parts import part_of
 
 LABELS_TOLD = 5

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.models.files import ModelFiles, label_names, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.models.files import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.models.labels import label_names
 from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ a source of texts; each source is written once. Stopped, it goes on where it was
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=PLAIN)
     parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
     parser.add_argument("--steer", type=float, default=2.0)
+    parser.add_argument("--prompt", help="what stands before a steered text and is no part of it; {label}: its class")
     parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
     parser.add_argument("--fast", type=int, help="score so many candidates a token at most: not exact")
     parser.add_argument("--seeds", type=int, default=3)
@@ -192,10 +194,15 @@ def _labels(data: Path) -> list[str]:
 
 def _told(one: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
     method, source, more = ROWS[one]
-    told = [f"student.method={method}", *more]
-    told += [f"generate.source={source}"] if source else []
-    told += [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []
+    told = [f"student.method={method}", *more, *(written_by(source, options) if source else [])]
     return told, "-".join([method, *one.split(", ")[1:], str(seed)]).replace(" ", "-"), seed
+
+
+def written_by(source: str, options: argparse.Namespace) -> list[str]:
+    """What an experiment is told of the source of its texts."""
+    told = [f"generate.source={source}"]
+    told += [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []
+    return told + ([f"generate.prompt={json.dumps(options.prompt)}"] if source == "steered" and options.prompt else [])
 
 
 def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, float]:

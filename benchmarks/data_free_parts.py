@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from amalgam.benchmarks.data_free import parsed, up_to_date, write
+from amalgam.benchmarks.data_free import parsed, up_to_date, write, written_by
 from amalgam.benchmarks.protocol import row, show
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def _where(
     """The experiment of these texts, and what it is told."""
     if source == "real":
         return real, said
-    corpus = [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []
-    return config, [f"student.encoder={options.encoder}", f"generate.source={source}", *corpus, *said]
+    return config, [f"student.encoder={options.encoder}", *written_by(source, options), *said]
 
 
 # ---- what is learned from

@@ -103,8 +103,9 @@ class LanguageModel:
         """Special tokens but those that end a text, and rows of the vocabulary that stand for no token."""
         banned = torch.ones(self.vocabulary, dtype=torch.bool)
         banned[[one for one in self.tokenizer.get_vocab().values() if one < self.vocabulary]] = False
-        special = [one for one in self.tokenizer.all_special_ids if one < self.vocabulary]
-        banned[special] = True
+        named = {place for place, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = [one for one in {*named, *self.tokenizer.all_special_ids} if one < self.vocabulary]
+        banned[special] = True  # also those that have no name of their own, such as <repo_name>
         banned[sorted(self.ends)] = False
         return banned.to(self.device)
 

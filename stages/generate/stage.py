@@ -38,7 +38,7 @@ ALL_TEXTS = "texts"
 
 class Generate:
     name: ClassVar[str] = "generate"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "texts"
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
@@ -261,6 +262,14 @@ def test_special_tokens_and_rows_without_a_token_are_never_written() -> None:
     used = {token for text in found.values() for token in text.choices}
     assert used <= {3, *range(len(SPECIAL), len(SPECIAL) + len(WORDS))}
     assert 3 in used
+
+
+def test_a_special_token_that_goes_by_no_name_is_never_written_either() -> None:
+    model, tokenizer = tiny_language_model(vocab_size=len(SPECIAL) + len(WORDS) + 1)
+    tokenizer.add_tokens([AddedToken("<repo>", special=True)])
+    unnamed = tokenizer.convert_tokens_to_ids("<repo>")
+    assert unnamed not in tokenizer.all_special_ids
+    assert bool(LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu").banned[unnamed])
 
 
 def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:

@@ -286,6 +286,15 @@ def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
     fresh("cache-teachers", "teachers.0.allow_pickle=true")
 
 
+def test_what_a_last_stage_lacks_is_told_before_a_first_one_works(fresh: Shop) -> None:
+    said = fresh.tries("run", "student.encoder=./models/encodr")
+    assert said.code == 2
+    assert_three_lines(said.err)
+    assert "there is no folder ./models/encodr" in said.err
+    assert not (fresh.artifacts / "read-corpus").exists()
+    fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
+
+
 def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop) -> None:
     folder = fresh.folder / "models/first"
     config = json.loads((folder / "config.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
+from amalgam.data.sources import nearest
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.experiment import Experiment, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
@@ -102,9 +104,18 @@ def _check_gold_of(run: Run, name: str, known: set[str]) -> None:
             f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {some}{more}",
             where=f"corpus.{name}, column {shown(str(run.experiment.corpus.label))}; "
             f"the union is {', '.join(shown(label) for label in sorted(known))}",
-            fix="rename a teacher's labels (teachers: rename), or leave such texts out: corpus.on_bad_row: skip",
+            fix=f"rename a teacher's labels ({_renaming(strange, known)}), or leave such texts out: "
+            "corpus.on_bad_row: skip",
         )
     run.console.note(f"{texts} left out: no teacher knows {some}{more}")
+
+
+def _renaming(strange: Iterable[str], known: Iterable[str]) -> str:
+    """Labels that differ in nothing but case or a letter are shown as what to write."""
+    free = set(known)
+    pairs = {near[0]: label for label in strange if (near := nearest(label, free))}
+    said = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_TOLD])
+    return f"rename: {{{said}}}" if said else "teachers: rename"
 
 
 def _named(run: Run) -> Iterable[KnownTeacher]:
@@ -137,6 +148,7 @@ def _reference(run: Run, teacher: Teacher) -> dict[str, Any]:
         "digest_of": run.digest_of,
         "allow_pickle": teacher.allow_pickle,
         "trust_remote_code": teacher.trust_remote_code,
+        "where": f"teacher {teacher.name}",
     }
 
 

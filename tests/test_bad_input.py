@@ -50,6 +50,8 @@ CASES = {
     "an empty file": Case(3, ("no rows", "train.csv"), b""),
     "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),
     "a column renamed": Case(3, ("text", "corpus.text: texte"), b"texte,label\none,law\n"),
+    "columns separated otherwise": Case(3, ("separated by ';'", ".tsv"), b"text;label\none;law\n"),
+    "plain text": Case(3, ("no kind", "a csv of one column"), b"one\ntwo\n", "texts/train.txt"),
     "a label that is not allowed": Case(
         3,
         ("train.csv", "banking"),
@@ -178,6 +180,12 @@ def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh:
     assert "where: corpus.test, column label" in said.err
     assert "corpus.on_bad_row: skip" in said.err
     assert not fresh.units()
+
+
+def test_labels_that_differ_in_case_are_shown_as_what_to_rename(fresh: Shop) -> None:
+    fresh.write([(text, label.title()) for text, label in fresh.texts("test")], "test")
+    said = fresh.tries("run")
+    assert 'rename: {"banking": "Banking", ' in said.err
 
 
 def test_such_texts_are_left_out_and_counted_if_wished(fresh: Shop) -> None:

@@ -112,7 +112,7 @@ def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any
 
 
 def _counts(facts: dict[str, Any]) -> str:
-    said = [f"{facts['texts']:,} texts"]
+    said = [f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"]
     said += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
     said += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
     skipped = sum(facts["skipped"].values())

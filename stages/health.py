@@ -28,7 +28,7 @@ def _device() -> dict[str, str]:
 
 def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     """The file, and a row for each thing it names: whether it is there. No weights are loaded, no texts fetched."""
-    from amalgam.stages.commands import open_run
+    from amalgam.stages.library.session import open_run
 
     if not config.exists():
         return [_row("experiment", f"no {config.name} here", "amalgam init")]

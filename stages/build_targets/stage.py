@@ -134,11 +134,11 @@ def _read(targets: Targets) -> set[str]:
     return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
 
 
-def neighbouring_buckets(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:
-    """In key order, as many as hold UNIT_TEXTS between them. The corpus decides alone, so all processes agree."""
+def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
+    """In key order, as many as hold `most` texts between them. The corpus decides alone, so all processes agree."""
     group: list[Bucket] = []
     for bucket in buckets:
-        if group and sum(one.rows for one in group) + bucket.rows > UNIT_TEXTS:
+        if group and sum(one.rows for one in group) + bucket.rows > most:
             yield tuple(group)
             group = []
         group.append(bucket)

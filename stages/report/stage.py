@@ -31,7 +31,7 @@ INDENTED = 100  # labels
 
 class Report(UnitByUnit):
     name: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "evaluations"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
-from amalgam.data.sources import nearest
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.experiment import Experiment, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
@@ -19,6 +19,7 @@ from amalgam.stages.models.labels import label_names
 from amalgam.stages.read_corpus.parts import part_of
 
 LABELS_TOLD = 5
+NEARLY_THE_SAME = 0.85
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,9 @@ def _check_gold_of(run: Run, name: str, known: set[str]) -> None:
 
 def _renaming(strange: Iterable[str], known: Iterable[str]) -> str:
     """Labels that differ in nothing but case or a letter are shown as what to write."""
-    free = set(known)
-    pairs = {near[0]: label for label in strange if (near := nearest(label, free))}
+    folded = {label.casefold(): label for label in known}
+    close = {label: difflib.get_close_matches(label.casefold(), folded, 1, NEARLY_THE_SAME) for label in strange}
+    pairs = {folded[near[0]]: label for label, near in close.items() if near}
     said = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_TOLD])
     return f"rename: {{{said}}}" if said else "teachers: rename"
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from amalgam.pipeline.experiment import SCHEMA_VERSION, Experiment
+from amalgam.pipeline.experiment import SCHEMA_VERSION, ExperimentFile
 from amalgam.pipeline.plain_yaml import MOST_NODES, SECRET, Place, Reading, construct, dotted, read_yaml, refusal
 
 COMMAND_LINE = 0  # stands for a line's number where an override, not the file, said it
@@ -23,7 +23,7 @@ COMMAND_LINE = 0  # stands for a line's number where an override, not the file, 
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    experiment: Experiment
+    experiment: ExperimentFile
     path: Path
     overrides: dict[str, Any]
 
@@ -40,10 +40,10 @@ def load_experiment(
     said = _apply_overrides(reading, list(overrides))
     _refuse_secrets(reading, reading.data, ())
     data = _with_preset(reading, presets or {})
-    experiment: Experiment | None = None
+    experiment: ExperimentFile | None = None
     if reading.nodes <= MOST_NODES:
         try:
-            experiment = Experiment.model_validate(data)
+            experiment = ExperimentFile.model_validate(data)
         except ValidationError as error:
             reading.problems += _problems(error, reading, data)
     if experiment is None or reading.problems:
@@ -244,7 +244,7 @@ def _nearest(word: str, known_words: Iterable[str], *, known: bool = True) -> st
 
 def fields_at(path: Place) -> list[str]:
     """The fields that the schema allows at a path."""
-    model: Any = Experiment
+    model: Any = ExperimentFile
     for part in path:
         if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
             model = _model_in(model.model_fields[str(part)].annotation)

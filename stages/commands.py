@@ -208,7 +208,7 @@ def show_methods(*, as_json: bool) -> None:
 def show_schema() -> None:
     from amalgam.pipeline import experiment
 
-    Console().json(experiment.Experiment.model_json_schema())
+    Console().json(experiment.ExperimentFile.model_json_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:

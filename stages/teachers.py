@@ -12,7 +12,7 @@ from typing import Any
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.experiment import Experiment, Teacher
+from amalgam.pipeline.experiment import ExperimentFile, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.models.files import ModelFiles, needs_network, resolve, resolve_all, same_models
 from amalgam.stages.models.labels import label_names
@@ -129,7 +129,7 @@ def _named(run: Run) -> Iterable[KnownTeacher]:
         yield _known(run.experiment, teacher, files, labels)
 
 
-def _known(experiment: Experiment, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
+def _known(experiment: ExperimentFile, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
     return KnownTeacher(
         teacher.name,
         files,

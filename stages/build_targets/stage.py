@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment, Targets
+from amalgam.pipeline.experiment import ExperimentFile, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
@@ -38,7 +38,7 @@ class BuildTargets(UnitByUnit):
     measure: ClassVar[str] = "texts"
     at_once: ClassVar[int] = 2
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:

@@ -64,7 +64,7 @@ class Experiment:
         return cls(Path(path), said, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
-    def said(self) -> sections.Experiment:
+    def said(self) -> sections.ExperimentFile:
         """What the file and the overrides say, defaults included."""
         return self._loaded.experiment
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
@@ -31,7 +31,7 @@ class TrainStudent(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"
     measure: ClassVar[str] = "students"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns
 
     def prepare(self, run: Run) -> None:

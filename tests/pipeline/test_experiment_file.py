@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plain_yaml import MOST_BYTES
@@ -198,7 +198,7 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_said_so(tmp_path: Path) -> N
         load_experiment(tmp_path)
 
 
-KEYS = st.sampled_from([*Experiment.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
+KEYS = st.sampled_from([*ExperimentFile.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
 SCALARS = st.sampled_from(
     [
         *("yes", "no", "null", "1", "0.5", ".inf", ".nan", "1e999", "0x1F", "2020-01-01", "2020-99-99", "1:30", "soft"),
@@ -393,6 +393,6 @@ def test_what_only_resembles_a_secret_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_schema_knows_every_section_and_says_what_fields_mean() -> None:
-    schema: dict[str, Any] = Experiment.model_json_schema()
-    assert set(schema["properties"]) == set(Experiment.model_fields)
+    schema: dict[str, Any] = ExperimentFile.model_json_schema()
+    assert set(schema["properties"]) == set(ExperimentFile.model_fields)
     assert schema["$defs"]["Cache"]["properties"]["passes"]["description"].startswith("Monte-Carlo dropout passes")

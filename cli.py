@@ -169,7 +169,7 @@ def plan(
     config: Config = FILE,
     as_json: AsJson = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Try this machine for some seconds where the cost is not known yet.")
+        bool, typer.Option("--measure", help="Try this machine, once, where the cost is not known.")
     ] = False,
 ) -> None:
     """What `run` would do, why, and what it would cost. Nothing runs."""

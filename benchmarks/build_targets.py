@@ -111,7 +111,7 @@ def _build(base: Path, mode: str) -> dict[str, Any]:
 
 def _run(base: Path, mode: str) -> Run:
     from amalgam.pipeline.console import Console
-    from amalgam.stages.commands import open_run
+    from amalgam.stages.library.session import open_run
 
     return open_run(base / "first.yaml", [f"targets.mode={mode}"], console=Console(quiet=True))[1]
 

@@ -231,7 +231,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.cache_teachers import pools
     from amalgam.stages.cache_teachers.asking import loaded_teacher
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
     from amalgam.stages.teachers import teachers_of
 

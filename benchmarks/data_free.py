@@ -216,7 +216,7 @@ def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, 
 def up_to_date(config: Path, told: list[str], target: str | None = None) -> Run:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
 
     _, run = open_run(config, told, console=Console(out=sys.stderr))

@@ -174,7 +174,7 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
     from amalgam.stages.report.stage import evaluation
 
@@ -203,7 +203,7 @@ def _choice(config: Path, method: str) -> dict[str, Any]:
     """No student: the targets, and what weigh-teachers found."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
 
     _, run = open_run(config, _told(method), console=Console(out=sys.stderr))

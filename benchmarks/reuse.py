@@ -87,7 +87,7 @@ def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.cache_teachers.asking import loaded_teacher
     from amalgam.stages.cache_teachers.stage import dtype_of
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
     from amalgam.stages.teachers import teachers_of
 
@@ -159,7 +159,7 @@ def _work(base: Path) -> None:
     """Linux carries a peak over from the process that started this one, so it is asked for by name."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.order import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [])

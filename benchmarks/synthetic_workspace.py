@@ -28,7 +28,7 @@ from amalgam.pipeline.plan import library_versions, plan
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers
-from amalgam.stages.commands import open_run
+from amalgam.stages.library.session import open_run
 from amalgam.stages.order import STAGES
 from amalgam.stages.read_corpus.parts import part_of, train_part
 from amalgam.stages.read_corpus.stage import ReadCorpus

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from amalgam.data.keys import shown
-from amalgam.data.sources import nearest
+from amalgam.data.sources import column_to_name
 from amalgam.pipeline.errors import DataError
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class _Reading(NamedTuple):
         where = f"{self.name} has the columns: {', '.join(shown(column) for column in available[:20])}"
         if name in available:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
-        near = nearest(name, available)
-        fix = self.setting.format(setting) + (shown(near[0]) if near else "one of them")
+        fix = column_to_name(name, available, self.setting.format(setting))
         raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def bad(self, number: int, reason: Reason, value: object, *, field: str | None = None, **more: str) -> BadRow:

@@ -16,9 +16,15 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+INSTEAD = {
+    ".txt": "; lines of plain text become a csv of one column by `text` as its first line",
+    ".json": "; write an object a line, and end the name in .jsonl",
+    ".xlsx": "; save the sheet as csv, UTF-8",
+    ".gz": "; unpack it first",
+}
 
 
 def files_of(source: str, base: Path) -> list[Path]:
@@ -40,7 +46,7 @@ def files_of(source: str, base: Path) -> list[Path]:
         raise DataError(
             f"{shown(source)} is of no kind that can be read",
             where=shown(str(found[0]), 200),
-            fix=f"the kinds are {known}",
+            fix=f"the kinds are {known}{INSTEAD.get(suffixes[0], '')}",
         )
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
@@ -95,6 +101,15 @@ def fetch_remote(url: str, folder: Path) -> Path:
         )
         raise DataError(f"{address} cannot be read", where=said, fix=fix) from error
     return part.replace(target)
+
+
+def column_to_name(name: str, available: Sequence[str], setting: str) -> str:
+    """What to do about a column that is not there, in a file that has these."""
+    other = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
+    if other:
+        return f"its columns are separated by {other!r}: save it with commas, or with tabs as .tsv"
+    near = nearest(name, available)
+    return setting + (shown(near[0]) if near else "one of them")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

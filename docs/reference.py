@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from amalgam.data import schemas
 from amalgam.data.schemas import Column
 from amalgam.pipeline import errors
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import Reason
 from amalgam.stages.methods import METHODS
 
@@ -95,8 +95,8 @@ def _experiment() -> Iterator[str]:
         "`section.field=value`. A field that is not listed here is refused, with the nearest name. Paths start from "
         "the file's folder. `amalgam schema` prints the same as JSON Schema, for editors.\n"
     )
-    top = {name: _section(field) for name, field in Experiment.model_fields.items()}
-    yield from _fields({name: field for name, field in Experiment.model_fields.items() if not top[name]}, "")
+    top = {name: _section(field) for name, field in ExperimentFile.model_fields.items()}
+    yield from _fields({name: field for name, field in ExperimentFile.model_fields.items() if not top[name]}, "")
     for name, section in top.items():
         if section is not None:
             several = " (a list)" if name == "teachers" else ""

@@ -320,7 +320,9 @@ class Execution(Section):
     """strict: results made with other library versions are made again."""
 
 
-class Experiment(Section):
+class ExperimentFile(Section):
+    """All of it. `amalgam.Experiment` is such a file with its workspace, at work."""
+
     schema_version: Literal[1] = 1
     """Of this file's format."""
     corpus: Corpus

@@ -1,7 +1,4 @@
-"""Reading the experiment file: YAML with its lines, overrides on top, every problem at once.
-
-Only plain YAML is read: no tags, no duplicate keys, bounded in size and in what aliases may expand to.
-"""
+"""Reading the experiment file: its YAML (plain_yaml.py), overrides on top, every problem at once."""
 
 from __future__ import annotations
 
@@ -11,29 +8,22 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.experiment import SCHEMA_VERSION, Experiment
-
-MOST_BYTES = 1_000_000
-MOST_NODES = 100_000
-MOST_SHOWN = 500
-SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|://[^/\s]*:[^/\s@]*@|\bAKIA[0-9A-Z]{16}\b")
+from amalgam.pipeline.experiment import SCHEMA_VERSION, ExperimentFile
+from amalgam.pipeline.plain_yaml import MOST_NODES, SECRET, Place, Reading, construct, dotted, read_yaml, refusal
 
 COMMAND_LINE = 0  # stands for a line's number where an override, not the file, said it
-
-Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    experiment: Experiment
+    experiment: ExperimentFile
     path: Path
     overrides: dict[str, Any]
 
@@ -43,17 +33,6 @@ class LoadedExperiment:
         return self.path.parent.absolute()
 
 
-@dataclass
-class Reading:
-    """What was read so far: the data, each path's line and raw scalar, and what is wrong."""
-
-    data: Any = None
-    lines: dict[Place, int] = field(default_factory=dict)
-    raw: dict[Place, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    nodes: int = 0
-
-
 def load_experiment(
     path: Path, overrides: Iterable[str] = (), *, presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> LoadedExperiment:
@@ -61,131 +40,15 @@ def load_experiment(
     said = _apply_overrides(reading, list(overrides))
     _refuse_secrets(reading, reading.data, ())
     data = _with_preset(reading, presets or {})
-    experiment: Experiment | None = None
+    experiment: ExperimentFile | None = None
     if reading.nodes <= MOST_NODES:
         try:
-            experiment = Experiment.model_validate(data)
+            experiment = ExperimentFile.model_validate(data)
         except ValidationError as error:
             reading.problems += _problems(error, reading, data)
     if experiment is None or reading.problems:
-        raise _refusal(path, reading.problems)
+        raise refusal(path, reading.problems)
     return LoadedExperiment(experiment, path, said)
-
-
-def _refusal(path: Path, problems: list[str]) -> ExperimentError:
-    problems = [SECRET.sub("(not shown)", problem)[:MOST_SHOWN] for problem in problems]
-    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    return ExperimentError(
-        f"{path.name}: {count}\n" + "\n".join(f"  {problem}" for problem in problems),
-        where=str(path),
-        fix="`amalgam schema` lists every field; `amalgam init` writes a commented file",
-    )
-
-
-# ---- YAML
-
-
-def read_yaml(path: Path) -> Reading:
-    text = _text(path)
-    reading = Reading()
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise _refusal(path, [f"{where}{error.problem or 'not YAML'}"]) from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise _refusal(path, [f"not YAML: {str(error).splitlines()[0]}"]) from None
-    if not isinstance(node, yaml.MappingNode):
-        raise _refusal(path, ["the file must be a mapping of sections; is it empty?"])
-    try:
-        reading.data = _construct(node, (), reading, ())
-    except RecursionError:
-        raise _refusal(path, ["nested too deeply"]) from None
-    return reading
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ExperimentError(
-                f"{path.name} is larger than {MOST_BYTES:,} bytes", where=str(path), fix="texts belong in corpus files"
-            )
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise ExperimentError(
-            f"there is no {path.name}",
-            where=str(path.absolute()),
-            fix="`amalgam init` writes one; -c FILE names another",
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ExperimentError(
-            f"{path.name} is not UTF-8 (byte {error.start})", where=str(path), fix="save it as UTF-8"
-        ) from None
-    except OSError as error:
-        raise ExperimentError(
-            f"{path.name} cannot be read: {error.strerror}", where=str(path), fix="check its permissions"
-        ) from None
-
-
-def _construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int, ...]) -> Any:
-    reading.nodes += 1
-    line = node.start_mark.line + 1
-    reading.lines.setdefault(path, line)
-    if reading.nodes > MOST_NODES or id(node) in inside:
-        if not any("expands" in problem for problem in reading.problems):
-            reading.problems.append(f"line {line}: aliases: the file expands to more than {MOST_NODES:,} values")
-        return None
-    within = (*inside, id(node))
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path, reading, within)
-    if isinstance(node, yaml.SequenceNode):
-        return _sequence(node, path, reading, within)
-    return _scalar(node, path, reading)
-
-
-def _sequence(node: yaml.SequenceNode, path: Place, reading: Reading, within: tuple[int, ...]) -> list[Any]:
-    if node.tag != "tag:yaml.org,2002:seq":
-        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
-        return []
-    return [_construct(item, (*path, index), reading, within) for index, item in enumerate(node.value)]
-
-
-def _at(node: yaml.Node, path: Place) -> str:
-    return f"line {node.start_mark.line + 1}{f', {dotted(path)}' if path else ''}: "
-
-
-def _scalar(node: yaml.Node, path: Place, reading: Reading) -> Any:
-    reading.raw[path] = node.value
-    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed; write plain values")
-        return None
-    if node.tag.endswith((":timestamp", ":binary")):
-        return node.value
-    try:
-        return yaml.SafeLoader("").construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError):
-        reading.problems.append(f"{_at(node, path)}{node.value[:40]!r} does not read as {node.tag.split(':')[-1]}")
-        return None
-
-
-def _mapping(node: yaml.MappingNode, path: Place, reading: Reading, within: tuple[int, ...]) -> dict[str, Any]:
-    if node.tag != "tag:yaml.org,2002:map":
-        reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
-        return {}
-    found: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-            reading.problems.append(f"{_at(key_node, path)}keys must be plain words")
-            continue
-        here = (*path, key)
-        if key in found:
-            reading.problems.append(f"{_at(key_node, here)}given twice (first in line {reading.lines[here]})")
-            continue
-        reading.lines[here] = key_node.start_mark.line + 1
-        found[key] = _construct(value_node, here, reading, within)
-    return found
 
 
 # ---- overrides and presets
@@ -196,7 +59,9 @@ def _apply_overrides(reading: Reading, overrides: list[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key or any(not part for part in key.split(".")):
-            reading.problems.append(f"{override}: an override looks like targets.temperature=0.5")
+            a_file = override.endswith((".yaml", ".yml"))
+            meant = f"an experiment file is named by -c: -c {override}" if a_file else "write field=value"
+            reading.problems.append(f"{override}: an override looks like targets.temperature=0.5; {meant}")
             continue
         path: Place = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))
         inner = _override_value(text)
@@ -212,7 +77,7 @@ def _override_value(text: str) -> Reading:
     inner = Reading()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        inner.data = None if node is None else _construct(node, (), inner, ())
+        inner.data = None if node is None else construct(node, (), inner, ())
     except (yaml.YAMLError, RecursionError):
         return Reading(data=text)
     return Reading(data=text) if inner.problems else inner
@@ -325,7 +190,8 @@ def _message(item: dict[str, Any], path: Place, reading: Reading) -> str:
     if said is None and unquoted and str(item["type"]).startswith("string"):
         said = f'is {json.dumps(given)}, not text: quote it ("{reading.raw.get(path, given)}")'
     if said is None:
-        message = str(item["msg"]).removeprefix("Value error, ")
+        plain = MUST_BE.get(str(item["type"]).partition("_")[0]) if item["type"].endswith(PARSED) else None
+        message = plain or str(item["msg"]).removeprefix("Value error, ").replace("Input should", "must")
         shown = "" if isinstance(given, dict | list | BaseModel) else f" (given {given!r})"
         said = f"{message[0].lower()}{message[1:]}{shown}" if shown else message
     return said
@@ -355,7 +221,18 @@ BY_KIND: dict[str, Callable[[dict[str, Any], Place], str]] = {
     "missing": lambda item, path: "is required",  # noqa: ARG005 - one shape for all
     "literal_error": _bad_choice,
     "string_pattern_mismatch": _bad_name,
+    "model_type": lambda item, path: "is a section: write its fields below it, indented, or leave it out",  # noqa: ARG005
 }
+
+PARSED = ("_parsing", "_type", "_from_float")
+MUST_BE = {
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "list": "must be a list: [a, b]",
+    "string": "must be text",
+}
+"""By how the kind of a wrong value begins: int_parsing, int_type, int_from_float."""
 
 
 def _nearest(word: str, known_words: Iterable[str], *, known: bool = True) -> str:
@@ -367,7 +244,7 @@ def _nearest(word: str, known_words: Iterable[str], *, known: bool = True) -> st
 
 def fields_at(path: Place) -> list[str]:
     """The fields that the schema allows at a path."""
-    model: Any = Experiment
+    model: Any = ExperimentFile
     for part in path:
         if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
             model = _model_in(model.model_fields[str(part)].annotation)
@@ -394,7 +271,3 @@ def _refuse_secrets(reading: Reading, value: Any, path: Place) -> None:
         reading.problems.append(
             f"{_where(reading, path)}looks like a secret (not shown); use `hf auth login` or environment variables"
         )
-
-
-def dotted(path: Place) -> str:
-    return ".".join(str(part) for part in path)

@@ -20,7 +20,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.digests import FileDigests
 from amalgam.pipeline.engines import Share
 from amalgam.pipeline.errors import AmalgamError, WorkError
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import is_done
 from amalgam.pipeline.ray_cluster import attached
 from amalgam.pipeline.stage import Run, Stage, Unit
@@ -41,7 +41,7 @@ class Job:
     """What a worker must know to do units of one stage; the same for all tasks of it."""
 
     stage: Stage
-    experiment: Experiment
+    experiment: ExperimentFile
     base: Path
     workspace: Path
     overrides: Mapping[str, Any]

@@ -13,7 +13,7 @@ from amalgam.pipeline.engines import run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.patience import FULL, disk_full
 from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, library_versions
-from amalgam.pipeline.stage import Run, Stage, Unit
+from amalgam.pipeline.stage import NotKnownYetError, Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
 
 WORK = "WORK.json"
@@ -55,9 +55,11 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
 
 def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
     states = []
+    waiting = _prepared(stages, run)
     for stage in stages:
         ours = stage.name == target or target is None
-        stage.prepare(run)
+        if stage.name in waiting:
+            stage.prepare(run)
         state = examine(stage, run)
         if force and ours:
             state = _forced(stage, run, state)
@@ -76,6 +78,17 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
             stage.deliver(run, run.result(stage.name), fresh=state.state != "current")
     return states
+
+
+def _prepared(stages: list[Stage], run: Run) -> set[str]:
+    """A last stage's missing model is told before a first one works for hours; those that need others' results wait."""
+    waiting = set()
+    for stage in stages:
+        try:
+            stage.prepare(run)
+        except NotKnownYetError:
+            waiting.add(stage.name)
+    return waiting
 
 
 def _run_stage(stage: Stage, run: Run, state: StageState) -> None:

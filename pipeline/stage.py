@@ -20,7 +20,7 @@ from amalgam.pipeline.store import Record, Store
 if TYPE_CHECKING:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.engines import Share
-    from amalgam.pipeline.experiment import Experiment
+    from amalgam.pipeline.experiment import ExperimentFile
 
 
 class NotKnownYetError(Exception):
@@ -62,7 +62,7 @@ class Identity:
 class Run:
     """One experiment being brought up to date: what the stages share."""
 
-    experiment: Experiment
+    experiment: ExperimentFile
     base: Path
     store: Store
     console: Console
@@ -127,7 +127,7 @@ class Stage(Protocol):
     measure: ClassVar[str]
     """What a unit's size counts, for the progress line: "text-passes"."""
 
-    def wanted(self, experiment: Experiment) -> bool: ...
+    def wanted(self, experiment: ExperimentFile) -> bool: ...
 
     def prepare(self, run: Run) -> None:
         """Settle what identity must know and only work can tell: a remote file, a Hub commit. `plan` never does."""

@@ -1,65 +1,19 @@
-"""What the commands do: an experiment file and a workspace in, a run, a table or JSON out."""
+"""What the commands do: `amalgam.Experiment` asked, and its answer as a run, a table or JSON."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.digests import FileDigests
-from amalgam.pipeline.engines import share_of
 from amalgam.pipeline.errors import DamagedError, ExperimentError
-from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
-from amalgam.pipeline.fingerprint import differences
-from amalgam.pipeline.plan import StageState, identity_of, plan
-from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
-from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
-from amalgam.pipeline.store import Store
-from amalgam.stages.methods import METHODS, PRESETS
+from amalgam.stages.library.experiment import Experiment
+from amalgam.stages.library.session import open_run
+from amalgam.stages.methods import METHODS
 from amalgam.stages.order import ASKED_FOR_BY, STAGES
-
-
-def open_run(
-    config: Path, overrides: list[str], *, part: str | None = None, console: Console | None = None
-) -> tuple[LoadedExperiment, Run]:
-    loaded = load_experiment(config, overrides, presets=PRESETS)
-    execution = loaded.experiment.execution
-    root = (loaded.base / execution.workspace).absolute()
-    run = Run(
-        loaded.experiment,
-        loaded.base,
-        Store(root),
-        console or Console(),
-        share_of(part, execution.processes),
-        FileDigests(root / "digests.json"),
-        loaded.overrides,
-    )
-    return loaded, run
-
-
-@contextmanager
-def working(run: Run) -> Iterator[None]:
-    """Signals are heard, and what was learned of outside files is kept, whatever happens."""
-    with run.signals.listening():
-        try:
-            yield
-            _leave_group()
-        finally:
-            if isinstance(run.digest_of, FileDigests):
-                run.digest_of.save()
-
-
-def _leave_group() -> None:
-    """A torchrun process that ends without taking leave makes torch warn of a leak."""
-    if "torch" in sys.modules:
-        from torch import distributed
-
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -72,30 +26,17 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     part: str | None = None,
     quiet: bool = False,
     oracle: Path | None = None,
-) -> list[StageState]:
-    overrides = [*_remembered(config, overrides, target), *overrides]
-    loaded, run = open_run(config, overrides, part=part)
-    _check_asked_for(target, loaded)
-    run.console = Console(quiet=quiet or (not run.share.leads and run.share.kind == "torchrun"))
-    with working(run):
-        try:
-            states = bring_up_to_date(STAGES, run, target=target, only=only, force=force)
-        except PartDoneError as done:
-            state = done.state
-            run.console.say(
-                f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
-                "Whoever comes last, or a later run, goes on."
-            )
-            return []
-        if oracle is not None:
-            from amalgam.stages.build_targets.oracle import show_divergence
-
-            show_divergence(run, oracle)
-    return states
+) -> Experiment:
+    told = [*_remembered(config, overrides, target), *overrides]
+    experiment = Experiment(config, told, Console(quiet=quiet), part)
+    _check_asked_for(target, experiment)
+    if experiment.run(target, only=only, force=force) and oracle is not None:
+        experiment.compare_targets(oracle)
+    return experiment
 
 
-def _check_asked_for(target: str | None, loaded: LoadedExperiment) -> None:
-    wanted = [stage.name for stage in STAGES if stage.wanted(loaded.experiment)]
+def _check_asked_for(target: str | None, experiment: Experiment) -> None:
+    wanted = [stage.name for stage in STAGES if stage.wanted(experiment.said)]
     if target and target not in wanted and target in ASKED_FOR_BY:
         raise ExperimentError(f"this experiment has no stage {target}", fix=f"{ASKED_FOR_BY[target]} asks for it")
 
@@ -118,7 +59,7 @@ def _remembered(config: Path, overrides: list[str], target: str | None) -> list[
         console.note(
             f"{key}={value}, as the last {_stage_of(key)} was told; `{key}=...` here or `amalgam run` says otherwise"
         )
-    return [f"{key}={_yaml(value)}" for key, value in said.items()]
+    return [f"{key}={json.dumps(value)}" for key, value in said.items()]
 
 
 SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
@@ -136,24 +77,15 @@ def _stage_of(key: str) -> str:
     return next(stage for stage, sections in SECTIONS_OF.items() if key.split(".", maxsplit=1)[0] in sections)
 
 
-def _yaml(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
-
-
 # ---- looking
 
 
 def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool) -> None:
-    from amalgam.stages.bill.bill import bill
-
-    _, run = open_run(config, overrides)
-    with working(run):
-        states = plan(STAGES, run)
-        costs = bill(run, states, measure=measure)
+    console, experiment = _looking(config, overrides)
+    states = experiment.plan()
+    costs = experiment.bill(states, measure=measure)
     if as_json:
-        run.console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
+        console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
         return
     priced = any(costs.costs.values())
     rows = [
@@ -167,130 +99,92 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
         for state in states
     ]
     prices = ["time", "memory", "disk"] if priced else []
-    run.console.table("", ["stage", "state", "units", *prices, "why"], rows)
+    console.table("", ["stage", "state", "units", *prices, "why"], rows)
     for line in costs.lines():
-        run.console.sentence(line)
+        console.sentence(line)
     for state in states:
         for warning in state.warnings:
-            run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+            console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
 
 
 def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: bool) -> None:
-    import difflib
-
-    names = [stage.name for stage in STAGES]
-    if name not in names:
-        close = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
-        raise ExperimentError(
-            f"no stage {name!r}",
-            fix=f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(names)}",
-        )
-    _, run = open_run(config, overrides)
-    with working(run):
-        states = {state.stage: state for state in plan(STAGES, run)}
-        found = _explained(next(stage for stage in STAGES if stage.name == name), run, states.get(name))
+    console, experiment = _looking(config, overrides)
+    found = experiment.explain(name)
     if as_json:
-        run.console.json(found)
+        console.json(found)
         return
-    run.console.result(f"{name}: {found['state']}" + (f" ({found['reason']})" if found["reason"] else ""))
-    run.console.result(
+    console.result(f"{name}: {found['state']}" + (f" ({found['reason']})" if found["reason"] else ""))
+    console.result(
         f"  fingerprint now {found['fingerprint'] or 'not known yet'}, built last {found['last'] or 'never'}"
     )
     for change in found["changes"]:
-        run.console.result(f"  {change['field']}: {change['change']}")
+        console.result(f"  {change['field']}: {change['change']}")
     if found["identity"] and not found["changes"]:
-        import json
-
-        run.console.result(json.dumps(found["identity"], indent=2, ensure_ascii=False))
-
-
-def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
-    last = run.store.head().get(stage.name, {}).get("fingerprint")
-    old = run.store.manifest(stage.name, last) if last else None
-    try:
-        identity = identity_of(stage, run) if state else None
-    except NotKnownYetError:
-        identity = None
-    changes = list(differences(old.identity, identity)) if old and identity else []
-    return {
-        "stage": stage.name,
-        "state": state.state if state else "not part of this experiment",
-        "reason": state.reason if state else None,
-        "detail": state.detail if state else "",
-        "fingerprint": state.fingerprint if state else None,
-        "last": last,
-        "changes": [{"field": field, "change": change} for field, change in changes],
-        "identity": identity,
-    }
+        console.result(json.dumps(found["identity"], indent=2, ensure_ascii=False))
 
 
 def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    from amalgam.stages.housekeeping import holdings
-
-    _, run = open_run(config, overrides)
-    found = holdings(run)
+    console, experiment = _looking(config, overrides)
+    found = experiment.status()
     if as_json:
-        run.console.json(found)
+        console.json(found)
         return
-    run.console.result(f"workspace {found['workspace']}: {found['bytes'] / 1e6:,.1f} MB")
+    console.result(f"workspace {found['workspace']}: {found['bytes'] / 1e6:,.1f} MB")
     rows = [
         [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["says"]]
         for row in found["artifacts"]
     ]
-    run.console.table("", ["stage", "", "result", "size", "what"], rows)
+    console.table("", ["stage", "", "result", "size", "what"], rows)
     for note in found["notes"]:
-        run.console.note(note)
+        console.note(note)
 
 
 def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    from amalgam.stages.housekeeping import verify
-
-    _, run = open_run(config, overrides)
-    found = verify(run)
+    console, experiment = _looking(config, overrides)
+    found = experiment.verify()
     if as_json:
-        run.console.json(found)
+        console.json(found)
     else:
         for fault in found["damaged"]:
-            run.console.result(f"{fault['path']}: {fault['fault']}; quarantined")
-        run.console.result(
+            console.result(f"{fault['path']}: {fault['fault']}; quarantined")
+        console.result(
             f"{found['files']:,} files, {found['bytes'] / 1e6:,.1f} MB checked, {len(found['damaged'])} damaged"
         )
     if found["damaged"]:
         raise DamagedError(
             f"{len(found['damaged'])} stored files are damaged, and were set aside",
             path=found["damaged"][0]["path"],
-            where=str(run.store.root / "quarantine"),
+            where=str(experiment.workspace / "quarantine"),
             fix="`amalgam run` makes them again, and nothing else",
         )
 
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
-    from amalgam.stages.housekeeping import garbage, remove
-
-    _, run = open_run(config, overrides)
-    found = garbage(run, unused=unused)
-    if yes:
-        remove(run, found)
+    console, experiment = _looking(config, overrides)
+    found = experiment.garbage(unused=unused, delete=yes)
     total = sum(row["bytes"] for row in found)
     if as_json:
-        run.console.json({"deleted": yes, "bytes": total, "items": found})
+        console.json({"deleted": yes, "bytes": total, "items": found})
         return
     for row in found:
-        run.console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
-    run.console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+        console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
+    console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    from amalgam.stages.audit.audit import audit
     from amalgam.stages.audit.shown import show
 
-    _, run = open_run(config, overrides)
-    with working(run):
-        found = audit(run, plan(STAGES, run))
+    console, experiment = _looking(config, overrides)
+    found = experiment.audit()
     if as_json:
-        run.console.json(found)
+        console.json(found)
     else:
-        show(run.console, found)
+        show(console, found)
+
+
+def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:
+    console = Console()
+    return console, Experiment(config, overrides, console)
 
 
 def show_methods(*, as_json: bool) -> None:
@@ -312,9 +206,9 @@ def show_methods(*, as_json: bool) -> None:
 
 
 def show_schema() -> None:
-    from amalgam.pipeline.experiment import Experiment
+    from amalgam.pipeline import experiment
 
-    Console().json(Experiment.model_json_schema())
+    Console().json(experiment.ExperimentFile.model_json_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:

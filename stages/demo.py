@@ -13,7 +13,7 @@ from amalgam.data.synthetic import Part
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.stages.commands import open_run, working
+from amalgam.stages.library.session import open_run, working
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.stages.commands import open_run, working
 from amalgam.stages.demo import THREE_TEACHERS, SilentTables, demo_texts, refuse_strange, write_texts
+from amalgam.stages.library.session import open_run, working
 from amalgam.stages.order import STAGES
 from amalgam.stages.report.stage import evaluation, row
 

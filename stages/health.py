@@ -8,6 +8,7 @@ from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.plan import library_versions
+from amalgam.pipeline.stage import NotKnownYetError, Run
 
 
 def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
@@ -15,8 +16,7 @@ def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     for library, found in library_versions().items():
         missing = found == "not installed"
         rows.append(_row(library, found, f"pip install {library}" if missing else ""))
-    rows += [_device(), _experiment(config, overrides), _disk()]
-    return rows
+    return [*rows, _device(), *_experiment(config, overrides), _disk()]
 
 
 def _device() -> dict[str, str]:
@@ -26,21 +26,59 @@ def _device() -> dict[str, str]:
     return _row("device", f"{device}, {dtype_for(device)}")
 
 
-def _experiment(config: Path, overrides: list[str]) -> dict[str, str]:
-    from amalgam.stages.commands import open_run
-    from amalgam.stages.generate.families import language_model_files
-    from amalgam.stages.teachers import prepare_teachers
+def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
+    """The file, and a row for each thing it names: whether it is there. No weights are loaded, no texts fetched."""
+    from amalgam.stages.library.session import open_run
 
     if not config.exists():
-        return _row("experiment", f"no {config.name} here", "amalgam init")
+        return [_row("experiment", f"no {config.name} here", "amalgam init")]
     try:
         _, run = open_run(config, overrides)
-        prepare_teachers(run)
-        if run.experiment.generate and run.experiment.generate.writes:
-            language_model_files(run)
     except AmalgamError as error:
-        return _row("experiment", error.what.splitlines()[0], error.fix or "")
-    return _row("experiment", f"{config.name}: {len(run.experiment.teachers)} teachers found")
+        return [_row("experiment", error.what, error.fix or "")]
+    rows = [_row("experiment", config.name)]
+    for what, look in (("texts", _texts), ("teachers", _teachers), ("models", _models)):
+        try:
+            rows.append(_row(what, look(run)))
+        except NotKnownYetError as unknown:
+            rows.append(_row(what, f"after {unknown.stage}"))
+        except AmalgamError as error:
+            rows.append(_row(what, error.what, error.fix or ""))
+    return rows
+
+
+def _texts(run: Run) -> str:
+    from amalgam.data.sources import files_of
+    from amalgam.stages.read_corpus.generated import GENERATED
+    from amalgam.stages.read_corpus.stage import REMOTE, sources_of
+
+    sources = sources_of(run.experiment)
+    elsewhere = (*REMOTE, GENERATED)
+    for one in (one for named in sources.values() for one in named if not one.startswith(elsewhere)):
+        files_of(one, run.base)
+    return f"{', '.join(sources)}: every local file is there"
+
+
+def _teachers(run: Run) -> str:
+    from amalgam.stages.teachers import prepare_teachers
+
+    prepare_teachers(run)
+    return f"{len(run.experiment.teachers)} teachers found"
+
+
+def _models(run: Run) -> str:
+    """What the student begins as, and what writes texts."""
+    from amalgam.stages.generate.families import language_model_files
+    from amalgam.stages.models.encoder import encoder_files
+    from amalgam.stages.report.zero_shot import ENCODER
+
+    if run.experiment.generate and run.experiment.generate.writes:
+        language_model_files(run)
+    student = run.experiment.student
+    if not (student.learns or run.experiment.corpus.test):
+        return "none needed"
+    encoder_files(run, student, ENCODER)
+    return f"{student.encoder} found"
 
 
 def _disk() -> dict[str, str]:

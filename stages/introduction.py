@@ -50,7 +50,8 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     teachers = introduce(names, into)
     path = write_template(into, section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
-    return f"wrote {path}: {len(teachers)} teachers, {len(labels)} labels; name your texts in it, then `amalgam plan`"
+    count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
+    return f"wrote {path}: {count}, {len(labels)} labels; name your texts in it, then `amalgam plan`"
 
 
 def introduce(given: Sequence[str], into: Path) -> list[Introduced]:
@@ -94,7 +95,7 @@ def _about(teacher: Introduced, owners: Mapping[str, Sequence[str]]) -> list[str
 
 
 def _introduce(given: str, into: Path, taken: Sequence[str]) -> Introduced:
-    request = Request(given, None, field=WHERE)
+    request = Request(_folder_or_id(given), None, field=WHERE)
     place = place_of(request, Path.cwd())
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=request.where, trust_remote_code=False)
@@ -104,6 +105,12 @@ def _introduce(given: str, into: Path, taken: Sequence[str]) -> Introduced:
         ModelFiles(given, folder, "", commit, "safetensors", config), labels=None, rename={}, teacher=name
     )
     return Introduced(name, _as_named_in(into, given, place), commit, labels)
+
+
+def _folder_or_id(given: str) -> str:
+    """A model that lies here is meant by its path, as a shell completes it; the file will say so with ./"""
+    here = Path(given)
+    return f"./{given}" if not here.is_absolute() and (here / "config.json").is_file() else given
 
 
 def _refuse_headless(config: Mapping[str, object], where: str) -> None:

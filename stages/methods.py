@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
     return all(targets.get(field) == value for field, value in said.items() if field not in SETTINGS)
 
 
-def method_name(experiment: Experiment) -> str:
+def method_name(experiment: ExperimentFile) -> str:
     """As the report calls it: the method, and which of its parts the experiment leaves out."""
     if not experiment.student.learns:
         return str(experiment.student.method)
@@ -126,7 +126,7 @@ def method_name(experiment: Experiment) -> str:
     return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])
 
 
-def _strata_name(experiment: Experiment) -> str:
+def _strata_name(experiment: ExperimentFile) -> str:
     """Its ablations are told as the experiment names them."""
     said, measure = experiment.objective, experiment.targets.uncertainty
     parts: list[str] = [measure] if measure != "rmd" else []

@@ -5,7 +5,9 @@ The number that counts is accuracy over the union of all labels; a teacher's sli
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +18,35 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def evaluate(
-    probabilities: Floats, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Said:
+    """What is kept of a model's probabilities: three numbers a text, however many labels there are."""
+
+    label: Ints
+    """The most probable label of the union, the first of equals."""
+    confidence: Floats
+    """Its probability; nan where some probability of the text is no number."""
+    of_gold: Floats
+
+    @classmethod
+    def of(cls, probabilities: Floats, gold: Ints) -> Self:
+        """Probabilities [n, C] and gold [n] by position in the union."""
+        usable = np.isfinite(probabilities).all(axis=1)
+        confidence = np.where(usable, probabilities.max(axis=1, initial=-np.inf), np.nan)
+        return cls(probabilities.argmax(axis=1), confidence, probabilities[np.arange(len(gold)), gold])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        def together(field: str) -> Any:
+            return np.concatenate([getattr(part, field) for part in parts])
+
+        return cls(together("label"), together("confidence"), together("of_gold"))
+
+
+def evaluate(said: Said, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int) -> dict[str, Any]:
     """Everything the report says of one model on labelled texts; ready for JSON.
 
-    probabilities [n, C], gold [n] and groups {teacher: its labels} are by position in `labels`. The prediction is the
-    most probable label of the union, the first of equals.
+    gold [n] and groups {teacher: its labels} are by position in `labels`.
 
     - macro_f1: mean over the labels that occur in gold or in the predictions; one that is never right counts 0.
     - label_f1: the same by label name, None where it occurs in neither.
@@ -32,11 +56,9 @@ def evaluate(
     - slice_accuracy: over the texts whose gold label is the teacher's, predictions over the union; None without texts.
     - confusion: counts, a row per gold label, a column per predicted label.
     """
-    _check(probabilities, gold)
-    predicted = probabilities.argmax(axis=1)
-    correct = predicted == gold
-    confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(confusion, (gold, predicted), 1)
+    _check(said, gold)
+    correct = said.label == gold
+    confusion = confusion_of(said, gold, len(labels))
     f1 = _f1(confusion)
     slices = {name: np.isin(gold, owned) for name, owned in groups.items()}
     return {
@@ -44,8 +66,8 @@ def evaluate(
         "accuracy": float(correct.mean()),
         "macro_f1": float(np.nanmean(f1)),
         "label_f1": {name: None if np.isnan(value) else float(value) for name, value in zip(labels, f1, strict=True)},
-        **_likelihood(probabilities[np.arange(len(gold)), gold]),
-        "ece": _calibration_error(probabilities.max(axis=1), correct, bins),
+        **_likelihood(said.of_gold),
+        "ece": _calibration_error(said.confidence, correct, bins),
         "slice_accuracy": {name: _mean(correct[texts]) for name, texts in slices.items()},
         "slice_n": {name: int(texts.sum()) for name, texts in slices.items()},
         "confusion": confusion.tolist(),
@@ -63,10 +85,17 @@ def selection_accuracy(chosen: Ints, gold: Ints, groups: dict[str, list[int]]) -
     return {"accuracy": _mean(right[owned]), "n": int(owned.sum()), "ownerless": int((~owned).sum())}
 
 
-def _check(probabilities: Floats, gold: Ints) -> None:
+def confusion_of(said: Said, gold: Ints, labels: int) -> Ints:
+    """Counts, a row per gold label, a column per predicted one."""
+    found = np.zeros((labels, labels), dtype=np.int64)
+    np.add.at(found, (gold, said.label), 1)
+    return found
+
+
+def _check(said: Said, gold: Ints) -> None:
     if not len(gold):
         raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
-    wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+    wrong = np.flatnonzero(~np.isfinite(said.confidence))
     if len(wrong):
         raise WorkError(
             f"{len(wrong)} predictions are not numbers",

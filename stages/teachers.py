@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.experiment import Experiment, Teacher
+from amalgam.pipeline.experiment import ExperimentFile, Teacher
 from amalgam.pipeline.stage import NotKnownYetError, Run
 from amalgam.stages.models.files import ModelFiles, needs_network, resolve, resolve_all, same_models
 from amalgam.stages.models.labels import label_names
 from amalgam.stages.read_corpus.parts import part_of
 
 LABELS_TOLD = 5
+NEARLY_THE_SAME = 0.85
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,19 @@ def _check_gold_of(run: Run, name: str, known: set[str]) -> None:
             f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {some}{more}",
             where=f"corpus.{name}, column {shown(str(run.experiment.corpus.label))}; "
             f"the union is {', '.join(shown(label) for label in sorted(known))}",
-            fix="rename a teacher's labels (teachers: rename), or leave such texts out: corpus.on_bad_row: skip",
+            fix=f"rename a teacher's labels ({_renaming(strange, known)}), or leave such texts out: "
+            "corpus.on_bad_row: skip",
         )
     run.console.note(f"{texts} left out: no teacher knows {some}{more}")
+
+
+def _renaming(strange: Iterable[str], known: Iterable[str]) -> str:
+    """Labels that differ in nothing but case or a letter are shown as what to write."""
+    folded = {label.casefold(): label for label in known}
+    close = {label: difflib.get_close_matches(label.casefold(), folded, 1, NEARLY_THE_SAME) for label in strange}
+    pairs = {folded[near[0]]: label for label, near in close.items() if near}
+    said = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_TOLD])
+    return f"rename: {{{said}}}" if said else "teachers: rename"
 
 
 def _named(run: Run) -> Iterable[KnownTeacher]:
@@ -116,7 +129,7 @@ def _named(run: Run) -> Iterable[KnownTeacher]:
         yield _known(run.experiment, teacher, files, labels)
 
 
-def _known(experiment: Experiment, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
+def _known(experiment: ExperimentFile, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
     return KnownTeacher(
         teacher.name,
         files,
@@ -137,6 +150,7 @@ def _reference(run: Run, teacher: Teacher) -> dict[str, Any]:
         "digest_of": run.digest_of,
         "allow_pickle": teacher.allow_pickle,
         "trust_remote_code": teacher.trust_remote_code,
+        "where": f"teacher {teacher.name}",
     }
 
 

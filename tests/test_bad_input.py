@@ -50,6 +50,8 @@ CASES = {
     "an empty file": Case(3, ("no rows", "train.csv"), b""),
     "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),
     "a column renamed": Case(3, ("text", "corpus.text: texte"), b"texte,label\none,law\n"),
+    "columns separated otherwise": Case(3, ("separated by ';'", ".tsv"), b"text;label\none;law\n"),
+    "plain text": Case(3, ("no kind", "a csv of one column"), b"one\ntwo\n", "texts/train.txt"),
     "a label that is not allowed": Case(
         3,
         ("train.csv", "banking"),
@@ -180,6 +182,12 @@ def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh:
     assert not fresh.units()
 
 
+def test_labels_that_differ_in_case_are_shown_as_what_to_rename(fresh: Shop) -> None:
+    fresh.write([(text, label.title()) for text, label in fresh.texts("test")], "test")
+    said = fresh.tries("run")
+    assert 'rename: {"banking": "Banking", ' in said.err
+
+
 def test_such_texts_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh("run", "corpus.on_bad_row=skip")
@@ -284,6 +292,15 @@ def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
     assert "pickle" in said.err
     assert "allow_pickle: true" in said.err
     fresh("cache-teachers", "teachers.0.allow_pickle=true")
+
+
+def test_what_a_last_stage_lacks_is_told_before_a_first_one_works(fresh: Shop) -> None:
+    said = fresh.tries("run", "student.encoder=./models/encodr")
+    assert said.code == 2
+    assert_three_lines(said.err)
+    assert "there is no folder ./models/encodr" in said.err
+    assert not (fresh.artifacts / "read-corpus").exists()
+    fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
 
 
 def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop) -> None:

@@ -11,7 +11,7 @@ import pytest
 from amalgam.stages.bill.rates import Rates
 from amalgam.stages.bill.survey import FIRST_ROWS, sample, survey
 from amalgam.stages.bill.trials import starting
-from amalgam.stages.commands import open_run
+from amalgam.stages.library.session import open_run
 from amalgam.tests.workshop import PASSES, TEST, TRAIN, Shop
 
 FIGURES = ("seconds", "memory_mb", "disk_mb")

@@ -12,8 +12,8 @@ from amalgam.stages.bill.costs import COSTS
 from amalgam.stages.bill.job import Cost, Job
 from amalgam.stages.bill.rates import Rates
 from amalgam.stages.bill.without_texts import Trial
-from amalgam.stages.commands import open_run
 from amalgam.stages.generate.families import BLOCK
+from amalgam.stages.library.session import open_run
 from amalgam.stages.order import STAGES
 from amalgam.tests.workshop import KNOWS, TEST, Shop
 

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from amalgam.data.synthetic import generate
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.experiment_file import load_experiment
 from amalgam.stages.methods import PRESETS
 from amalgam.tests.stages.fake_hub import FakeHub
@@ -165,7 +165,7 @@ def is_experiment(said: dict[str, Any]) -> None:
     least: dict[str, Any] = {"corpus": {"train": "a.csv", "label": "y"}, "teachers": [{"name": "a", "model": "./a"}]}
     if "generate" in said:
         del least["corpus"]
-    Experiment.model_validate({**least, **said})
+    ExperimentFile.model_validate({**least, **said})
 
 
 # ---- what stands in the folder before
@@ -267,7 +267,7 @@ def test_reference_pages_are_made_from_the_code() -> None:
     pages = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
     fields = {
         f"`{section}.{'0.' * (section == 'teachers')}{name}`"
-        for section, model in Experiment.model_json_schema()["properties"].items()
+        for section, model in ExperimentFile.model_json_schema()["properties"].items()
         for name in _properties(model)
     }
     written = pages["reference/experiment.md"]
@@ -281,6 +281,6 @@ def test_reference_pages_are_made_from_the_code() -> None:
 
 
 def _properties(model: dict[str, Any]) -> list[str]:
-    schema = Experiment.model_json_schema()["$defs"]
+    schema = ExperimentFile.model_json_schema()["$defs"]
     names = re.findall(r"#/\$defs/(\w+)", str(model))
     return [name for one in names for name in schema[one]["properties"]]

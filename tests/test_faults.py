@@ -17,7 +17,7 @@ import pytest
 from amalgam.data.shards import matrix
 from amalgam.pipeline.stage import Unit
 from amalgam.stages.cache_teachers.divergence import note_divergence
-from amalgam.stages.commands import open_run
+from amalgam.stages.library.session import open_run
 from amalgam.tests.workshop import SAME, TIMEOUT, TRAIN, Shop, apart, finish, flip
 
 

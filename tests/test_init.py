@@ -62,6 +62,12 @@ def test_the_file_of_real_teachers_plans_as_it_stands(fresh: Shop) -> None:
     assert fresh.plan("student.encoder=./models/encoder")["read-corpus"]["state"] == "missing"
 
 
+def test_a_folder_is_taken_as_a_shell_completes_it_and_named_so_that_it_cannot_be_a_hub_id(folder: Path) -> None:
+    said = init(folder, "--from-teachers", "models/desk/", "models/study")
+    assert said.code == 0, said.err
+    assert [teacher["model"] for teacher in teachers_in(folder / "amalgam.yaml")] == ["./models/desk", "./models/study"]
+
+
 def test_paths_start_from_where_the_file_is_written_and_names_differ(folder: Path) -> None:
     small_model(folder / "other/desk", labels=("a", "b"))
     init(folder, "--from-teachers", "./models/desk", str(folder / "other/desk"), "--into", "work/here")

@@ -36,6 +36,9 @@ def done(desk: Shop) -> Experiment:
     return Experiment.load(desk.config, quiet=True)
 
 
+CHANGED = ("targets.temperature=0.5",)
+
+
 def states(experiment: Experiment) -> dict[str, str]:
     return {state.stage: state.state for state in experiment.plan()}
 
@@ -136,6 +139,28 @@ def test_the_student_answers_from_python_as_from_the_command_line(done: Experime
     assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
     assert row["mass_first"] == pytest.approx(entry["mass"]["first"])
     assert done.student == desk.folder / "students/student"
+
+
+def test_what_the_commands_say_python_has_as_objects(desk: Shop) -> None:
+    changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
+    assert changed.explain("build-targets") == desk("explain", "build-targets", *CHANGED, "--json").json
+    states = changed.plan()
+    planned = desk("plan", *CHANGED, "--json").json
+    assert [state.to_json() for state in states] == planned["stages"]
+    assert changed.bill(states).to_json() == planned["bill"]
+    assert changed.audit() == desk("audit", "--json").json
+    assert changed.status() == desk("status", "--json").json
+    assert changed.verify()["damaged"] == []
+    assert changed.report == desk.folder / "reports/student.html"
+
+
+def test_garbage_goes_only_when_it_is_said(shop: Shop) -> None:
+    experiment = Experiment.load(shop.config, quiet=True)
+    (shop.artifacts / "quarantine").mkdir()
+    (shop.artifacts / "quarantine/old").write_text("damaged")
+    assert [item["path"] for item in experiment.garbage()] == ["quarantine/old"]
+    experiment.garbage(delete=True)
+    assert not experiment.garbage()
 
 
 def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:

@@ -12,8 +12,8 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.pipeline.plan import plan
 from amalgam.pipeline.stage import Run
-from amalgam.stages.commands import open_run
 from amalgam.stages.generate.stage import texts_file
+from amalgam.stages.library.session import open_run
 from amalgam.stages.order import STAGES
 from amalgam.stages.read_corpus.parts import train_part
 from amalgam.stages.weigh_teachers.signals import keys_of, provenance

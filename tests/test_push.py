@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -31,6 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files then go by LFS, which the stand-in has
         monkeypatch.setenv("HF_TOKEN", "writer")
         yield hub
 
@@ -55,6 +57,24 @@ def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Shop, hub: FakeH
     assert not (folder / "README.md").exists()
     assert sent["README.md"].decode() == desk("push", NAME, "--card").out.removesuffix("\n")
     assert "writer" not in said.out + said.err
+
+
+def test_weights_go_apart_from_the_commit_by_lfs(shop: Shop, hub: FakeHub) -> None:
+    from safetensors.torch import load_file, save_file
+    from torch import zeros
+
+    weights = shop.folder / "students/student/model.safetensors"
+    save_file({**load_file(weights), "more": zeros(3_000_000)}, weights, metadata={"format": "pt"})
+    shop("push", NAME, "--yes")
+    content = weights.read_bytes()
+    oid = hashlib.sha256(content).hexdigest()
+    assert len(content) > 12_000_000
+    assert hub.requests.count(f"PUT /lfs/{oid}") == 1
+    assert set(hub.large) == {oid}
+    assert hub.repositories[NAME].commits["main"]["model.safetensors"] == content
+    before = list(hub.requests)
+    shop("push", NAME, "--yes")
+    assert [line for line in hub.requests[len(before) :] if line.startswith("PUT")] == []
 
 
 def test_the_cards_numbers_are_the_reports(desk: Shop) -> None:

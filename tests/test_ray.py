@@ -18,7 +18,7 @@ import pytest
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.engines import Share, run_units
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record, Store
@@ -63,7 +63,7 @@ class Errands(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "errands"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return True
 
     def prepare(self, run: Run) -> None:
@@ -97,7 +97,7 @@ class Errands(UnitByUnit):
 
 def new_run(folder: Path, **execution: Any) -> Run:
     said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
-    experiment = Experiment.model_validate(said)
+    experiment = ExperimentFile.model_validate(said)
     (folder / "artifacts").mkdir()  # as the runner finds it
     return Run(experiment, folder, Store(folder / "artifacts"), Console(), Share(), lambda _: "")
 

@@ -289,3 +289,25 @@ def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Shop, Said])
     assert shop.tries("report", "student").code == 2
     (shop.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
     assert shop.tries("report", "student", "odd").code == 3
+
+
+def test_a_test_part_of_several_buckets_is_judged_alike_however_many_are_read_at_once(
+    fresh: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from amalgam.stages.report import evaluation, zero_shot
+
+    fresh.write([(f"{text} {number}", label) for number in range(15) for text, label in fresh.texts("test")], "test")
+
+    found = []
+    for most in (4096, 1):
+        for module in (evaluation, zero_shot):
+            monkeypatch.setattr(module, "AT_ONCE", most)
+        fresh("report", "--force")
+        found.append(numbers_of(fresh))
+    whole, parts = found
+    assert whole["evaluation"]["n"] == 600
+    for name, system in whole["evaluation"]["systems"].items():
+        scores = {score: system[score] for score in ("accuracy", "macro_f1", "nll_nats", "ece")}
+        assert {score: parts["evaluation"]["systems"][name][score] for score in scores} == pytest.approx(scores)
+    assert {**parts["judged"], "errors": 0, "calibration": 0} == {**whole["judged"], "errors": 0, "calibration": 0}
+    assert [one["text"] for one in parts["judged"]["errors"]] == [one["text"] for one in whole["judged"]["errors"]]

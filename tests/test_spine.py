@@ -232,12 +232,18 @@ def test_methods_are_listed(tmp_path: Path) -> None:
 
 def test_doctor_says_what_is_there_and_what_is_wrong(shop: Shop) -> None:
     found = {row["what"]: row for row in shop("doctor", "--json").json}
-    assert "2 teachers found" in found["experiment"]["found"]
-    assert found["torch"]["fix"] == ""
+    assert "2 teachers found" in found["teachers"]["found"]
+    assert {row["fix"] for what, row in found.items() if what != "disk"} == {""}
     shop.edit("./models/second", "./models/secand")
-    found = {row["what"]: row for row in shop("doctor", "--json").json}
-    assert "secand" in found["experiment"]["found"]
-    assert "second" in found["experiment"]["fix"]
+    wrong = ("corpus.test=texts/tets.csv", "student.encoder=./models/encodr")
+    found = {row["what"]: row for row in shop("doctor", *wrong, "--json").json}
+    for what, said, fix in (
+        ("teachers", "secand", "second"),
+        ("texts", "tets.csv", "test.csv"),
+        ("models", "encodr", "encoder"),
+    ):
+        assert said in found[what]["found"]
+        assert fix in found[what]["fix"]
 
 
 def test_an_oracle_measures_the_targets(shop: Shop) -> None:

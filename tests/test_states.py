@@ -14,7 +14,7 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.stages.cache_features.states import states_of
-from amalgam.stages.commands import open_run
+from amalgam.stages.library.session import open_run
 from amalgam.stages.order import STAGES
 from amalgam.tests.workshop import TRAIN, Shop, word_list, write_model
 

@@ -73,7 +73,7 @@ def bill(run: Run, states: Sequence[StageState], *, measure: bool) -> Bill:
 
 def _why(error: Exception) -> str:
     if isinstance(error, NotMeasuredError):
-        return "`amalgam plan --measure` tries this machine, for some seconds and once"
+        return "`amalgam plan --measure` tries this machine, once"
     if isinstance(error, NotKnownYetError):
         return f"after {error.stage}"
     return error.what if isinstance(error, AmalgamError) else str(error)

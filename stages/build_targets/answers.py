@@ -57,7 +57,7 @@ class Shelf:
 def read_answers(run: Run, family: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
     """In the order of pass ranges; a text stands once in each."""
     ranges = run.result("cache-teachers").facts["ranges"]  # a unit's own record may be lost
-    files = _shelves(run)[family].about(prefixes) if family in _shelves(run) else []
+    files = shelves_of(run)[family].about(prefixes) if family in shelves_of(run) else []
     tables = [read_table(run.store.checked(file), COLUMNS) for file in files]
     alike: dict[tuple[Any, ...], list[pa.Table]] = {}
     for file, table in zip(files, tables, strict=True):
@@ -74,7 +74,7 @@ def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
 
 
-def _shelves(run: Run) -> dict[str, Shelf]:
+def shelves_of(run: Run) -> dict[str, Shelf]:
     """By family, for the manifest that stands now."""
     name = run.fingerprint("cache-teachers")
     known: tuple[str, dict[str, Shelf]] = run.memory.get("shelves", ("", {}))

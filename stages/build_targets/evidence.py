@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.experiment import AMONG, Experiment
+from amalgam.pipeline.experiment import AMONG, ExperimentFile
 from amalgam.pipeline.stage import Run
 from amalgam.stages.build_targets.answers import Answers, read_answers
 from amalgam.stages.build_targets.passes import sums_over_raw
@@ -98,7 +98,7 @@ def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
     return pl.concat(found).unique("key", keep="first", maintain_order=True) if found else pl.DataFrame()
 
 
-def _summed(answers: Sequence[Answers], take: int, experiment: Experiment) -> pl.DataFrame:
+def _summed(answers: Sequence[Answers], take: int, experiment: ExperimentFile) -> pl.DataFrame:
     """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment, Targets
+from amalgam.pipeline.experiment import ExperimentFile, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.stage import dtype_of, families_of
@@ -38,7 +38,7 @@ class BuildTargets(UnitByUnit):
     measure: ClassVar[str] = "texts"
     at_once: ClassVar[int] = 2
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
@@ -134,11 +134,11 @@ def _read(targets: Targets) -> set[str]:
     return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
 
 
-def neighbouring_buckets(buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, ...]]:
-    """In key order, as many as hold UNIT_TEXTS between them. The corpus decides alone, so all processes agree."""
+def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
+    """In key order, as many as hold `most` texts between them. The corpus decides alone, so all processes agree."""
     group: list[Bucket] = []
     for bucket in buckets:
-        if group and sum(one.rows for one in group) + bucket.rows > UNIT_TEXTS:
+        if group and sum(one.rows for one in group) + bucket.rows > most:
             yield tuple(group)
             group = []
         group.append(bucket)

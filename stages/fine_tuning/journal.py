@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROOM = "journals"
 EVERY_STEPS = 10
 PROJECT = "amalgam"
+NAMED_BY = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
+"""What a tracker's library calls the name of a run within a project."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._stack.enter_context(self.path.open("w" if step == 1 else "a", encoding="utf-8"))
         for name in self.trackers:
-            tracker = _tracker(name, self.path.parent)
+            tracker = _tracker(name, self.path)
             tracker.start()
             self._stack.callback(tracker.finish)
             self._started.append(tracker)
@@ -130,11 +132,14 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
 
 
-def _tracker(name: str, folder: Path) -> Any:
+def _tracker(name: str, journal: Path) -> Any:
+    """Each training is a run of its own by the journal's name, so that its curves stay apart from others'."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     kind = LOGGER_TYPE_TO_CLASS[name]
-    return kind(PROJECT, str(folder)) if kind.requires_logging_directory else kind(PROJECT)
+    if kind.requires_logging_directory:
+        return kind(journal.stem, str(journal.parent))
+    return kind(PROJECT, **({NAMED_BY[name]: journal.stem} if name in NAMED_BY else {}))
 
 
 def _name(run: Run, checkpoint: Path) -> str:

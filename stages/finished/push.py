@@ -77,7 +77,7 @@ def _known(finished: Finished, config: Path, student: Path | None) -> Known:
 def _measured(known: Known, finished: Finished, config: Path) -> Known:
     """With the report's numbers, if they are of this very student."""
     from amalgam.pipeline.plan import plan
-    from amalgam.stages.commands import open_run, working
+    from amalgam.stages.library.session import open_run, working
     from amalgam.stages.methods import method_name
     from amalgam.stages.order import STAGES
     from amalgam.stages.report.stage import evaluation

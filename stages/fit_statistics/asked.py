@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amalgam.pipeline.experiment import AMONG, Experiment, Targets
+from amalgam.pipeline.experiment import AMONG, ExperimentFile, Targets
 from amalgam.pipeline.stage import Run
 from amalgam.stages.read_corpus.generated import HELD_OUT
 from amalgam.stages.read_corpus.parts import Part, part_of, train_part
@@ -16,7 +16,7 @@ def targets_by_domain(targets: Targets) -> bool:
     return targets.uncertainty in MEASURES and (own or targets.mode == "stratanet")
 
 
-def measure_of(experiment: Experiment) -> str | None:
+def measure_of(experiment: ExperimentFile) -> str | None:
     """None: nothing asks. Beside other targets stratanet's states are weighed by rmd."""
     said = experiment.targets.uncertainty
     if experiment.objective.name == "stratanet":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_features.families import statistics_states
@@ -28,7 +28,7 @@ class FitStatistics(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "teachers"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns and measure_of(experiment) is not None
 
     def prepare(self, run: Run) -> None: ...

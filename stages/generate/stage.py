@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.patience import patiently
 from amalgam.pipeline.plan import is_done, library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit
@@ -42,7 +42,7 @@ class Generate:
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "texts"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.generate is not None and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:

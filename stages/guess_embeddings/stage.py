@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
@@ -27,7 +27,7 @@ class GuessEmbeddings(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "embeddings"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns and not experiment.reads_texts
 
     def prepare(self, run: Run) -> None:

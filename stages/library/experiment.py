@@ -5,6 +5,7 @@ What the file says is `experiment.said`, of the class that pipeline/experiment.p
 
 from __future__ import annotations
 
+import difflib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
-from amalgam.pipeline.plan import StageState, plan
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.stage import Run
-from amalgam.stages.commands import open_run, working
+from amalgam.pipeline.fingerprint import differences
+from amalgam.pipeline.plan import StageState, identity_of, plan
+from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
+from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
+from amalgam.stages.library.session import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.order import STAGES
 
@@ -25,19 +27,20 @@ if TYPE_CHECKING:
     import polars as pl
 
     from amalgam.pipeline import experiment as sections
+    from amalgam.stages.bill.bill import Bill
 
 Overrides = Mapping[str, Any] | Iterable[str]
 PARTS = ("train", "validation", "test")
 
 
 class Experiment:
-    """As `amalgam.yaml` and the commands have it: running again is resuming, and what is current never runs again.
+    """What the commands do, each a method: running again is resuming, and what is current never runs again.
 
     `experiment.run()`, then `experiment.targets`, `.answers("a-teacher")`, `.texts("test")`, `.evaluation`.
     """
 
-    def __init__(self, path: Path, overrides: Sequence[str], *, quiet: bool) -> None:
-        self._path, self._overrides, self._quiet = path, overrides, quiet
+    def __init__(self, path: Path, overrides: Sequence[str], console: Console, part: str | None = None) -> None:
+        self._path, self._overrides, self._console, self._part = path, overrides, console, part
         self._loaded, self._run = self._open()
 
     @classmethod
@@ -58,10 +61,10 @@ class Experiment:
         said = _spelled(overrides)
         if texts:
             said += _written(Path(path), said, texts)
-        return cls(Path(path), said, quiet=quiet)
+        return cls(Path(path), said, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
-    def said(self) -> sections.Experiment:
+    def said(self) -> sections.ExperimentFile:
         """What the file and the overrides say, defaults included."""
         return self._loaded.experiment
 
@@ -77,17 +80,87 @@ class Experiment:
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
         return folder
 
+    @property
+    def report(self) -> Path:
+        """The report's page; its numbers lie beside it, as JSON."""
+        from amalgam.stages.report.delivery import ROOM, page_name
+
+        return self._loaded.base / ROOM / f"{page_name(self._run)}.html"
+
     def plan(self) -> list[StageState]:
         """Every stage's state, and the reason where it would run. Nothing runs."""
         self._loaded, self._run = self._open()
         with working(self._run):
             return plan(STAGES, self._run)
 
-    def run(self, until: str | None = None, *, force: bool = False) -> list[StageState]:
-        """Bring everything, or all up to stage `until`, up to date; the states that were found on arrival."""
+    def bill(self, states: Sequence[StageState], *, measure: bool = False) -> Bill:
+        """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
+        from amalgam.stages.bill.bill import bill
+
+        with working(self._run):
+            return bill(self._run, states, measure=measure)
+
+    def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> list[StageState]:
+        """Bring everything, or all up to stage `until`, up to date; the states that were found on arrival.
+
+        `only`: refuse rather than bring earlier stages up to date; `force`: make again what is current.
+        """
         self._loaded, self._run = self._open()
         with working(self._run):
-            return bring_up_to_date(STAGES, self._run, target=until, force=force)
+            try:
+                return bring_up_to_date(STAGES, self._run, target=until, only=only, force=force)
+            except PartDoneError as done:
+                state = done.state
+                self._run.console.say(
+                    f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
+                    "Whoever comes last, or a later run, goes on."
+                )
+                return []
+
+    def explain(self, stage: str) -> dict[str, Any]:
+        """Why a stage would run: what changed, field by field, against what was built last."""
+        known = _stage_named(stage)
+        states = {state.stage: state for state in self.plan()}
+        with working(self._run):
+            return _explained(known, self._run, states.get(stage))
+
+    def audit(self) -> dict[str, Any]:
+        """The teachers seen from the cache: who wins, who is missed, who contradicts whom."""
+        from amalgam.stages.audit.audit import audit
+
+        states = self.plan()
+        with working(self._run):
+            return audit(self._run, states)
+
+    def compare_targets(self, oracle: Path) -> None:
+        """Shows how far the targets are from what a model in this folder says of the texts."""
+        from amalgam.stages.build_targets.oracle import show_divergence
+
+        with working(self._run):
+            show_divergence(self._run, oracle)
+
+    # ---- the workspace
+
+    def status(self) -> dict[str, Any]:
+        """Every result that is there, and what each stage built last."""
+        from amalgam.stages.housekeeping import holdings
+
+        return holdings(self._run)
+
+    def verify(self) -> dict[str, Any]:
+        """Every stored file against its digest; damaged ones are set aside."""
+        from amalgam.stages.housekeeping import verify
+
+        return verify(self._run)
+
+    def garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
+        """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
+        from amalgam.stages.housekeeping import garbage, remove
+
+        found = garbage(self._run, unused=unused)
+        if delete:
+            remove(self._run, found)
+        return found
 
     # ---- results, of what is current
 
@@ -141,8 +214,7 @@ class Experiment:
     # ----
 
     def _open(self) -> tuple[LoadedExperiment, Run]:
-        console = Console(quiet=True, out=io.StringIO()) if self._quiet else Console()
-        return open_run(self._path, list(self._overrides), console=console)
+        return open_run(self._path, self._overrides, part=self._part, console=self._console)
 
     def _current(self, stage: str) -> Run:
         """The run that knows the stage's result; what is not current is told, never shown."""
@@ -161,6 +233,35 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"
+
+
+def _stage_named(name: str) -> Stage:
+    names = [stage.name for stage in STAGES]
+    if name not in names:
+        close = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
+        fix = f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(names)}"
+        raise ExperimentError(f"no stage {name!r}", fix=fix)
+    return STAGES[names.index(name)]
+
+
+def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
+    last = run.store.head().get(stage.name, {}).get("fingerprint")
+    old = run.store.manifest(stage.name, last) if last else None
+    try:
+        identity = identity_of(stage, run) if state else None
+    except NotKnownYetError:
+        identity = None
+    changes = list(differences(old.identity, identity)) if old and identity else []
+    return {
+        "stage": stage.name,
+        "state": state.state if state else "not part of this experiment",
+        "reason": state.reason if state else None,
+        "detail": state.detail if state else "",
+        "fingerprint": state.fingerprint if state else None,
+        "last": last,
+        "changes": [{"field": field, "change": change} for field, change in changes],
+        "identity": identity,
+    }
 
 
 def _spelled(overrides: Overrides) -> list[str]:

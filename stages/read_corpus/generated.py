@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.experiment import Experiment, Generate
+from amalgam.pipeline.experiment import ExperimentFile, Generate
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import StoredFile
 
@@ -25,19 +25,19 @@ FEW = 0.1
 """Less than this share of a class's texts kept is said."""
 
 
-def generated_sources(experiment: Experiment) -> dict[str, list[str]]:
+def generated_sources(experiment: ExperimentFile) -> dict[str, list[str]]:
     said = experiment.generate
     if said is None or not experiment.reads_texts:
         return {}
     return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
 
 
-def are_written(experiment: Experiment) -> bool:
+def are_written(experiment: ExperimentFile) -> bool:
     """Whether each text was written for a teacher and one of its classes."""
     return experiment.generate is not None and experiment.generate.writes
 
 
-def gates_of(experiment: Experiment) -> dict[str, Any]:
+def gates_of(experiment: ExperimentFile) -> dict[str, Any]:
     return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Corpus, Experiment
+from amalgam.pipeline.experiment import Corpus, ExperimentFile
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
@@ -31,7 +31,7 @@ class ReadCorpus(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "parts"
 
-    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - every experiment has texts
+    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - every experiment has texts
         return True
 
     def prepare(self, run: Run) -> None:
@@ -112,7 +112,7 @@ def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any
 
 
 def _counts(facts: dict[str, Any]) -> str:
-    said = [f"{facts['texts']:,} texts"]
+    said = [f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"]
     said += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
     said += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
     skipped = sum(facts["skipped"].values())
@@ -121,7 +121,7 @@ def _counts(facts: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def corpus_for(experiment: Experiment, part: str) -> Corpus:
+def corpus_for(experiment: ExperimentFile, part: str) -> Corpus:
     """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
     own = experiment.train_teachers.limit if experiment.train_teachers else None
     limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
@@ -136,7 +136,7 @@ def _part_fingerprint(run: Run, part: str) -> str:
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
 
 
-def sources_of(experiment: Experiment) -> dict[str, list[str]]:
+def sources_of(experiment: ExperimentFile) -> dict[str, list[str]]:
     corpus = experiment.corpus
     own = experiment.train_teachers.texts if experiment.train_teachers else None
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
@@ -144,7 +144,7 @@ def sources_of(experiment: Experiment) -> dict[str, list[str]]:
     return {part: sources for part, sources in parts.items() if sources}
 
 
-def _train_needs_label(experiment: Experiment) -> bool:
+def _train_needs_label(experiment: ExperimentFile) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
     return trains or experiment.targets.reads_gold
 

@@ -43,12 +43,9 @@ def _side_by_side(config: Path, named: list[str], overrides: list[str], *, quiet
 
 def _brought(file: Path, overrides: list[str], *, quiet: bool) -> Path:
     """What the file says, as `run` would do it: nothing that an earlier command was told counts."""
-    from amalgam.stages.commands import open_run, run_stages
-    from amalgam.stages.report.delivery import page_name
+    from amalgam.stages.commands import run_stages
 
-    run_stages(file, overrides, target=None, quiet=quiet)
-    loaded, run = open_run(file, overrides)
-    return _page(loaded.base, page_name(run))
+    return run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")
 
 
 def _page(base: Path, name: str) -> Path:

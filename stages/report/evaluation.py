@@ -1,23 +1,33 @@
-"""Every system on the labelled test part, over the union of labels: teachers, ensemble, zero-shot, the student."""
+"""Every system on the labelled test part, over the union of labels: teachers, ensemble, zero-shot, the student.
+
+The part is gone through a few buckets at a time. Of each text three numbers a system are kept, so that memory does not
+grow with texts times labels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from amalgam.data.labels import LabelSpace
-from amalgam.data.shards import matrix
+from amalgam.data.shards import key_array, matrix, read_keys, read_table
 from amalgam.pipeline.stage import Run
-from amalgam.stages.cache_teachers.stage import families_of, family_in
+from amalgam.stages.build_targets.answers import shelves_of
+from amalgam.stages.build_targets.stage import neighbouring_buckets
+from amalgam.stages.cache_teachers.stage import families_of
 from amalgam.stages.cache_teachers.statistics import softmax
 from amalgam.stages.methods import method_name
-from amalgam.stages.metrics import evaluate
+from amalgam.stages.metrics import Said, evaluate
 from amalgam.stages.models.classifier import Classifier
-from amalgam.stages.read_corpus.parts import Part, fields, tables
-from amalgam.stages.report.zero_shot import similarities
+from amalgam.stages.read_corpus.parts import Bucket, Part, fields, read_bucket
+from amalgam.stages.report.zero_shot import AT_ONCE, similarities
 from amalgam.stages.teachers import label_space
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,37 +37,82 @@ NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
 
 @dataclass(frozen=True)
 class Answered:
-    """What every system says of the labelled test texts; rows by key, columns by the union."""
+    """What every system says of labelled test texts, in the order of their keys."""
+
+    keys: Array
+    gold: Array
+    """By position in the union, as all labels here."""
+    own: dict[str, Array]
+    """What each teacher says, among its own labels."""
+    systems: dict[str, Said]
+    """By the name of a system, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Judged(Answered):
+    """Of the whole part."""
 
     space: LabelSpace
-    keys: list[bytes]
-    gold: Array
-    own: dict[str, Array]
-    """Each teacher's logits, over its own labels."""
-    systems: dict[str, Array]
-    """Probabilities by the name of a system, in the order of the table."""
     judged: str
     """The system that the report is about."""
 
 
-def answered(run: Run, test: Part) -> Answered:
-    space = label_space(run)
-    keys, gold = _gold(run, test, space)
-    systems: dict[str, Array] = {}
-    logits: dict[str, Array] = {}
-    if space.columns:
-        logits = {teacher: _cached_logits(run, family, keys) for teacher, family in families_of(run).items()}
-        systems |= {f"teacher:{name}": _padded(softmax(logits[name]), space, name) for name in logits}
-        systems["ensemble"] = _ensemble(logits, space)
-    systems["zero-shot"] = softmax(similarities(run, keys))
+def answered(run: Run, test: Part) -> Judged:
+    space, student = label_space(run), None
     judged = method_name(run.experiment)
     if run.experiment.student.learns:
+        from amalgam.stages.train_student.stage import student_folder
+
         judged = f"student ({judged})"
-        systems[judged] = _student(run, test, space, keys)
-    return Answered(space, keys, gold, logits, systems, judged)
+        student = Classifier.of_run(run, student_folder(run), space.names, where="the student")
+    parts, before = [], 0
+    for buckets in neighbouring_buckets(test.buckets, AT_ONCE):
+        rows = sum(bucket.rows for bucket in buckets)
+        similar = similarities(run, before, rows)
+        parts.append(_asked(run, buckets, space, similar, (judged, student)))
+        before += rows
+    return Judged(
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.gold for part in parts]),
+        {name: np.concatenate([part.own[name] for part in parts]) for name in parts[0].own},
+        {name: Said.joined([part.systems[name] for part in parts]) for name in parts[0].systems},
+        space,
+        judged,
+    )
 
 
-def evaluation_of(run: Run, test: Part, found: Answered) -> dict[str, Any]:
+def _asked(
+    run: Run, buckets: Sequence[Bucket], space: LabelSpace, similar: Array, student: tuple[str, Classifier | None]
+) -> Answered:
+    """Texts whose label no teacher knows were refused, or skipped by the experiment's wish, before."""
+    import pyarrow as pa
+
+    table = pa.concat_tables(read_bucket(run, bucket) for bucket in buckets)
+    place = {name: index for index, name in enumerate(space.names)}
+    gold = np.array([place.get(label, -1) for label in table.column("label").to_pylist()], dtype=np.int64)
+    kept = gold >= 0
+    keys, gold = key_array(table.column("key"))[kept], gold[kept]
+    own: dict[str, Array] = {}
+    systems: dict[str, Said] = {}
+    if space.columns:
+        prefixes = [bucket.prefix for bucket in buckets]
+        logits = {name: _cached_logits(run, family, prefixes, keys) for name, family in families_of(run).items()}
+        for name, columns in space.columns.items():
+            own[name] = np.array(columns)[logits[name].argmax(axis=1)]
+            systems[f"teacher:{name}"] = Said.of(_padded(softmax(logits[name]), space, name), gold)
+        systems["ensemble"] = Said.of(_ensemble(logits, space), gold)
+    systems["zero-shot"] = Said.of(softmax(similar[kept]), gold)
+    name, classifier = student
+    if classifier is not None:
+        systems[name] = Said.of(softmax(classifier.logits(_texts(table, kept))), gold)
+    return Answered(keys, gold, own, systems)
+
+
+def _texts(table: pa.Table, kept: Array) -> list[tuple[str, ...]]:
+    return [text for text, wanted in zip(fields(table), kept.tolist(), strict=True) if wanted]
+
+
+def evaluation_of(run: Run, test: Part, found: Judged) -> dict[str, Any]:
     space, learns = found.space, run.experiment.student.learns
     groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
     bins = run.experiment.report.calibration_bins
@@ -67,9 +122,9 @@ def evaluation_of(run: Run, test: Part, found: Answered) -> dict[str, Any]:
         "labels": list(space.names),
         "groups": {teacher: [space.names[place] for place in places] for teacher, places in groups.items()},
         "systems": {
-            name: evaluate(probabilities, found.gold, list(space.names), groups, bins)
+            name: evaluate(said, found.gold, list(space.names), groups, bins)
             | (NO_PROBABILITY if name == "zero-shot" else {})
-            for name, probabilities in found.systems.items()
+            for name, said in found.systems.items()
         },
         "judged": found.judged,
         "selected_by": run.result("train-student").facts["selected_by"] if learns else "nothing was trained",
@@ -84,32 +139,26 @@ def _adaptive(run: Run) -> dict[str, Any]:
     return {"adaptive": found} if found else {}
 
 
-def _gold(run: Run, test: Part, space: LabelSpace) -> tuple[list[bytes], Array]:
-    """Texts whose label no teacher knows were refused, or skipped by the experiment's wish, before."""
-    place = {name: index for index, name in enumerate(space.names)}
-    rows = [
-        (key, place[label])
-        for table in tables(run, test)
-        for key, label in zip(table.column("key").to_pylist(), table.column("label").to_pylist(), strict=True)
-        if label in place
-    ]
-    return [key for key, _ in rows], np.array([label for _, label in rows], dtype=np.int64)
-
-
-def _cached_logits(run: Run, family: str, keys: list[bytes]) -> Array:
+def _cached_logits(run: Run, family: str, prefixes: Sequence[str], keys: Array) -> Array:
+    """Of files that may be about other texts too, keys are read first: mostly they are about nothing else."""
     import pyarrow.parquet as pq
 
-    found: dict[bytes, Array] = {}
-    wanted = set(keys)
-    for file in run.result("cache-teachers").files:
-        if family_in(file.path) == family:
-            path = run.store.checked(file)
-            if "logits" not in pq.read_schema(path).names:
-                continue
-            table = pq.read_table(path, columns=["key", "logits"])
-            rows = zip(table.column("key").to_pylist(), matrix(table.column("logits")), strict=True)
-            found |= {key: row for key, row in rows if key in wanted}
-    return np.stack([found[key] for key in keys]).astype(np.float64)
+    found: Array | None = None
+    there = np.zeros(len(keys), dtype=bool)
+    for file in shelves_of(run)[family].about(prefixes):
+        path = run.store.checked(file)
+        if "logits" not in pq.read_schema(path).names:
+            continue
+        held = read_keys(path)
+        place = np.searchsorted(keys, held)
+        wanted = np.flatnonzero((place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == held))
+        if len(wanted):
+            logits = matrix(read_table(path, ["logits"]).column("logits"))
+            found = np.empty((len(keys), logits.shape[1])) if found is None else found
+            found[place[wanted]], there[place[wanted]] = logits[wanted], True
+    if found is None or not there.all():
+        raise AssertionError("stage 1 has answered every test text")
+    return found
 
 
 def _padded(probabilities: Array, space: LabelSpace, teacher: str) -> Array:
@@ -127,17 +176,3 @@ def _ensemble(logits: dict[str, Array], space: LabelSpace) -> Array:
     for column, place in enumerate(places):
         union[:, place] += share[:, column]
     return union
-
-
-def _student(run: Run, test: Part, space: LabelSpace, keys: list[bytes]) -> Array:
-    from amalgam.stages.train_student.stage import student_folder
-
-    student = Classifier.of_run(run, student_folder(run), space.names, where="the student")
-    wanted = set(keys)
-    texts = [
-        text
-        for table in tables(run, test)
-        for key, text in zip(table.column("key").to_pylist(), fields(table), strict=True)
-        if key in wanted
-    ]
-    return softmax(student.logits(texts))

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.shards import key_list
 from amalgam.pipeline.stage import Run
+from amalgam.stages.metrics import Said, confusion_of
 from amalgam.stages.read_corpus.parts import Part, fields, tables
-from amalgam.stages.report.evaluation import Answered
+from amalgam.stages.report.evaluation import Judged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,12 +27,10 @@ KEPT_RIGHT = 200_000
 """Up to so many texts, which of them were answered rightly is kept, for runs to be compared text by text."""
 
 
-def looked_at(run: Run, test: Part, found: Answered) -> dict[str, Any]:
+def looked_at(run: Run, test: Part, found: Judged) -> dict[str, Any]:
     answers = found.systems[found.judged]
     names, gold = found.space.names, found.gold
-    said = answers.argmax(axis=1)
-    confusion = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(confusion, (gold, said), 1)
+    confusion = confusion_of(answers, gold, len(names))
     calibrated = [name for name in ("ensemble", found.judged) if name in found.systems and name != "zero-shot"]
     bins = run.experiment.report.calibration_bins
     return {
@@ -38,16 +38,16 @@ def looked_at(run: Run, test: Part, found: Answered) -> dict[str, Any]:
         "confusions": _confusions(confusion, names),
         "matrix": _matrix(confusion, names),
         "calibration": {name: calibration(found.systems[name], gold, bins) for name in dict.fromkeys(calibrated)},
-        "errors": _errors(run, test, found, said),
-        "wrong": int((said != gold).sum()),
-        "right_hex": np.packbits(said == gold).tobytes().hex() if len(gold) <= KEPT_RIGHT else None,
+        "errors": _errors(run, test, found),
+        "wrong": int((answers.label != gold).sum()),
+        "right_hex": np.packbits(answers.label == gold).tobytes().hex() if len(gold) <= KEPT_RIGHT else None,
         "teachers": _teachers(found),
     }
 
 
-def calibration(answers: Array, gold: Array, bins: int) -> list[dict[str, Any]]:
+def calibration(answers: Said, gold: Array, bins: int) -> list[dict[str, Any]]:
     """By equal bins of confidence, (low, high], as ECE counts them; empty ones are left out."""
-    confidence, right = answers.max(axis=1), answers.argmax(axis=1) == gold
+    confidence, right = answers.confidence, answers.label == gold
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     return [
         {
@@ -62,7 +62,7 @@ def calibration(answers: Array, gold: Array, bins: int) -> list[dict[str, Any]]:
     ]
 
 
-def _classes(confusion: Array, names: tuple[str, ...], found: Answered) -> list[dict[str, Any]]:
+def _classes(confusion: Array, names: tuple[str, ...], found: Judged) -> list[dict[str, Any]]:
     """In the order of the union. `known`: of this label's texts, those on which some teacher of it says it."""
     owners, known = found.space.owners, _known(found)
     return [
@@ -78,27 +78,24 @@ def _classes(confusion: Array, names: tuple[str, ...], found: Answered) -> list[
     ]
 
 
-def _known(found: Answered) -> Array | None:
+def _known(found: Judged) -> Array | None:
     """Whether some teacher that has the gold label would give it: as right as any choice among teachers can be."""
     if not found.own:
         return None
     right: Array = np.any(
-        [
-            np.array(columns)[found.own[name].argmax(axis=1)] == found.gold
-            for name, columns in found.space.columns.items()
-        ],
+        [said == found.gold for said in found.own.values()],
         axis=0,
     )
     return right
 
 
-def _teachers(found: Answered) -> dict[str, Any]:
+def _teachers(found: Judged) -> dict[str, Any]:
     """How right teachers are where they could be: of the texts whose gold label is theirs, among their own labels."""
     known = _known(found)
     own = {}
     for name, columns in found.space.columns.items():
         theirs = np.isin(found.gold, columns)
-        right = np.array(columns)[found.own[name].argmax(axis=1)] == found.gold
+        right = found.own[name] == found.gold
         own[name] = {"n": int(theirs.sum()), "right": int((right & theirs).sum())}
     return {"n": len(found.gold), "oracle": None if known is None else int(known.sum()), "own": own}
 
@@ -129,22 +126,22 @@ def _matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
     return {"labels": [names[place] for place in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(run: Run, test: Part, found: Answered, said: Array) -> list[dict[str, Any]]:
+def _errors(run: Run, test: Part, found: Judged) -> list[dict[str, Any]]:
     """The wrong answers that were given with most certainty."""
     answers, names = found.systems[found.judged], found.space.names
-    wrong = np.flatnonzero(said != found.gold)
-    sure = answers[wrong, said[wrong]]
-    worst = wrong[np.argsort(-sure, kind="stable")[:WORST]]
-    texts = texts_of(run, test, {found.keys[place] for place in worst.tolist()})
+    wrong = np.flatnonzero(answers.label != found.gold)
+    worst = wrong[np.argsort(-answers.confidence[wrong], kind="stable")[:WORST]]
+    keys = key_list(found.keys[worst])
+    texts = texts_of(run, test, set(keys))
     return [
         {
-            "text": texts[found.keys[place]],
+            "text": texts[key],
             "gold": names[int(found.gold[place])],
-            "said": names[int(said[place])],
-            "probability": float(answers[place, said[place]]),
-            "of_gold": float(answers[place, found.gold[place]]),
+            "said": names[int(answers.label[place])],
+            "probability": float(answers.confidence[place]),
+            "of_gold": float(answers.of_gold[place]),
         }
-        for place in worst.tolist()
+        for key, place in zip(keys, worst.tolist(), strict=True)
     ]
 
 

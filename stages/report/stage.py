@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
@@ -31,11 +31,11 @@ INDENTED = 100  # labels
 
 class Report(UnitByUnit):
     name: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "evaluations"
 
-    def wanted(self, experiment: Experiment) -> bool:  # noqa: ARG002 - without test texts it says less
+    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - without test texts it says less
         return True
 
     def prepare(self, run: Run) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Run, Unit
+from amalgam.stages.build_targets.stage import neighbouring_buckets
 from amalgam.stages.models.encoder import encoder_digest
 from amalgam.stages.read_corpus.parts import part_of, read_bucket
 from amalgam.stages.teachers import label_space
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ENCODER = "student.encoder"
 VERSION = 1
 NAME = "zero-shot"
+AT_ONCE = 4096
+"""Texts whose numbers for every label are held at a time."""
 
 
 def zero_shot_identity(run: Run) -> dict[str, Any]:
@@ -43,9 +46,10 @@ def measure(run: Run, unit: Unit) -> None:
     """The test texts' similarities to the label names, bucket by bucket."""
     import numpy as np
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from amalgam.data.schemas import SIMILARITIES, arrow_schema
-    from amalgam.data.shards import write_table
+    from amalgam.data.shards import parquet_options
     from amalgam.stages.cache_features.label_names import name_states, words_of
     from amalgam.stages.cache_features.pooling import Encoder
 
@@ -54,26 +58,28 @@ def measure(run: Run, unit: Unit) -> None:
         raise AssertionError("report is wanted only with a test part")
     encoder = Encoder.of(run)
     labels = name_states(encoder, names)
-    similar = [_states(run, encoder, bucket) @ labels.T for bucket in test.buckets]
-    keys = pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in test.buckets).column("key")
-    values = pa.array(np.concatenate(similar).astype(np.float32).reshape(-1))
-    columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(names))]
+    schema = arrow_schema(SIMILARITIES, {"similarity": len(names)})
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-        table = pa.table(columns, schema=arrow_schema(SIMILARITIES, {"similarity": len(names)}))
-        write_table(table, draft.folder / "similarities.parquet")
+        with pq.ParquetWriter(draft.folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
+            for buckets in neighbouring_buckets(test.buckets, AT_ONCE):
+                keys = pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key")
+                similar = np.concatenate([_states(run, encoder, bucket) @ labels.T for bucket in buckets])
+                values = pa.array(similar.astype(np.float32).reshape(-1))
+                columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(names))]
+                writer.write_table(pa.table(columns, schema=schema))
         draft.facts = {"labels": {name: words_of(name) for name in names}}
 
 
-def similarities(run: Run, keys: list[bytes]) -> Array:
-    """[texts, labels of the union], of these texts."""
-    from amalgam.data.shards import matrix, read_table
+def similarities(run: Run, first: int, rows: int) -> Array:
+    """[texts, labels of the union], of so many texts in the order of keys."""
+    import polars as pl
 
     record = run.store.record(zero_shot_unit(run).record_path)
     if record is None:
         raise AssertionError("zero-shot was measured before the report")  # units are done in order
-    table = read_table(run.store.checked(record.files[0]))
-    place = {key: row for row, key in enumerate(table.column("key").to_pylist())}
-    return matrix(table.column("similarity"))[[place[key] for key in keys]].astype("float64")
+    file = pl.scan_parquet(run.store.checked(record.files[0]))
+    found: Array = file.slice(first, rows).select("similarity").collect()["similarity"].to_numpy()
+    return found.astype("float64")
 
 
 def _states(run: Run, encoder: Encoder, bucket: Bucket) -> Array:

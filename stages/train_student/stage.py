@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
@@ -21,6 +21,8 @@ ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """A name is only a place, a method only a preset, an encoder is known by its content, parts of a batch add up, and
 what `select: auto` means here stands among the inputs."""
+FEW_STEPS = 200
+"""Of learning: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
 
 class TrainStudent(UnitByUnit):
@@ -29,7 +31,7 @@ class TrainStudent(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"
     measure: ClassVar[str] = "students"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns
 
     def prepare(self, run: Run) -> None:
@@ -87,6 +89,11 @@ class TrainStudent(UnitByUnit):
         if fresh:
             facts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
+            if facts["steps"] < FEW_STEPS:
+                run.console.note(
+                    f"{facts['steps']:,} steps are few for an encoder to learn in: more texts, more student.epochs "
+                    f"(now {said.epochs}) or a higher student.learning_rate (now {said.learning_rate:g}) may help"
+                )
         run.console.say(f"  student: {placed.relative_to(run.base)}")
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from amalgam.data.labels import cut_in_groups
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.experiment import TrainTeachers as Settings
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plan import library_versions
@@ -33,7 +33,7 @@ class TrainTeachers(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "together"
     measure: ClassVar[str] = "teachers"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.train_teachers is not None
 
     def prepare(self, run: Run) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import Experiment, Targets
+from amalgam.pipeline.experiment import ExperimentFile, Targets
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.build_targets.stage import passes_counted
@@ -27,7 +27,7 @@ class WeighTeachers(UnitByUnit):
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "weighings"
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return experiment.student.learns and experiment.targets.weighs_together
 
     def prepare(self, run: Run) -> None: ...

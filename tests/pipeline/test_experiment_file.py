@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.experiment import Experiment
-from amalgam.pipeline.experiment_file import MOST_BYTES, LoadedExperiment, load_experiment
+from amalgam.pipeline.experiment import ExperimentFile
+from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
 from amalgam.pipeline.fingerprint import fingerprint
+from amalgam.pipeline.plain_yaml import MOST_BYTES
 from amalgam.pipeline.template import write_template
 
 GOOD = "corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\n"
@@ -38,7 +39,7 @@ def _problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
     return [line.removeprefix("  ") for line in rest]
 
 
-NO_INTEGER = "input should be a valid integer, unable to parse string as an integer"
+NO_INTEGER = "must be a whole number"
 NAME = "use letters, digits, '.', '_' and '-', starting with a letter or digit"
 MODES = "'soft', 'hard', 'vanilla-kd', 'uhc', 'scores', 'mt-bert', 'stratanet' or 'supervised'"
 MANY = """\
@@ -62,7 +63,7 @@ def test_all_problems_come_at_once_with_line_path_and_nearest_key(tmp_path: Path
         [
             "line 1, corpus.train: is required",
             "line 2, corpus.trian: unknown key; did you mean 'train'?",
-            "line 3, corpus.limit: input should be greater than 0 (given -3)",
+            "line 3, corpus.limit: must be greater than 0 (given -3)",
             f"line 5, teachers.0.name: is '../x'; {NAME}",
             'line 6, teachers.0.model: is 3, not text: quote it ("3")',
             "line 7, teachers.0.drpout: unknown key; did you mean 'dropout'?",
@@ -94,9 +95,9 @@ def test_fields_that_do_not_go_together_are_all_named_where_they_stand(tmp_path:
     ("more", "said"),
     [
         ("1: 2", "line 3, 1: unknown key; known: schema_version, corpus, "),
-        ("targets:", "line 3, targets: input should be a valid dictionary or instance of Targets (given None)"),
-        ("targets: {temperature: .inf}", "line 3, targets.temperature: input should be a finite number (given inf)"),
-        ("targets: {temperature: .nan}", "line 3, targets.temperature: input should be a finite number (given nan)"),
+        ("targets:", "line 3, targets: is a section: write its fields below it, indented, or leave it out"),
+        ("targets: {temperature: .inf}", "line 3, targets.temperature: must be a finite number (given inf)"),
+        ("targets: {temperature: .nan}", "line 3, targets.temperature: must be a finite number (given nan)"),
         ("cache: {seed: !!int abc}", "line 3, cache.seed: 'abc' does not read as int"),
         ("cache: {seed: !!bool x}", "line 3, cache.seed: 'x' does not read as bool"),
         ("cache: {seed: " + "9" * 5_000 + "}", "line 3, cache.seed: '" + "9" * 40 + "' does not read as int"),
@@ -148,8 +149,13 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("[1]", "the file must be a mapping of sections; is it empty?"),
         ("hello", "the file must be a mapping of sections; is it empty?"),
         ("a: [1\nb: 2", "line 2, column 2: expected ',' or ']', but got ':'"),
-        ("a:\n\t- x", "line 2, column 1: found character '\\t' that cannot start any token"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+        ("a:\n\t- x", "line 2, column 1: a tab: YAML is indented with spaces"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: `---` begins a second document: one file is one experiment"),
+        ("a:\n  b: 1\n   c: 2", "line 3, column 5: a second colon in one line: quote the value, or begin a new line"),
+        ("a:\n   b: 1\n  c: 2", "line 3, column 3: it does not go on from the lines above: indent it as they are"),
+        ("a:\n  - b: 1\n  c: 2", "line 3, column 3: it does not go on from the lines above: indent it as they are"),
+        ("a:\n  b:texts/x.csv\n  c: 2", "line 2: a space is missing after the colon: b:texts/x.csv"),
+        ("text,label\none,law\nb: 2", "line 3, column 2: a second colon in one line"),
         ("corpus: \0", "not YAML: unacceptable character #x0000"),
         ("[" * 5_000, "not YAML: maximum recursion depth exceeded"),
         ("a: " + "{a: " * 3_000, "not YAML: maximum recursion depth exceeded"),
@@ -188,11 +194,11 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_said_so(tmp_path: Path) -> N
         load_experiment(tmp_path / "amalgam.yaml")
     assert raised.value.what == "there is no amalgam.yaml"
     assert raised.value.fix == "`amalgam init` writes one; -c FILE names another"
-    with pytest.raises(ExperimentError, match="cannot be read: Is a directory"):
+    with pytest.raises(ExperimentError, match="is a folder, not an experiment file"):
         load_experiment(tmp_path)
 
 
-KEYS = st.sampled_from([*Experiment.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
+KEYS = st.sampled_from([*ExperimentFile.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
 SCALARS = st.sampled_from(
     [
         *("yes", "no", "null", "1", "0.5", ".inf", ".nan", "1e999", "0x1F", "2020-01-01", "2020-99-99", "1:30", "soft"),
@@ -387,6 +393,6 @@ def test_what_only_resembles_a_secret_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_schema_knows_every_section_and_says_what_fields_mean() -> None:
-    schema: dict[str, Any] = Experiment.model_json_schema()
-    assert set(schema["properties"]) == set(Experiment.model_fields)
+    schema: dict[str, Any] = ExperimentFile.model_json_schema()
+    assert set(schema["properties"]) == set(ExperimentFile.model_fields)
     assert schema["$defs"]["Cache"]["properties"]["passes"]["description"].startswith("Monte-Carlo dropout passes")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.engines import Share
-from amalgam.pipeline.experiment import Experiment
+from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.fingerprint import file_digest
 from amalgam.pipeline.stage import Identity, Run, Stage, Unit, UnitByUnit
 from amalgam.pipeline.store import Record, Store
@@ -33,7 +33,7 @@ class Toy(UnitByUnit):
     def __init__(self, before: Before | None = None) -> None:
         self._before = before
 
-    def wanted(self, experiment: Experiment) -> bool:
+    def wanted(self, experiment: ExperimentFile) -> bool:
         return True
 
     def prepare(self, run: Run) -> None:
@@ -139,7 +139,7 @@ def toy_base(base: Path, lines: str = LINES) -> Path:
 def toy_run(base: Path, *, share: Share | None = None, err: io.StringIO | None = None, **sections: Any) -> Run:
     said = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
     console = Console(err=err or io.StringIO(), out=io.StringIO())
-    experiment = Experiment.model_validate(said)
+    experiment = ExperimentFile.model_validate(said)
     return Run(experiment, base, Store(base / "artifacts"), console, share or Share(), file_digest)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
 TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)(\?.*)?")
 WRITE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<what>preupload|commit)/main(\?.*)?")
+BATCH = re.compile(r"/(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 LARGE = (".safetensors", ".bin")
 
@@ -37,6 +38,8 @@ class FakeHub:
     requests: list[str] = field(default_factory=list)
     busy: bool = False
     nothing: Path = Path("/nonexistent")
+    large: dict[str, bytes] = field(default_factory=dict)
+    """Files that did not come with a commit, by the sha256 of their bytes."""
 
     def __enter__(self) -> Self:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
@@ -86,8 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"{self.command} {self.path}")
         if self.headers.get("Authorization") != "Bearer writer":
             return self._refuse(403, "Forbidden", "this token may not write")
-        if self.path == "/api/validate-yaml":
-            return self._json({"errors": [], "warnings": []})
+        if self.path == "/api/validate-yaml" or BATCH.fullmatch(self.path):
+            return self._json(
+                {"errors": [], "warnings": []} if "validate" in self.path else self._places(json.loads(said))
+            )
         if self.path == "/api/repos/create":
             wish = json.loads(said)
             model_id = f"{wish['organization']}/{wish['name']}" if wish.get("organization") else wish["name"]
@@ -99,12 +104,37 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "NotFound", "no such question")
         if match["what"] == "preupload":
             names = [file["path"] for file in json.loads(said)["files"]]
-            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            kinds = {name: "lfs" if name.endswith(LARGE) else "regular" for name in names}
+            modes = [{"path": name, "uploadMode": kind, "shouldIgnore": False} for name, kind in kinds.items()]
             return self._json({"files": modes})
         lines = [json.loads(line)["value"] for line in said.splitlines()]
-        files = {line["path"]: base64.b64decode(line["content"]) for line in lines if "path" in line}
+        files = {
+            line["path"]: base64.b64decode(line["content"]) if "content" in line else self.hub.large[line["oid"]]
+            for line in lines
+            if "path" in line
+        }
         self.hub.repositories[match["id"]].commits["main"] = files
         return self._json({"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.hub.address}/{match['id']}"})
+
+    def _places(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Where each large file is to be put; nowhere if it is here already."""
+        objects = [
+            one if one["oid"] in self.hub.large else {**one, "actions": {"upload": {"href": self._place(one["oid"])}}}
+            for one in batch["objects"]
+        ]
+        return {"transfer": "basic", "objects": objects}
+
+    def _place(self, oid: str) -> str:
+        return f"{self.hub.address}/lfs/{oid}"
+
+    def do_PUT(self) -> None:
+        self.hub.requests.append(f"{self.command} {self.path}")
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        oid = hashlib.sha256(content).hexdigest()
+        if self.path != f"/lfs/{oid}":
+            return self._refuse(400, "BadRequest", "these are other bytes")
+        self.hub.large[oid] = content
+        return self._send(200, b"", {})
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's parameter name
         """Says nothing: requests are counted instead."""

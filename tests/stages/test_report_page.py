@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from amalgam.stages.metrics import Said
 from amalgam.stages.report.comparison import difference
 from amalgam.stages.report.drawing import Axis, Figure, axis_between, axis_to, plain, shown
 from amalgam.stages.report.judged import LETTERS, MATRIX, PAIRS, _confusions, _matrix, calibration, shortened
@@ -109,7 +110,8 @@ def test_a_value_past_an_end_by_rounding_is_counted_at_that_end() -> None:
 
 def test_calibration_bins_are_those_of_ece() -> None:
     answers = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
-    found = calibration(answers, np.array([0, 1, 1]), 5)
+    gold = np.array([0, 1, 1])
+    found = calibration(Said.of(answers, gold), gold, 5)
     assert [(one["low"], one["n"], one["accuracy"]) for one in found] == [(0.4, 1, 1.0), (0.6, 1, 0.0), (0.8, 1, 1.0)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from amalgam.data.tokens import Ragged, TokenRows, encode, join, speaks_plainly
 from amalgam.pipeline.stage import Run
 from amalgam.stages import token_store
-from amalgam.stages.commands import open_run
+from amalgam.stages.library.session import open_run
 from amalgam.stages.models.encoder import encoder_files
 from amalgam.stages.models.loading import load_tokenizer
 from amalgam.stages.read_corpus.parts import fields, part_of, read_bucket

@@ -98,7 +98,7 @@ class Errands(UnitByUnit):
         time.sleep(unit.work or 0)
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
             (draft.folder / "done.txt").write_text(unit.name)
-            draft.made = {"pid": os.getpid()}
+            draft.made = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     def texts(self, run: Run, unit: Unit) -> list[str]:
         return [f"key of {unit.name}"]
@@ -223,6 +223,21 @@ def test_what_no_node_has_is_not_waited_for(tmp_path: Path, cluster: Cluster) ->
         run_units(Errands(), run, errands(run, "one"))
 
 
+def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, cluster: Cluster) -> None:
+    """The GPU is pretended: what is tried is who gets which task."""
+    node = cluster.inner.add_node(num_cpus=3, num_gpus=1)
+    cluster.inner.wait_for_nodes()
+    run = new_run(tmp_path, **cluster.said, gpus=0.5)
+    units = errands(run, *(f"unit-{n}" for n in range(8)), seconds=0.5)
+    try:
+        assert run_units(Errands(), run, units)
+    finally:
+        cluster.inner.remove_node(node)
+    made_by = [record.made for unit in units if (record := run.store.record(unit.record_path))]
+    assert {made["node"] for made in made_by} == {node.node_id}
+    assert len({made["pid"] for made in made_by}) == 2
+
+
 def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     here = library_versions()
     monkeypatch.setattr("amalgam.pipeline.ray_cluster.library_versions", lambda: here | {"torch": "1.0"})
@@ -328,6 +343,20 @@ def test_texts_are_written_by_a_cluster_as_by_one_process(
     assert set(spread) == {"generate"}
     assert len(made(fresh, "generate")) == 1
     assert made(fresh, "generate") == made(generated, "generate")
+
+
+def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
+    built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = by_tasks(monkeypatch)
+    small = ["student.method=as-dfd", "embeddings.count=8", "embeddings.tokens=4", "embeddings.steps=10"]
+    alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
+    for shop in (alone, there):
+        shop.edit("targets:\n  mode: soft\n", "")
+    alone("guess-embeddings", *small)
+    there("guess-embeddings", *small, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    assert set(spread) == {"guess-embeddings"}
+    assert made(there, "guess-embeddings") == made(alone, "guess-embeddings")
 
 
 def test_no_cluster_is_said(tmp_path: Path) -> None:

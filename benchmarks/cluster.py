@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 KILLED_IN = "cache-teachers"
 POLL_SECONDS = 0.02
+IN_HAND_SECONDS = 0.4
+"""After a unit was seen to be there: the next one is begun by then."""
 ACCURACY_APART = 0.005
 """Of 1,000 test texts, five."""
 
@@ -128,6 +130,7 @@ def _with_a_killed_node(demo: Path, nodes: Nodes, options: argparse.Namespace) -
             _finish(driver)
             raise SystemExit(f"the run ended before {options.kill_after} units were there")
         time.sleep(POLL_SECONDS)
+    time.sleep(IN_HAND_SECONDS)
     there = _units(demo)
     nodes.kill_one()
     said = _finish(driver)

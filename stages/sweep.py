@@ -134,6 +134,7 @@ def _train_at_once(config: Path, members: Sequence[Member], *, quiet: bool) -> N
             continue
         with working(run):
             bring_up_to_date(STAGES, run, target=wanted[wanted.index(STUDENT) - 1])
+            next(stage for stage in STAGES if stage.name == STUDENT).prepare(run)
             state = next(state for state in plan(STAGES, run) if state.stage == STUDENT)
         if state.state != "current" and state.fingerprint:
             waiting.setdefault(state.fingerprint, run)

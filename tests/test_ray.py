@@ -24,7 +24,7 @@ from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record, Store
-from amalgam.tests.workshop import TIMEOUT, Shop
+from amalgam.tests.workshop import TIMEOUT, Shop, finish
 
 ray = pytest.importorskip("ray", reason="pip install amalgam[ray]")
 
@@ -217,6 +217,18 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
 
 
+def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Shop, cluster: Cluster) -> None:
+    on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
+    driver = fresh.process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
+    until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
+    driver.send_signal(signal.SIGTERM)
+    said = finish(driver)
+    assert said.code == 143, said.err
+    assert "stopped by SIGTERM; everything that was committed stays" in said.err
+    assert "Traceback" not in said.err
+    assert 0 < len(fresh.digests("cache-teachers")) < 4
+
+
 def test_what_no_node_has_is_not_waited_for(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.said, gpus=1)
     with pytest.raises(ExperimentError, match=r"no node of the cluster has 1 CPU\(s\) and 1 GPU\(s\)"):
@@ -355,7 +367,7 @@ def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
         shop.edit("targets:\n  mode: soft\n", "")
     alone("guess-embeddings", *small)
     there("guess-embeddings", *small, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
-    assert set(spread) == {"guess-embeddings"}
+    assert "guess-embeddings" in spread
     assert made(there, "guess-embeddings") == made(alone, "guess-embeddings")
 
 

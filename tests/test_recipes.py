@@ -140,60 +140,49 @@ def script(page: str, title: str) -> str:
     return block.text
 
 
-@pytest.fixture
-def array(fresh: Shop, tmp_path: Path) -> Iterator[Any]:
-    """Starts a task of the page's array, as SLURM does: its script, and what it says of the task."""
-    (tmp_path / "bin").mkdir()
-    amalgam = tmp_path / "bin/amalgam"
+def started(shop: Shop, folder: Path, task: dict[str, str]) -> subprocess.Popen[str]:
+    """A task of the page's array, as SLURM starts it: the script, and what it says of the task."""
+    amalgam = folder / "amalgam"
     amalgam.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m amalgam.cli "$@"\n')
     amalgam.chmod(0o755)
-    (fresh.folder / "amalgam.sbatch").write_text(script("docs/how-to/slurm.md", "amalgam.sbatch"))
-    started = []
-
-    def start(task: int, count: int) -> subprocess.Popen[str]:
-        said = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": 0, "SLURM_ARRAY_TASK_COUNT": count}
-        around = quiet_environment(
-            **{name: str(value) for name, value in said.items()},
-            PATH=os.pathsep.join([str(amalgam.parent), os.environ["PATH"]]),
-        )
-        started.append(
-            subprocess.Popen(
-                ["/bin/bash", "amalgam.sbatch"],
-                cwd=fresh.folder,
-                env=around,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    (shop.folder / "amalgam.sbatch").write_text(script("docs/how-to/slurm.md", "amalgam.sbatch"))
+    return subprocess.Popen(
+        ["/bin/bash", "amalgam.sbatch"],
+        cwd=shop.folder,
+        env=quiet_environment(**task, PATH=os.pathsep.join([str(folder), os.environ["PATH"]])),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_a_task_that_slurm_ends_goes_on_when_it_is_queued_again_and_parts_are_the_whole(
-    fresh: Shop, built: Shop, array: Any
+    fresh: Shop, built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh.edit("passes: 4", "passes: 128")  # time to be ended in
+    fresh.edit("passes: 4", "passes: 48")  # time to be ended in
     fresh.edit("cache:", "execution:\n  batch_tokens: 2048\ncache:")
-    task = array(0, 2)
+    tasks = [
+        {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
+        for task in range(2)
+    ]
+    process = started(fresh, tmp_path, tasks[0])
     deadline = time.monotonic() + TIMEOUT
     while not fresh.digests("cache-teachers"):
-        assert task.poll() is None, task.communicate()[1]
+        assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    task.send_signal(signal.SIGTERM)
-    ended = finish(task)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
     assert ended.code == TERMINATED, ended.err
     kept = fresh.digests("cache-teachers")
     assert not list(fresh.artifacts.rglob(".tmp-*"))
-    again = finish(array(0, 2))
-    assert again.code == 0, again.err
-    assert "this part is done; 2 of 4 units are there" in again.err
-    assert "cache-teachers: done" in fresh("cache-teachers", "--part", "1/2").err
+    said = []
+    for task in tasks:  # the first is queued again
+        for name, value in task.items():
+            monkeypatch.setenv(name, value)
+        said.append(fresh("cache-teachers", "--part", "auto").err)
+    assert "this part is done; 2 of 4 units are there" in said[0]
+    assert "cache-teachers: done" in said[1]
     assert kept < fresh.digests("cache-teachers")
     assert len(fresh.units()) == len(built.units())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import threading
@@ -101,6 +102,11 @@ class Cluster:
         self._nodes, self._looked = now, time.monotonic()
         needs = {name: amount for name, amount in self._needs.items() if amount}
         self._slots = sum(min(int(node["Resources"].get(name, 0) / needs[name]) for name in needs) for node in alive)
+
+    def node_of(self, lost: Exception) -> str:
+        """Of a task that was lost, where Ray says it: some seconds before its list of nodes does."""
+        found = re.search(r"node ID: (\w+)", str(lost))
+        return f" on node {self._nodes.get(found[1], 'unknown')}, {found[1][:8]}" if found else ""
 
     def check(self, ground: Ground) -> None:
         if not self._slots:

@@ -22,7 +22,7 @@ from amalgam.pipeline.engines import Share
 from amalgam.pipeline.errors import AmalgamError, WorkError
 from amalgam.pipeline.experiment import Experiment
 from amalgam.pipeline.plan import is_done
-from amalgam.pipeline.ray_cluster import GONE, Ground, attached, common_ground, look_around
+from amalgam.pipeline.ray_cluster import GONE, Cluster, Ground, attached, common_ground, look_around
 from amalgam.pipeline.stage import Run, Stage, Unit
 from amalgam.pipeline.store import Store
 
@@ -75,7 +75,7 @@ def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: Ground) -> None:
             run.signals.check()
             for done in ray.wait(list(flying), timeout=POLL_SECONDS)[0]:
                 batch = flying.pop(done)
-                again = _settle(done, batch, run, kills)
+                again = _settle(done, batch, run, kills, cluster)
                 given_up += [unit for unit in again if kills[unit.name] >= KILLS]
                 waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
     finally:
@@ -85,7 +85,7 @@ def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: Ground) -> None:
         raise _left_out(stage, run, given_up)
 
 
-def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list[Unit]:
+def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
     """What must be done again, each by itself: only then is it known which unit it was that killed a worker."""
     try:
         refusal: AmalgamError | None = ray.get(done)
@@ -93,7 +93,8 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list
         again = [unit for unit in batch if not is_done(run, unit)]
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
-        run.console.note(f"a worker was lost ({type(lost).__name__}); {len(again)} unit(s) go to others")
+        said = f"{type(lost).__name__}{cluster.node_of(lost)}"
+        run.console.note(f"a worker was lost ({said}); {len(again)} unit(s) go to others")
         run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
         return again
     if refusal is not None:

@@ -151,11 +151,9 @@ def test_a_node_that_vanishes_takes_no_unit_with_it(
     tmp_path: Path,
     cluster: Cluster,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     *,
     replaced: bool,
 ) -> None:
-    monkeypatch.setattr("amalgam.pipeline.ray_cluster.LOOK_SECONDS", 0.5)
     run = new_run(tmp_path, **cluster.said)
     units = errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25)
     with ThreadPoolExecutor(1) as driver:
@@ -170,8 +168,7 @@ def test_a_node_that_vanishes_takes_no_unit_with_it(
     assert len(committed(units)) == 40
     assert begun(run).total() <= 41  # the one that the lost node had in hand was begun once more, and no other
     said = capsys.readouterr().err
-    assert "is gone; " in said
-    assert "a worker was lost" in said
+    assert re.search(r"a worker was lost \(\w+ on node \S+, \w{8}\); [1-8] unit\(s\) go to others", said), said
 
 
 DRIVER = "import sys; from amalgam.tests import test_ray; test_ray.drive(*sys.argv[1:])"

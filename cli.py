@@ -164,6 +164,26 @@ def run(
 
 
 @app.command()
+def sweep(
+    overrides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUE[,VALUE...]...",
+            help="Overrides; fields with several values, such as student.seed=0,1,2, are swept.",
+            autocompletion=completion.overrides,
+        ),
+    ],
+    config: Config = FILE,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """A student for each combination of the values given, and a table of them. Running again is resuming."""
+    from amalgam.stages.sweep import run_sweep
+
+    run_sweep(config, overrides, quiet=quiet, as_json=as_json)
+
+
+@app.command()
 def plan(
     overrides: Overrides = None,
     config: Config = FILE,

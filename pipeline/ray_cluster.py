@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import LocalRayletDiedError, NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from amalgam.pipeline.errors import ExperimentError
@@ -21,6 +25,56 @@ from amalgam.pipeline.store import TEMPORARY
 
 LOOK_SECONDS = 5.0
 """Between two looks at the nodes."""
+GONE = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError)
+_entering = threading.Lock()
+"""Students of a sweep may be the first to need the cluster, several at once."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a node must have in common with the driver: its storage, known by a mark, and its versions."""
+
+    mark: Path
+    nonce: str
+    versions: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def common_ground(run: Run) -> Iterator[Ground]:
+    """The mark stands while units are out: nodes that join later look for it too."""
+    nonce = uuid.uuid4().hex
+    ground = Ground(run.store.root / f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
+    ground.mark.write_text(nonce)
+    try:
+        yield ground
+    finally:
+        ground.mark.unlink(missing_ok=True)
+
+
+def look_around(ground: Ground) -> ExperimentError | None:
+    """On a node: why it cannot work with us."""
+    name, here = socket.gethostname(), library_versions()
+    try:
+        seen = ground.mark.read_text()
+    except OSError:
+        seen = ""
+    if seen != ground.nonce:
+        return ExperimentError(
+            f"node {name} does not see this workspace",
+            where=str(ground.mark.parent),
+            fix="put it on a disk that all nodes share: execution.workspace=DIR",
+        )
+    if here != ground.versions:
+        other = [
+            f"{key} {value} (here {ground.versions.get(key)})"
+            for key, value in here.items()
+            if ground.versions.get(key) != value
+        ]
+        return ExperimentError(
+            f"node {name} has {', '.join(other)}",
+            fix="the same versions everywhere: `amalgam doctor` shows those of this machine",
+        )
+    return None
 
 
 class Cluster:
@@ -49,24 +103,30 @@ class Cluster:
         needs = {name: amount for name, amount in self._needs.items() if amount}
         self._slots = sum(min(int(node["Resources"].get(name, 0) / needs[name]) for name in needs) for node in alive)
 
-    def check(self, run: Run) -> None:
+    def node_of(self, lost: Exception) -> str:
+        """Of a task that was lost, where Ray says it: some seconds before its list of nodes does."""
+        found = re.search(r"node ID: (\w+)", str(lost))
+        return f" on node {self._nodes.get(found[1], 'unknown')}, {found[1][:8]}" if found else ""
+
+    def check(self, ground: Ground) -> None:
         if not self._slots:
             raise ExperimentError(
                 f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
                 where="execution.cpus, execution.gpus",
                 fix="ask for less, or start a node that has them",
             )
-        _check_nodes(run, self._nodes)
+        _check_nodes(ground, self._nodes)
 
 
-def attached(run: Run) -> Cluster:
+def attached(run: Run, ground: Ground) -> Cluster:
     """Once for all stages of a run."""
     if "cluster" not in run.memory:
         address = run.experiment.execution.address or "auto"
-        if not ray.is_initialized():
-            _enter(address)
+        with _entering:
+            if not ray.is_initialized():
+                _enter(address)
         cluster = Cluster(run)
-        cluster.check(run)
+        cluster.check(ground)
         run.memory["cluster"] = cluster
     found: Cluster = run.memory["cluster"]
     return found
@@ -91,36 +151,10 @@ def _enter(address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _check_nodes(run: Run, nodes: Mapping[str, str]) -> None:
-    """Every node must see the workspace that we see, and compute with the same libraries."""
-    nonce = uuid.uuid4().hex
-    mark = run.store.root / f"{TEMPORARY}nonce-{nonce}"
-    mark.write_text(nonce)
-    try:
-        look = ray.remote(num_cpus=0)(look_around)
-        there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-        asked = [(nodes[node], look.options(scheduling_strategy=place).remote(mark)) for node, place in there.items()]
-        for name, answer in asked:  # two nodes may be of one host
-            seen, versions = ray.get(answer)
-            if seen != nonce:
-                raise ExperimentError(
-                    f"node {name} does not see this workspace",
-                    where=str(run.store.root),
-                    fix="put it on a disk that all nodes share: execution.workspace=DIR",
-                )
-            if versions != library_versions():
-                here = library_versions()
-                other = [f"{key} {value} (here {here[key]})" for key, value in versions.items() if here[key] != value]
-                raise ExperimentError(
-                    f"node {name} has {', '.join(other)}",
-                    fix="the same versions everywhere: `amalgam doctor` shows those of this machine",
-                )
-    finally:
-        mark.unlink(missing_ok=True)
-
-
-def look_around(mark: Path) -> tuple[str | None, dict[str, str]]:
-    try:
-        return mark.read_text(), library_versions()
-    except OSError:
-        return None, library_versions()
+def _check_nodes(ground: Ground, nodes: Iterable[str]) -> None:
+    look = ray.remote(num_cpus=0)(look_around)
+    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    for answer in [look.options(scheduling_strategy=place).remote(ground) for place in there]:
+        with contextlib.suppress(*GONE, TaskUnschedulableError):  # a node that vanishes meanwhile need not agree
+            if (refusal := ray.get(answer)) is not None:
+                raise refusal

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
+from ray.exceptions import OutOfMemoryError
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.digests import FileDigests
@@ -22,7 +22,7 @@ from amalgam.pipeline.engines import Share
 from amalgam.pipeline.errors import AmalgamError, WorkError
 from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import is_done
-from amalgam.pipeline.ray_cluster import attached
+from amalgam.pipeline.ray_cluster import GONE, Cluster, Ground, attached, common_ground, look_around
 from amalgam.pipeline.stage import Run, Stage, Unit
 from amalgam.pipeline.store import Store
 
@@ -33,7 +33,7 @@ TASK_UNITS = 8
 AHEAD = 2
 """Tasks in flight for each that can run: a worker never waits for the driver."""
 POLL_SECONDS = 0.5
-LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError)
+LOST = (*GONE, OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,21 @@ class Job:
     overrides: Mapping[str, Any]
     fingerprints: dict[str, str]
     name: str
+    ground: Ground
 
 
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     """Return when every unit is committed, or could not be."""
-    if not units:
-        return
-    cluster = attached(run)
+    if units:
+        with common_ground(run) as ground:
+            _fly(stage, run, units, ground)
+
+
+def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: Ground) -> None:
+    cluster = attached(run, ground)
     # Said here, not later: a worker with a GPU would otherwise end with each task, and its teacher with it.
     task = ray.remote(max_calls=0)(do_units).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
-    job = ray.put(_job_of(stage, run))
+    job = ray.put(_job_of(stage, run, ground))
     waiting = deque(_batches(units, TASK_UNITS if cluster.slots() * AHEAD * TASK_UNITS <= len(units) else 1))
     flying: dict[Any, list[Unit]] = {}
     kills: Counter[str] = Counter()
@@ -70,7 +75,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
             run.signals.check()
             for done in ray.wait(list(flying), timeout=POLL_SECONDS)[0]:
                 batch = flying.pop(done)
-                again = _settle(done, batch, run, kills)
+                again = _settle(done, batch, run, kills, cluster)
                 given_up += [unit for unit in again if kills[unit.name] >= KILLS]
                 waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
     finally:
@@ -80,7 +85,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
         raise _left_out(stage, run, given_up)
 
 
-def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list[Unit]:
+def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
     """What must be done again, each by itself: only then is it known which unit it was that killed a worker."""
     try:
         refusal: AmalgamError | None = ray.get(done)
@@ -88,7 +93,8 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list
         again = [unit for unit in batch if not is_done(run, unit)]
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
-        run.console.note(f"a worker was lost ({type(lost).__name__}); {len(again)} unit(s) go to others")
+        said = f"{type(lost).__name__}{cluster.node_of(lost)}"
+        run.console.note(f"a worker was lost ({said}); {len(again)} unit(s) go to others")
         run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
         return again
     if refusal is not None:
@@ -117,9 +123,9 @@ def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
         yield list(units[start : start + size])
 
 
-def _job_of(stage: Stage, run: Run) -> Job:
+def _job_of(stage: Stage, run: Run, ground: Ground) -> Job:
     known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    return Job(stage, run.experiment, run.base, run.store.root, dict(run.overrides), known, uuid.uuid4().hex)
+    return Job(stage, run.experiment, run.base, run.store.root, dict(run.overrides), known, uuid.uuid4().hex, ground)
 
 
 # ---- on a worker
@@ -141,6 +147,9 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
 def _run_for(job: Job) -> Run:
     if job.name not in _opened:
         _opened.clear()
+        refusal = look_around(job.ground)  # a node that joined later was not asked yet
+        if refusal is not None:
+            raise refusal
         store = Store(job.workspace)
         digests = FileDigests(job.workspace / "digests.json")
         run = Run(job.experiment, job.base, store, Console(quiet=True), Share(), digests, job.overrides)

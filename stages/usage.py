@@ -30,6 +30,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "report": ("amalgam report", "amalgam report report.calibration_bins=10"),
     "run": ("amalgam run", "amalgam run student.method=muka-soft", "amalgam run -c other.yaml --quiet"),
+    "sweep": (
+        "amalgam sweep student.seed=0,1,2",
+        "amalgam sweep student.method=muka-soft,amalgam student.seed=0,1,2 execution.engine=ray",
+    ),
     "plan": ("amalgam plan", "amalgam plan student.method=muka-soft", "amalgam plan --measure --json"),
     "explain": ("amalgam explain build-targets targets.temperature=0.5",),
     "status": ("amalgam status", "amalgam status --json"),

@@ -42,6 +42,8 @@ ONLY_PARSED = {
     "ACCELERATE_USE_CPU=1 torchrun": "several processes; tests/test_processes.py runs them",
     "sbatch": "needs a cluster; its script is written, its parts are run on the same page",
     "aws s3": "needs a bucket",
+    "docker": "builds an image; tests/test_recipes.py reads its recipe",
+    "kubectl": "needs a cluster; tests/test_recipes.py reads what it is given",
 }
 """Commands that are not run, and why: what they say to amalgam is parsed, and nothing more."""
 
@@ -151,7 +153,7 @@ def is_understood(command: str) -> None:
     from amalgam.cli import app
 
     words = [word for part in shlex.split(command.replace("<", "").replace(">", "")) for word in part.split()]
-    if not {"amalgam", "amalgam.cli"} & set(words) or words[0] == "git":
+    if not {"amalgam", "amalgam.cli"} & set(words) or words[0] in {"git", "docker"}:
         return
     place = next(index for index, word in enumerate(words) if word in {"amalgam", "amalgam.cli"})
     group: Any = get_command(app)

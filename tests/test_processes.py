@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from amalgam.tests.workshop import TIMEOUT, Shop, finish, torchrun
 
 @pytest.fixture(scope="module")
 def by_two(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, str]:
-    """`run` by two processes, and what they said."""
+    """`run` by two processes, each with a launcher of its own, as on two nodes; and what they said."""
     shop = built.without_artifacts(tmp_path_factory.mktemp("two") / "shop")
-    said = finish(torchrun(shop, "run", "execution.processes=2"))
-    assert said.code == 0, said.err
-    return shop, said.err
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [torchrun(shop, "run", "execution.processes=2", processes=1, meeting=meeting) for _ in range(2)]
+    said = [finish(node) for node in nodes]
+    assert [one.code for one in said] == [0, 0], said[0].err + said[1].err
+    return shop, said[0].err + said[1].err
 
 
 @pytest.mark.parametrize("stage", ["cache-teachers", "build-targets"])

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
-import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +24,7 @@ from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record, Store
-from amalgam.tests.workshop import Shop
+from amalgam.tests.workshop import TIMEOUT, Shop, finish
 
 ray = pytest.importorskip("ray", reason="pip install amalgam[ray]")
 
@@ -35,6 +37,7 @@ class Cluster:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
+        os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by itself: long waits on a machine with other work
         self.inner = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.inner.add_node(num_cpus=1) for _ in range(2)]
         self.inner.wait_for_nodes()
@@ -42,6 +45,10 @@ class Cluster:
 
     def kill_a_node(self) -> None:
         self.inner.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def replace_the_node(self) -> None:
+        """By the main thread alone: another may not say what SIGTERM does, and Ray wants to."""
+        self.nodes.append(self.inner.add_node(num_cpus=1))
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +93,12 @@ class Errands(UnitByUnit):
             os.kill(os.getpid(), signal.SIGKILL)
         if unit.name.startswith("refuses"):
             raise DataError("these texts are none", where="texts.csv:3", fix="look at them")
+        with (run.base / "begun").open("a") as begun:
+            begun.write(f"{unit.name}\n")
         time.sleep(unit.work or 0)
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
             (draft.folder / "done.txt").write_text(unit.name)
-            draft.made = {"pid": os.getpid()}
+            draft.made = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     def texts(self, run: Run, unit: Unit) -> list[str]:
         return [f"key of {unit.name}"]
@@ -98,13 +107,29 @@ class Errands(UnitByUnit):
 def new_run(folder: Path, **execution: Any) -> Run:
     said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
     experiment = ExperimentFile.model_validate(said)
-    (folder / "artifacts").mkdir()  # as the runner finds it
+    (folder / "artifacts").mkdir(exist_ok=True)  # as the runner finds it
     return Run(experiment, folder, Store(folder / "artifacts"), Console(), Share(), lambda _: "")
 
 
 def errands(run: Run, *names: str, seconds: float = 0) -> list[Unit]:
     folder = run.store.folder("errands", "all")
     return [Unit(name, folder, work=seconds) for name in names]
+
+
+def begun(run: Run) -> Counter[str]:
+    """How often each unit was begun, by whomever."""
+    return Counter((run.base / "begun").read_text().split())
+
+
+def committed(units: Sequence[Unit]) -> list[str]:
+    return [unit.name for unit in units if unit.record_path.exists()]
+
+
+def until(ready: Any) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_units_are_done_by_the_workers_and_once(tmp_path: Path, cluster: Cluster) -> None:
@@ -121,27 +146,55 @@ def test_units_are_done_by_the_workers_and_once(tmp_path: Path, cluster: Cluster
     assert again == {unit.name: unit.record_path.stat().st_mtime_ns for unit in units}
 
 
+@pytest.mark.parametrize("replaced", [True, False])
 def test_a_node_that_vanishes_takes_no_unit_with_it(
-    tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    replaced: bool,
 ) -> None:
-    monkeypatch.setattr("amalgam.pipeline.ray_cluster.LOOK_SECONDS", 0.5)
     run = new_run(tmp_path, **cluster.said)
     units = errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25)
-
-    def kill() -> None:
-        while not units[0].record_path.exists():
-            time.sleep(0.05)
+    with ThreadPoolExecutor(1) as driver:
+        working = driver.submit(run_units, Errands(), run, units)
+        until(lambda: len(committed(units)) > 4)
         cluster.kill_a_node()
-        cluster.nodes.append(cluster.inner.add_node(num_cpus=1))  # a replacement, as spot machines have it
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    assert run_units(Errands(), run, units)
-    killer.join()
-    assert all(unit.record_path.exists() for unit in units)
+        if replaced:
+            cluster.replace_the_node()
+        assert working.result()
+    if not replaced:
+        cluster.replace_the_node()
+    assert len(committed(units)) == 40
+    assert begun(run).total() <= 41  # the one that the lost node had in hand was begun once more, and no other
     said = capsys.readouterr().err
-    assert "is gone; " in said
-    assert "a worker was lost" in said
+    assert re.search(r"a worker was lost \(\w+ on node \S+, \w{8}\); [1-8] unit\(s\) go to others", said), said
+
+
+DRIVER = "import sys; from amalgam.tests import test_ray; test_ray.drive(*sys.argv[1:])"
+
+
+def drive(folder: str, address: str) -> None:
+    """What a driver does that is to be killed."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    run = new_run(Path(folder), engine="ray", address=address)
+    run_units(Errands(), run, errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25))
+
+
+def test_after_a_killed_driver_only_what_was_in_flight_is_done_again(tmp_path: Path, cluster: Cluster) -> None:
+    run = new_run(tmp_path, **cluster.said)
+    units = errands(run, *(f"unit-{n}" for n in range(40)))
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), cluster.said["address"]]) as driver:
+        until(lambda: len(committed(units)) > 4)
+        driver.kill()
+    kept = committed(units)
+    assert len(kept) < 40
+    assert run_units(Errands(), run, units)
+    assert len(committed(units)) == 40
+    assert {name: begun(run)[name] for name in kept} == dict.fromkeys(kept, 1)
+    assert begun(run).total() <= 40 + len(cluster.nodes)
 
 
 def test_a_unit_that_kills_its_workers_is_written_down_and_the_others_go_on(tmp_path: Path, cluster: Cluster) -> None:
@@ -161,10 +214,37 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
 
 
+def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Shop, cluster: Cluster) -> None:
+    on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
+    driver = fresh.process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
+    until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
+    driver.send_signal(signal.SIGTERM)
+    said = finish(driver)
+    assert said.code == 143, said.err
+    assert "stopped by SIGTERM; everything that was committed stays" in said.err
+    assert "Traceback" not in said.err
+    assert 0 < len(fresh.digests("cache-teachers")) < 4
+
+
 def test_what_no_node_has_is_not_waited_for(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.said, gpus=1)
     with pytest.raises(ExperimentError, match=r"no node of the cluster has 1 CPU\(s\) and 1 GPU\(s\)"):
         run_units(Errands(), run, errands(run, "one"))
+
+
+def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, cluster: Cluster) -> None:
+    """The GPU is pretended: what is tried is who gets which task."""
+    node = cluster.inner.add_node(num_cpus=3, num_gpus=1)
+    cluster.inner.wait_for_nodes()
+    run = new_run(tmp_path, **cluster.said, gpus=0.5)
+    units = errands(run, *(f"unit-{n}" for n in range(8)), seconds=0.5)
+    try:
+        assert run_units(Errands(), run, units)
+    finally:
+        cluster.inner.remove_node(node)
+    made_by = [record.made for unit in units if (record := run.store.record(unit.record_path))]
+    assert {made["node"] for made in made_by} == {node.node_id}
+    assert len({made["pid"] for made in made_by}) == 2
 
 
 def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +265,107 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
         run_units(Errands(), run, errands(run, "one"))
 
 
-def test_a_cluster_makes_what_one_process_makes(fresh: Shop, built: Shop, cluster: Cluster) -> None:
-    said = fresh("run", *(f"execution.{name}={value}" for name, value in cluster.said.items()))
-    assert fresh.digests("cache-teachers") == built.digests("cache-teachers")
-    assert fresh.digests("build-targets") == built.digests("build-targets")
-    assert (fresh.folder / "students/student/model.safetensors").exists()
-    assert "train-student: done" in said.err
-    assert fresh.stale() == set()
+def test_a_node_that_joins_later_with_other_versions_is_named(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amalgam.pipeline.ray_cluster.LOOK_SECONDS", 0.5)
+    other = tmp_path / "other" / "torch-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
+    path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
+    run = new_run(tmp_path, **cluster.said)
+    units = errands(run, *(f"unit-{n}" for n in range(400)), seconds=0.25)
+    with ThreadPoolExecutor(1) as driver:
+        working = driver.submit(run_units, Errands(), run, units)
+        until(lambda: committed(units))
+        odd = cluster.inner.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
+        with pytest.raises(ExperimentError, match=r"node \S+ has torch 0\.1 \(here "):
+            working.result()
+    cluster.inner.remove_node(odd)
+    assert len(committed(units)) < 400
+    assert not list(run.store.root.glob(".tmp-nonce-*"))
+
+
+def made(shop: Shop, stage: str) -> dict[str, list[tuple[str, str]]]:
+    """Every result of a stage: its files and their digests."""
+    found = {}
+    for path in (shop.artifacts / stage).glob("*/MANIFEST.json"):
+        files = json.loads(path.read_text())["files"]
+        found[path.parent.name] = [(file["path"], file["sha256"]) for file in files]
+    return found
+
+
+def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages whose units became tasks."""
+    from amalgam.pipeline import ray_engine
+
+    found: list[str] = []
+    really = ray_engine.run_on_ray
+
+    def noted(stage: Any, run: Run, units: Sequence[Unit]) -> None:
+        found.append(stage.name)
+        really(stage, run, units)
+
+    monkeypatch.setattr(ray_engine, "run_on_ray", noted)
+    return found
+
+
+def test_a_cluster_makes_what_one_process_makes(
+    fresh: Shop, built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two methods, which together need every stage that works on texts."""
+    spread = by_tasks(monkeypatch)
+    on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
+    alone = built.copy(tmp_path / "alone")
+    for method in ("amalgam", "stratanet"):
+        alone("run", f"student.method={method}")
+        said = fresh("run", f"student.method={method}", *on_ray)
+        assert "train-student: done" in said.err
+        assert fresh.stale(f"student.method={method}") == set()
+    stages = ["cache-teachers", "cache-features", "fit-statistics", "build-targets", "train-student"]
+    assert sorted(set(spread)) == sorted(stages)
+    for stage in stages:
+        assert made(fresh, stage).items() <= made(alone, stage).items(), stage
+
+
+def test_students_of_a_sweep_are_tasks_at_once_and_those_of_one_process(
+    built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
+    swept = ("sweep", "student.seed=1,2", "targets.temperature=0.2,0.5", "--json")
+    said = alone(*swept)
+    spread = by_tasks(monkeypatch)
+    on_ray = there(*swept, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    assert Counter(spread) == {"build-targets": 1, "train-student": 4}
+    assert made(there, "train-student") == made(alone, "train-student")
+    scores = [[(one["name"], one["judged"]) for one in told.json["students"]] for told in (said, on_ray)]
+    assert scores[0] == scores[1]
+    assert there.stale("student.seed=2", "targets.temperature=0.5", "student.name=other") == set()
+
+
+def test_texts_are_written_by_a_cluster_as_by_one_process(
+    generated: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = by_tasks(monkeypatch)
+    fresh = generated.without_artifacts(tmp_path / "shop")
+    fresh("generate", *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    assert set(spread) == {"generate"}
+    assert len(made(fresh, "generate")) == 1
+    assert made(fresh, "generate") == made(generated, "generate")
+
+
+def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
+    built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = by_tasks(monkeypatch)
+    small = ["student.method=as-dfd", "embeddings.count=8", "embeddings.tokens=4", "embeddings.steps=10"]
+    alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
+    for shop in (alone, there):
+        shop.edit("targets:\n  mode: soft\n", "")
+    alone("guess-embeddings", *small)
+    there("guess-embeddings", *small, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    assert "guess-embeddings" in spread
+    assert made(there, "guess-embeddings") == made(alone, "guess-embeddings")
 
 
 def test_no_cluster_is_said(tmp_path: Path) -> None:

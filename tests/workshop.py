@@ -219,8 +219,11 @@ def finish(process: subprocess.Popen[str], seconds: float = TIMEOUT) -> Said:
     return Said(process.returncode, out, err)
 
 
-def torchrun(shop: Shop, *arguments: str, processes: int = 2) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+def torchrun(shop: Shop, *arguments: str, processes: int = 2, meeting: str | None = None) -> subprocess.Popen[str]:
+    """The processes of one node: of the only one, or of one of two that meet at a port."""
+    nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting, "--local_addr", "127.0.0.1"]
+    where = [str(word) for word in nodes] if meeting else ["--standalone"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc_per_node", str(processes)]
     return subprocess.Popen(
         [*launcher, "-m", "amalgam.cli", *arguments],
         cwd=shop.folder,

@@ -147,3 +147,24 @@ def test_parts_are_run_by_the_command(tmp_path: Path) -> None:
     with _command(base, "run", "--part", "0/2") as child:
         assert _end(child)[0] == 0
     assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
+
+
+def test_of_three_parts_at_once_the_killed_one_stops_nobody_and_is_made_up_for(tmp_path: Path) -> None:
+    """No part holds anything that another waits for."""
+    base = toy_base(tmp_path / "parts")
+    with (
+        _command(base, "run", "--part", "0/3", seconds=2.0) as one,
+        _command(base, "run", "--part", "1/3", seconds=PATIENCE_SECONDS) as other,
+        _command(base, "run", "--part", "2/3", seconds=2.0) as third,
+    ):
+        for unit in "abc":
+            _until_it_works_on(base, unit)
+        other.kill()
+        ended = [_end(one), _end(third)]
+    assert [code for code, _ in ended] == [0, 0]
+    assert "letters: this part is done; 2 of 3 units are there." in "".join(err for _, err in ended)
+    assert sorted(calls(base)) == ["a", "b", "c"]
+    with _command(base, "run") as again:
+        assert _end(again)[0] == 0
+    assert sorted(calls(base)) == ["a", "b", "b", "c", "joined", "pair"]
+    assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))

@@ -1,0 +1,88 @@
+"""A sweep makes ordinary students, one for each combination of values; what they share is made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amalgam.stages.sweep import members_of, over_seeds, values_of
+from amalgam.tests.workshop import EXPERIMENT, Shop, amalgam
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0,1,2", ["0", "1", "2"]),
+        ("muka-soft, amalgam", ["muka-soft", "amalgam"]),
+        ("[desk,study],[weekend]", ["[desk,study]", "[weekend]"]),
+        ('"a, b",c', ['"a, b"', "c"]),
+        ("0.5", ["0.5"]),
+        ("[desk,study]", ["[desk,study]"]),
+        ("teacher:first,ensemble", ["teacher:first", "ensemble"]),
+        ("0], [1", ["0], [1"]),
+        ("", [""]),
+    ],
+)
+def test_values_stand_between_commas_that_are_not_a_values_own(text: str, values: list[str]) -> None:
+    assert values_of(text) == values
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "amalgam.yaml").write_text(EXPERIMENT)
+    return tmp_path / "amalgam.yaml"
+
+
+def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> None:
+    found = members_of(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
+    assert [member.name for member in found] == ["uhc-seed-0", "uhc-seed-1", "muka-soft-seed-0", "muka-soft-seed-1"]
+    assert found[1].overrides == [
+        "student.epochs=2", "student.method=uhc", "student.seed=1", 'student.name="uhc-seed-1"'
+    ]  # fmt: skip
+    named = members_of(config, ["student.name=try", "targets.temperature=0.1,0.5"])
+    assert [member.name for member in named] == ["try-temperature-0.1", "try-temperature-0.5"]
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        (["student.epochs=2"], "no field has several values"),
+        (["student.name=a,b"], "student.name is no part of what a student is"),
+        (["execution.device=cpu,cuda"], "execution.device is no part"),
+        (["student.seed=1,1"], "two students would be called seed-1"),
+        (["student.seed=" + ",".join(map(str, range(15))), "cache.seed=" + ",".join(map(str, range(15)))], "225 stud"),
+        (["student.seed=0,none"], "student.seed"),
+    ],
+)
+def test_what_is_no_sweep_is_refused_before_any_work(config: Path, said: list[str], what: str) -> None:
+    found = amalgam("sweep", *said, folder=config.parent)
+    assert found.code == 2
+    assert what in found.err
+    assert sorted(path.name for path in config.parent.iterdir()) == ["amalgam.yaml"]
+
+
+def test_a_sweep_makes_the_students_that_runs_make_and_asks_no_teacher_twice(shop: Shop) -> None:
+    with shop.counting() as asked:
+        said = shop("sweep", "student.seed=0,1", "--json").json
+    assert asked[0].units == 0
+    one, other = said["students"]
+    assert (shop.folder / "students/seed-1/model.safetensors").exists()
+    assert one["fingerprint"] != other["fingerprint"]
+    plans = shop.plan("student.seed=0"), shop.plan("student.seed=1")
+    assert [plan["train-student"]["fingerprint"] for plan in plans] == [one["fingerprint"], other["fingerprint"]]
+    assert {stage["state"] for plan in plans for stage in plan.values()} == {"current"}
+    scores = [student["judged"]["accuracy"] for student in said["students"]]
+    mean, deviation = said["over_seeds"][0]["accuracy"]
+    assert mean == pytest.approx(sum(scores) / 2)
+    assert deviation == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+    again = shop("sweep", "student.seed=0,1")
+    assert "running" not in again.err
+    assert [line.split("  ")[0] for line in again.out.splitlines()[3:]] == ["seed-0", "seed-1", "all, mean of 2"]
+
+
+def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
+    judged = dict.fromkeys(("accuracy", "macro_f1", "nll_nats", "ece"), 0.5)
+    said = [{"student.method": "uhc", "student.seed": "0"}, {"student.method": "amalgam", "student.seed": "1"}]
+    assert list(over_seeds([{"said": one, "judged": judged} for one in said])) == []
+    assert list(over_seeds([{"said": {"student.method": name}, "judged": judged} for name in "ab"])) == []

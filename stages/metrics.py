@@ -98,7 +98,7 @@ def _check(said: Said, gold: Ints) -> None:
     wrong = np.flatnonzero(~np.isfinite(said.confidence))
     if len(wrong):
         raise WorkError(
-            f"{len(wrong)} predictions are not numbers",
+            f"{len(wrong):,} predictions are not numbers" if len(wrong) > 1 else "a prediction is not a number",
             where=f"rows {', '.join(map(str, wrong[:8].tolist()))}",
             fix="train the model again with a lower learning rate",
         )

@@ -104,3 +104,20 @@ def test_a_tracker_that_is_not_there_is_told_before_any_training(shop: Shop, mon
     assert (refused.code, "the tracker wandb is not installed" in refused.err) == (2, True)
     assert "pip install wandb" in refused.err
     assert shop.tries("plan", "execution.trackers=[ledger]").code == 2
+
+
+def test_a_tracker_that_does_not_start_is_told_in_its_own_words(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offline(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
+        name, requires_logging_directory, tracker = "wandb", False, None
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def start(self) -> None:
+            raise ImportError("cannot import name 'service'")
+
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Offline)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["wandb"])
+    refused = shop.tries("run", "student.seed=1", "execution.trackers=[wandb]")
+    assert (refused.code, "Traceback" in refused.err) == (2, False)
+    assert "the tracker wandb does not start (ImportError: cannot import name 'service')" in refused.err

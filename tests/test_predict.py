@@ -106,6 +106,15 @@ def test_a_file_keeps_its_order_and_every_row(
     assert found["probability"].to_list() == pytest.approx([max(right[text].values()) for text in texts], abs=1e-5)
 
 
+def test_the_column_is_the_experiments_unless_another_is_named(shop: Shop) -> None:
+    path = shop.folder / "texts/test.csv"
+    path.write_text(path.read_text().replace("text,", "headline,", 1))
+    shop.edit("corpus:", "corpus:\n  text: headline")
+    assert len(rows_of(shop("predict", "--in", "texts/test.csv"))) == TEST
+    refused = shop.tries("predict", "--in", "texts/test.csv", "--text", "headlin")
+    assert (refused.code, "fix: --text headline" in refused.err) == (3, True)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 def test_every_kind_of_file_says_the_same(desk: Shop, tmp_path: Path, kind: str) -> None:
     rows = desk.texts("test")[:9]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.fine_tuning.loop import Training, learning_rate
 
@@ -74,8 +75,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._stack.enter_context(self.path.open("w" if step == 1 else "a", encoding="utf-8"))
         for name in self.trackers:
-            tracker = _tracker(name, self.path)
-            tracker.start()
+            tracker = _started(name, self.path)
             self._stack.callback(tracker.finish)
             self._started.append(tracker)
 
@@ -130,6 +130,17 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in there:
             fix = f"pip install {name.replace('_', '-')}, or leave it out"
             raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
+
+
+def _started(name: str, journal: Path) -> Any:
+    try:
+        tracker = _tracker(name, journal)
+        tracker.start()
+    except Exception as error:  # another library's, whatever it may be: not installed whole, nobody logged in
+        what = f"the tracker {name} does not start ({type(error).__name__}: {shown(str(error), 200)})"
+        fix = f"see that {name} works by itself, or leave it out; what was made so far stays"
+        raise ExperimentError(what, where="execution.trackers", fix=fix) from error
+    return tracker
 
 
 def _tracker(name: str, journal: Path) -> Any:

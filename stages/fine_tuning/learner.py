@@ -98,7 +98,7 @@ def refuse_shared(objective: Objective, accumulate: int, world: int) -> None:
     if getattr(objective, "whole_batches", False) and (world > 1 or accumulate > 1):
         raise WorkError(
             "this objective compares the texts of a step with each other",
-            where=f"{world} process(es), {accumulate} part(s) of a batch",
+            where=f"processes: {world}, parts of a batch: {accumulate}",
             fix="student.accumulate=1 and one process",
         )
 

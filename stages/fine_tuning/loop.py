@@ -274,10 +274,10 @@ class _Run:
         world = snapshot.state["world"]
         if world != self.world and snapshot.step % self.per_epoch:
             raise WorkError(
-                f"the checkpoint at step {snapshot.step}, within an epoch, was written by {world} process(es), "
+                f"the checkpoint at step {snapshot.step}, within an epoch, is of another number of processes: {world}, "
                 f"and this run has {self.world}",
                 where=str(folder),
-                fix=f"go on with {world} process(es), or delete the folder to train from the start",
+                fix=f"go on with as many processes ({world}), or delete the folder to train from the start",
             )
 
     def _batch(self, step: int) -> Rows:

@@ -73,7 +73,8 @@ def predict(  # noqa: PLR0913 - the options of a command
     ] = None,
     student: StudentFolder = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: text]")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: corpus.text]"),
     ] = None,
     id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="A column to copy as id.")] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="The K likeliest labels of each text.")] = 1,

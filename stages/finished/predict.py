@@ -18,7 +18,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import StopSignals
 from amalgam.stages.finished.predictions import check_place, opened
 from amalgam.stages.finished.student import Finished, columns_of, finished_student
-from amalgam.stages.finished.texts import Asked
+from amalgam.stages.finished.texts import PIPE, Asked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SHOWN = 200
@@ -97,11 +97,9 @@ def _as_json(text: str, answers: Answers, row: int) -> dict[str, Any]:
     return found | ({"mass": masses} if masses else {})
 
 
-def answer_file(  # noqa: PLR0913 - the options of the command
-    asked: Asked, *, out: Path | None, config: Path, student: Path | None, wanted: Wanted, quiet: bool
-) -> None:
+def answer_file(finished: Finished, asked: Asked, *, out: Path | None, wanted: Wanted, quiet: bool) -> None:
     """A file's rows, or a pipe's lines, to a file or as csv to stdout."""
-    finished, signals, console = finished_student(config, student), StopSignals(), Console(quiet=quiet)
+    signals, console = StopSignals(), Console(quiet=quiet)
     with signals.listening():
         total = asked.check()
         answering = Student(finished, wanted)
@@ -149,5 +147,7 @@ def from_commands(  # noqa: PLR0913 - the options of the command
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
     check_place(out, force=force)
-    asked = Asked(source, columns or ["text"], id_column, skip_bad_rows)
-    answer_file(asked, out=out, config=config, student=student, wanted=wanted, quiet=quiet)
+    finished = finished_student(config, student)
+    lines = source == PIPE or source.lower().endswith(".txt")
+    asked = Asked(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
+    answer_file(finished, asked, out=out, wanted=wanted, quiet=quiet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ class Finished:
     """What each of its teachers knows; empty where the folder does not say."""
     max_tokens: int | None
     device: str = "auto"
+    columns: Sequence[str] = ("text",)
+    """Of a file, those that hold the texts: as in the experiment's corpus."""
 
     def load(self) -> Classifier:
         from amalgam.stages.models.classifier import Classifier
@@ -40,7 +42,8 @@ def finished_student(config: Path, folder: Path | None) -> Finished:
     loaded = load_experiment(config, presets=PRESETS)
     placed = loaded.base / "students" / loaded.experiment.student.name
     fix = f"`amalgam run -c {config}` makes it; --student FOLDER names another"
-    return finished_in(placed, fix, device=loaded.experiment.execution.device)
+    found = finished_in(placed, fix, device=loaded.experiment.execution.device)
+    return replace(found, columns=loaded.experiment.corpus.text)
 
 
 def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = "auto") -> Finished:

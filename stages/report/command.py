@@ -20,6 +20,9 @@ def report(  # noqa: PLR0913 - the options of a command
         one = Path(named[0]) if named else config
         run_stages(one, overrides, target="report", only=only, force=force, part=part, quiet=quiet)
     elif len(named) == 1:
+        from amalgam.stages.report.comparison import read_report
+
+        read_report(_page(config.parent, named[0]))  # one that is not there is told first
         what = f"{named[0]} alone has nothing to stand beside"
         raise ExperimentError(what, fix=f"name two runs or more; its own page is reports/{named[0]}.html")
     elif only or force or part:

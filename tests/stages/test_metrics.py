@@ -75,7 +75,7 @@ def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
         evaluate(Said.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, GROUPS, bins=5)
     broken = PROBABILITIES.copy()
     broken[2, 1] = np.nan
-    with pytest.raises(WorkError, match="1 predictions are not numbers\nwhere: rows 2"):
+    with pytest.raises(WorkError, match="a prediction is not a number\nwhere: rows 2"):
         evaluate(Said.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
 
 

@@ -15,9 +15,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.place import TEMPORARY
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import TEMPORARY
+from amalgam.pipeline.store import open_store
 
 LOOK_SECONDS = 5.0
 """Between two looks at the nodes."""
@@ -94,18 +95,21 @@ def _enter(address: str) -> None:
 def _check_nodes(run: Run, nodes: Mapping[str, str]) -> None:
     """Every node must see the workspace that we see, and compute with the same libraries."""
     nonce = uuid.uuid4().hex
-    mark = run.store.root / f"{TEMPORARY}nonce-{nonce}"
-    mark.write_text(nonce)
+    mark = f"{TEMPORARY}nonce-{nonce}"
+    run.store.place.replace(mark, nonce)
     try:
         look = ray.remote(num_cpus=0)(look_around)
         there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-        asked = [(nodes[node], look.options(scheduling_strategy=place).remote(mark)) for node, place in there.items()]
+        asked = [
+            (nodes[node], look.options(scheduling_strategy=place).remote(run.store.place.address, mark))
+            for node, place in there.items()
+        ]
         for name, answer in asked:  # two nodes may be of one host
             seen, versions = ray.get(answer)
             if seen != nonce:
                 raise ExperimentError(
                     f"node {name} does not see this workspace",
-                    where=str(run.store.root),
+                    where=run.store.place.address,
                     fix="put it on a disk that all nodes share: execution.workspace=DIR",
                 )
             if versions != library_versions():
@@ -116,11 +120,9 @@ def _check_nodes(run: Run, nodes: Mapping[str, str]) -> None:
                     fix="the same versions everywhere: `amalgam doctor` shows those of this machine",
                 )
     finally:
-        mark.unlink(missing_ok=True)
+        run.store.place.remove([mark])
 
 
-def look_around(mark: Path) -> tuple[str | None, dict[str, str]]:
-    try:
-        return mark.read_text(), library_versions()
-    except OSError:
-        return None, library_versions()
+def look_around(workspace: str, mark: str) -> tuple[str | None, dict[str, str]]:
+    seen = open_store(workspace, Path("/")).place.read(mark)
+    return None if seen is None else seen.decode(), library_versions()

@@ -21,10 +21,10 @@ from amalgam.pipeline.digests import FileDigests
 from amalgam.pipeline.engines import Share
 from amalgam.pipeline.errors import AmalgamError, WorkError
 from amalgam.pipeline.experiment import Experiment
-from amalgam.pipeline.plan import is_done
+from amalgam.pipeline.plan import undone
 from amalgam.pipeline.ray_cluster import attached
 from amalgam.pipeline.stage import Run, Stage, Unit
-from amalgam.pipeline.store import Store
+from amalgam.pipeline.store import open_store
 
 KILLS = 3
 """Workers that one unit alone may kill before it is left out."""
@@ -43,7 +43,7 @@ class Job:
     stage: Stage
     experiment: Experiment
     base: Path
-    workspace: Path
+    workspace: str
     overrides: Mapping[str, Any]
     fingerprints: dict[str, str]
     name: str
@@ -85,7 +85,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list
     try:
         refusal: AmalgamError | None = ray.get(done)
     except LOST as lost:
-        again = [unit for unit in batch if not is_done(run, unit)]
+        again = undone(run, batch)
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
         run.console.note(f"a worker was lost ({type(lost).__name__}); {len(again)} unit(s) go to others")
@@ -99,14 +99,13 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str]) -> list
 
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     folder = run.store.root / "left-out"
-    folder.mkdir(parents=True, exist_ok=True)
     for unit in units:
         said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.texts(run, unit)}
         run.store.replace(folder / f"{stage.name}-{unit.name}.json", said)
     return WorkError(
         f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "
         + ", ".join(unit.name for unit in units[:10]),
-        where=str(folder),
+        where=run.store.where(folder),
         fix="the keys of their texts are there: look at those, then run the same command again",
     )
 
@@ -119,7 +118,7 @@ def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
 
 def _job_of(stage: Stage, run: Run) -> Job:
     known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    return Job(stage, run.experiment, run.base, run.store.root, dict(run.overrides), known, uuid.uuid4().hex)
+    return Job(stage, run.experiment, run.base, run.store.place.address, dict(run.overrides), known, uuid.uuid4().hex)
 
 
 # ---- on a worker
@@ -132,7 +131,7 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
     """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
     try:
         run = _run_for(job)
-        job.stage.run_units(run, [unit for unit in units if not is_done(run, unit)])
+        job.stage.run_units(run, undone(run, units))
     except AmalgamError as error:
         return error
     return None
@@ -141,13 +140,13 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
 def _run_for(job: Job) -> Run:
     if job.name not in _opened:
         _opened.clear()
-        store = Store(job.workspace)
-        digests = FileDigests(job.workspace / "digests.json")
+        store = open_store(job.workspace, job.base)
+        digests = FileDigests(store.root / "digests.json")
         run = Run(job.experiment, job.base, store, Console(quiet=True), Share(), digests, job.overrides)
         for stage, name in job.fingerprints.items():
             manifest = store.manifest(stage, name)
             if manifest is None:
-                raise WorkError(f"{stage}/{name} cannot be read on this node", where=str(job.workspace))
+                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.workspace)
             run.results[stage] = (name, manifest)
         job.stage.prepare(run)
         _opened[job.name] = run

@@ -18,7 +18,7 @@ from amalgam.pipeline.fingerprint import differences
 from amalgam.pipeline.plan import StageState, identity_of, plan
 from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
-from amalgam.pipeline.store import Store
+from amalgam.pipeline.store import open_store
 from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.stages.order import ASKED_FOR_BY, STAGES
 
@@ -28,14 +28,14 @@ def open_run(
 ) -> tuple[LoadedExperiment, Run]:
     loaded = load_experiment(config, overrides, presets=PRESETS)
     execution = loaded.experiment.execution
-    root = (loaded.base / execution.workspace).absolute()
+    store = open_store(execution.workspace, loaded.base)
     run = Run(
         loaded.experiment,
         loaded.base,
-        Store(root),
+        store,
         console or Console(),
         share_of(part, execution.processes),
-        FileDigests(root / "digests.json"),
+        FileDigests(store.root / "digests.json"),
         loaded.overrides,
     )
     return loaded, run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError
@@ -15,7 +16,7 @@ def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     for library, found in library_versions().items():
         missing = found == "not installed"
         rows.append(_row(library, found, f"pip install {library}" if missing else ""))
-    rows += [_device(), _experiment(config, overrides), _disk()]
+    rows += [_device(), _experiment(config, overrides), *_workspace(config, overrides), _disk()]
     return rows
 
 
@@ -41,6 +42,20 @@ def _experiment(config: Path, overrides: list[str]) -> dict[str, str]:
     except AmalgamError as error:
         return _row("experiment", error.what.splitlines()[0], error.fix or "")
     return _row("experiment", f"{config.name}: {len(run.experiment.teachers)} teachers found")
+
+
+def _workspace(config: Path, overrides: list[str]) -> Iterator[dict[str, str]]:
+    """One in an object store: is it reached, and does it keep the first of two writers?"""
+    from amalgam.stages.commands import open_run
+
+    try:
+        store = open_run(config, overrides)[1].store
+        if store.place.far:
+            store.place.check()
+            yield _row("workspace", f"{store.place.address}: reached, puts if absent")
+    except AmalgamError as error:
+        if config.exists() and error.where != str(config):
+            yield _row("workspace", error.what.splitlines()[0], error.fix or "")
 
 
 def _disk() -> dict[str, str]:

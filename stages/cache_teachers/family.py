@@ -96,18 +96,17 @@ def units_folder(run: Run, family: str) -> Path:
 
 def cached_units(run: Run, family: str) -> CachedUnits:
     """What is there and whole."""
-    return CachedUnits(_whole_units(run, family))
+    return CachedUnits(_whole_units(run, run.store.units_in(units_folder(run, family))))
 
 
 def was_asked(run: Run, family: str) -> bool:
     """Whether anything is there and whole: the first unit found tells."""
-    return next(_whole_units(run, family), None) is not None
+    return any(any(_whole_units(run, [path])) for path in run.store.units_in(units_folder(run, family)))
 
 
-def _whole_units(run: Run, family: str) -> Iterator[CachedUnit]:
-    for path in sorted(units_folder(run, family).glob("*.json")):
-        record = run.store.record(path)
-        if record is not None and record.files and not run.store.absent(record):
+def _whole_units(run: Run, paths: Sequence[Path]) -> Iterator[CachedUnit]:
+    for path, record in run.store.records(paths).items():
+        if record.files:
             said = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
             yield CachedUnit(name=path.stem, file=record.files[0], **said)
 

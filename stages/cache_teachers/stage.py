@@ -216,5 +216,5 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
 def _describe(run: Run, teacher: KnownTeacher) -> None:
     """key.json: what the family is, for a person who finds the folder."""
     path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
-    if not path.exists():
+    if not run.store.has(path):
         run.store.replace(path, {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)})

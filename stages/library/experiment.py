@@ -17,6 +17,7 @@ from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
 from amalgam.pipeline.plan import StageState, plan
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.pipeline.stage import Run
+from amalgam.pipeline.store import open_store
 from amalgam.stages.commands import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.order import STAGES
@@ -179,6 +180,6 @@ def _written(path: Path, said: list[str], texts: Mapping[str, Any]) -> list[str]
     if strange:
         raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))
     loaded = load_experiment(path, [*said, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
-    folder = (loaded.base / loaded.experiment.execution.workspace).absolute() / "given"
+    folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
     kept = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
     return [f"corpus.{part}={json.dumps(str(file), ensure_ascii=False)}" for part, file in kept.items()]

@@ -104,8 +104,7 @@ def _part(name: str, facts: Found) -> str:
 def others(run: Run) -> Iterator[Found]:
     """Every report of this workspace on the same labelled test texts, ours among them."""
     mine = run.result("report").identity["inputs"].get("test")
-    room = run.store.root / "report"
-    for folder in sorted(room.iterdir()) if room.is_dir() and mine else []:
+    for folder in run.store.folders("report") if mine else []:
         manifest = run.store.manifest("report", folder.name)
         if manifest is None or manifest.identity.get("inputs", {}).get("test") != mine or run.store.absent(manifest):
             continue

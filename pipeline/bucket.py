@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ FEW = 16
 ONE_PUT = 1 << 30
 """A larger file is put in parts, which appear together once the last is there."""
 
+RECENT_SECONDS = 5.0
+"""As long as this a listing is believed; what it does not show is asked for by name, and what we remove ends it."""
+
 T = TypeVar("T")
 
 
@@ -50,6 +54,7 @@ class Bucket:
                 fix="s3://bucket/prefix; keys come from the environment (AWS_ACCESS_KEY_ID, ...), never from the file",
             )
         self.root = cache_folder(self.address)
+        self._seen: dict[str, tuple[float, dict[str, int]]] = {}
 
     # ---- the connection
 
@@ -126,8 +131,12 @@ class Bucket:
 
     def _listed(self, insides: Iterable[str]) -> dict[str, int]:
         """Sizes by the folders that these files stand in, each listed once."""
+        now = time.monotonic()
         folders = sorted({str(PurePosixPath(inside).parent) for inside in insides})
-        return {entry.inside: entry.bytes for found in self._all(self._under, folders) for entry in found}
+        old = [folder for folder in folders if now - self._seen.get(folder, (-RECENT_SECONDS, {}))[0] > RECENT_SECONDS]
+        for folder, found in zip(old, self._all(self._under, old), strict=True):
+            self._seen[folder] = now, {entry.inside: entry.bytes for entry in found}
+        return {inside: size for folder in folders for inside, size in self._seen[folder][1].items()}
 
     def _under(self, folder: str) -> list[Entry]:
         import obstore
@@ -161,6 +170,9 @@ class Bucket:
         finally:
             temporary.unlink(missing_ok=True)
         return bool(found)
+
+    def fetch(self, insides: Sequence[str]) -> None:
+        self._all(self.near, insides)
 
     def renew(self, inside: str) -> bool:
         (self.root / inside).unlink(missing_ok=True)
@@ -202,14 +214,16 @@ class Bucket:
         parts = path.stat().st_size > ONE_PUT
         self._ask(inside, lambda client: obstore.put(client, inside, path, use_multipart=parts))
 
-    def create(self, inside: str, text: str) -> bool:
+    def create(self, inside: str, text: str | bytes) -> bool:
         """A put whose answer was lost and that is tried again finds itself: whoever is told False compares digests."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+        content = text.encode() if isinstance(text, str) else text
+
         def put(client: Any) -> bool:
             with contextlib.suppress(AlreadyExistsError, PreconditionError, FileExistsError):
-                obstore.put(client, inside, text.encode(), mode="create")
+                obstore.put(client, inside, content, mode="create")
                 return True
             return False
 
@@ -227,15 +241,16 @@ class Bucket:
             target = f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(inside).name}"
             self._ask(inside, lambda client: obstore.copy(client, inside, target))
             self.remove([inside])
+            (self.root / inside).unlink(missing_ok=True)
 
         self._all(move, list(insides))
 
     def remove(self, insides: Iterable[str]) -> None:
+        """Copies on this machine stay: a reader may have been told of them."""
         import obstore
 
+        self._seen.clear()
         gone = list(insides)
-        for inside in gone:
-            (self.root / inside).unlink(missing_ok=True)
         for start in range(0, len(gone), 1000):
             some = gone[start : start + 1000]
             self._ask(some[0], lambda client, some=some: obstore.delete(client, some))  # type: ignore[misc]

@@ -55,6 +55,9 @@ class Disk:
     def near(self, inside: str) -> Path | None:
         return self.root / inside  # whoever opens it finds out whether it is there
 
+    def fetch(self, insides: Sequence[str]) -> None:
+        """They are here."""
+
     def renew(self, inside: str) -> bool:  # noqa: ARG002  it is the thing itself
         return False
 
@@ -82,7 +85,7 @@ class Disk:
         for parent in sorted({target.parent for target in targets.values()} | {self.root / folder}):
             _sync_folder(parent)
 
-    def create(self, inside: str, text: str) -> bool:
+    def create(self, inside: str, text: str | bytes) -> bool:
         path = self.root / inside
         if path.exists():  # where there are no hard links, the last writer would win
             return False
@@ -139,9 +142,9 @@ def aside(folder: Path) -> Path:
     return folder / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+def _write_synced(path: Path, text: str | bytes) -> None:
+    with path.open("wb") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
 

@@ -23,6 +23,8 @@ class Entry:
     bytes: int
     changed: float
     """In seconds since 1970."""
+    packed: bool = False
+    """It stands in a larger file, whose bytes are told of by themselves."""
 
 
 class Place(Protocol):
@@ -52,6 +54,9 @@ class Place(Protocol):
         """Where this machine can read it, fetched if need be; None where there is none."""
         ...
 
+    def fetch(self, insides: Sequence[str]) -> None:
+        """Many that will be read soon, at once."""
+
     def renew(self, inside: str) -> bool:
         """Fetch again what is a copy; False where there is nothing that it is a copy of."""
         ...
@@ -67,7 +72,7 @@ class Place(Protocol):
     def publish(self, places: Mapping[Path, str], folder: str) -> None:
         """Complete files, from this machine to where they belong, all under `folder`."""
 
-    def create(self, inside: str, text: str) -> bool:
+    def create(self, inside: str, text: str | bytes) -> bool:
         """Publish a small file if none is there; False if one is."""
         ...
 

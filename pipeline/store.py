@@ -20,6 +20,7 @@ from typing import Any
 from amalgam.pipeline.disk import Disk, aside
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.fingerprint import canonical, file_digest, fingerprint
+from amalgam.pipeline.packs import Packs
 from amalgam.pipeline.place import Place
 
 MANIFEST = "MANIFEST.json"
@@ -73,7 +74,7 @@ class Store:
     """
 
     def __init__(self, root: Path, place: Place | None = None) -> None:
-        self.place = place or Disk(root)
+        self.place = Packs(place or Disk(root))
         self.root = self.place.root
         self._verified: set[str] = set()
 

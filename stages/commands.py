@@ -264,10 +264,15 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         )
 
 
-def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
+def collect_garbage(  # noqa: PLR0913 - the options of a command
+    config: Path, overrides: list[str], *, yes: bool, unused: bool, compact: bool = False, as_json: bool
+) -> None:
     from amalgam.stages.housekeeping import garbage, remove
 
     _, run = open_run(config, overrides)
+    if compact:
+        _compact(run, yes=yes, as_json=as_json)
+        return
     found = garbage(run, unused=unused)
     if yes:
         remove(run, found)
@@ -278,6 +283,20 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     for row in found:
         run.console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
     run.console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+
+
+def _compact(run: Run, *, yes: bool, as_json: bool) -> None:
+    from amalgam.stages.housekeeping import pack, packable
+
+    found = packable(run)
+    units = pack(run, found) if yes else sum(len(loose.new) for loose in found)
+    if as_json:
+        run.console.json({"packed": yes, "units": units, "folders": [loose.folder for loose in found]})
+    elif not yes:
+        run.console.result(f"{units:,} units in {len(found)} folders could be packed: amalgam gc --compact --yes")
+    else:
+        later = "" if run.store.place.far else "; their loose files go with `amalgam gc --yes`, from a day on"
+        run.console.result(f"{units:,} units of {len(found)} folders are packed{later}")
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from amalgam.pipeline.compaction import Loose, compact, loose_units
+from amalgam.pipeline.packs import may_be_packed
 from amalgam.pipeline.place import QUARANTINE, TEMPORARY, Entry
 from amalgam.pipeline.runner import WORK
 from amalgam.pipeline.stage import Run
@@ -23,26 +25,29 @@ ROOMS = ("pins", QUARANTINE, "journals", "given")
 def holdings(run: Run) -> dict[str, Any]:
     """Every finished result, what of it HEAD is, and the families of stage 1."""
     head = run.store.head()
-    sizes = {entry.inside: entry.bytes for entry in run.store.place.walk()}
-    artifacts = [
-        row for stage in STAGES for row in _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), sizes)
-    ]
+    entries = list(run.store.place.walk())
+    sizes = {entry.inside: entry.bytes for entry in entries}
+    artifacts: list[dict[str, Any]] = []
+    for stage in STAGES:
+        mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
+        artifacts += _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
     return {
         "workspace": run.store.place.address,
-        "bytes": sum(sizes.values()),
+        "bytes": _bytes(entries),
         "head": head,
         "artifacts": artifacts,
         "notes": list(_newer_models(run)),
     }
 
 
-def _results(run: Run, stage: str, head: str | None, sizes: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    held: dict[str, dict[str, int]] = {}
-    for inside, size in sizes.items():
-        if inside.startswith(f"{stage}/"):
-            held.setdefault(inside.split("/")[1], {})[inside] = size
-    for name, files in sorted(held.items()):
-        there = {inside.split("/", 2)[-1] for inside in files}
+def _results(
+    run: Run, stage: str, head: str | None, entries: Sequence[Entry], sizes: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    held: dict[str, list[Entry]] = {}
+    for entry in entries:
+        held.setdefault(entry.inside.split("/")[1], []).append(entry)
+    for name, mine in sorted(held.items()):
+        there = {entry.inside.split("/", 2)[-1] for entry in mine}
         manifest = run.store.manifest(stage, name) if MANIFEST in there else None
         if manifest is None and "key.json" not in there:
             continue
@@ -51,9 +56,13 @@ def _results(run: Run, stage: str, head: str | None, sizes: Mapping[str, int]) -
             "stage": stage,
             "name": name,
             "head": name == head,
-            "bytes": sum(files.values()),
+            "bytes": _bytes(mine),
             "says": says,
         }
+
+
+def _bytes(entries: Iterable[Entry]) -> int:
+    return sum(entry.bytes for entry in entries if not entry.packed)
 
 
 def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> str:
@@ -116,7 +125,7 @@ def verify(run: Run) -> dict[str, Any]:
 def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
     entries = list(run.store.place.walk())
     records = list(_records(run, entries))
-    found = list(_leftovers(entries, records))
+    found = list(_leftovers(run, entries, records))
     if unused:
         kept, sizes = _in_use(run, records), {entry.inside: entry.bytes for entry in entries}
         found += [
@@ -130,13 +139,17 @@ def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
 
 def remove(run: Run, found: list[dict[str, Any]]) -> None:
     """Records go before their files: what is left half-deleted reads as not committed."""
-    run.store.place.remove(sorted((row["path"] for row in found), key=lambda path: not path.endswith(".json")))
+    whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
+    run.store.place.remove(whole)
+    run.store.place.inner.remove(row["path"] for row in found if "loose" in row)
     run.store.place.tidy()
 
 
-def _leftovers(entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) -> Iterator[dict[str, Any]]:
-    """Temporary files of dead processes (a day old), quarantine, and data files that no record names."""
-    named = {file.path for _, record in records for file in record.files}
+def _leftovers(run: Run, entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) -> Iterator[dict[str, Any]]:
+    """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
+    packed = dict(_packed(run, entries))
+    named = {file.path for _, record in records for file in record.files} | set(packed.values())
+    changed = {entry.inside: entry.changed for entry in entries}
     now = time.time()
     for entry in entries:
         parts, old = entry.inside.split("/"), now - entry.changed > OLD_SECONDS
@@ -145,12 +158,23 @@ def _leftovers(entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) 
                 yield _item(entry.inside, entry.bytes, "temporary, over a day old")
         elif parts[0] == QUARANTINE:
             yield _item(entry.inside, entry.bytes, "quarantined")
+        elif entry.inside in packed and not entry.packed:
+            if now - changed.get(packed[entry.inside], now) > OLD_SECONDS:
+                yield _item(entry.inside, entry.bytes, "packed, over a day ago", loose=True)
         elif _is_data(parts) and entry.inside not in named and old:
             yield _item(entry.inside, entry.bytes, "no record names it, over a day old")
 
 
+def _packed(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """(path, pack) of every packed file."""
+    for folder in sorted({entry.inside.rpartition("/")[0] for entry in entries}):
+        if may_be_packed(folder):
+            yield from ((inside, piece.pack) for inside, piece in run.store.place.index(folder).pieces.items())
+
+
 def _is_data(parts: Sequence[str]) -> bool:
-    return len(parts) > 2 and parts[0] not in ROOMS and not parts[-1].endswith(".json") and "checkpoint" not in parts
+    said = parts[-1].endswith((".json", ".gz"))
+    return len(parts) > 2 and parts[0] not in ROOMS and not said and "checkpoint" not in parts
 
 
 def _records(run: Run, entries: Sequence[Entry] | None = None) -> Iterator[tuple[str, Record]]:
@@ -193,5 +217,15 @@ def _texts_in_use(run: Run) -> set[str]:
     return {file.sha256 for file in manifest.files} if manifest else set()
 
 
-def _item(inside: str, size: int, why: str) -> dict[str, Any]:
-    return {"path": inside, "bytes": size, "why": why}
+def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str, Any]:
+    """`loose`: what is packed of it stays."""
+    return {"path": inside, "bytes": size, "why": why} | ({"loose": True} if loose else {})
+
+
+def packable(run: Run) -> list[Loose]:
+    return list(loose_units(run.store, run.store.place.walk()))
+
+
+def pack(run: Run, found: Sequence[Loose]) -> int:
+    """How many units were packed."""
+    return sum(compact(run.store, loose) for loose in found)

@@ -79,6 +79,9 @@ class _Request(BaseHTTPRequestHandler):
         body = self.rfile.read(size)
         source = self.headers.get("x-amz-copy-source")
         with self.server.lock:
+            if source is not None and unquote(source).strip("/") not in self.server.objects:
+                self._answer(404)
+                return
             if source is not None:
                 body = self.server.objects[unquote(source).strip("/")][0]
             elif self.server.puts_if_absent and "If-None-Match" in self.headers and self.key in self.server.objects:

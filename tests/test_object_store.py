@@ -16,7 +16,6 @@ import pytest
 from amalgam.pipeline.bucket import Bucket
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, Record, Store, StoredFile, open_store
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3, serving
@@ -265,8 +264,9 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
     while True:
         base = toy_base(tmp_path / f"base{points}")
         workspace = {"workspace": f"s3://bucket/{points}"}
+        first = toy_run(base, execution=workspace)
         with monkeypatch.context() as patch:
-            if not killed_at(points + 1, toy_run(base, execution=workspace), patch):
+            if not changing(points + 1, lambda run=first: bring_up_to_date(toy_stages(), run), patch):  # type: ignore[misc]
                 break
         points += 1
         run = toy_run(base, execution=workspace)
@@ -281,9 +281,9 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
     assert only_manifest_missing >= 1
 
 
-def killed_at(change: int, run: Run, patch: pytest.MonkeyPatch) -> bool:
-    """True if the run ended before its n-th change to the store."""
-    left = change
+def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch) -> bool:
+    """True if the work ended before its n-th change to the store."""
+    left = number
     for name in ("_put", "create", "replace", "remove"):
         inner = getattr(Bucket, name)
 
@@ -296,7 +296,7 @@ def killed_at(change: int, run: Run, patch: pytest.MonkeyPatch) -> bool:
 
         patch.setattr(Bucket, name, dying)
     try:
-        bring_up_to_date(toy_stages(), run)
+        work()
     except KilledError:
         return True
     return False

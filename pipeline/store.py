@@ -146,9 +146,15 @@ class Store:
             self._verified.add(file.path)
         return self.place.near(file.path) or self.path(file)
 
+    def checked_all(self, files: Iterable[StoredFile]) -> list[Path]:
+        """As `checked`, fetched together."""
+        named = list(files)
+        self.place.fetch([file.path for file in named if file.path not in self._verified])
+        return [self.checked(file) for file in named]
+
     def checked_folder(self, files: Iterable[StoredFile]) -> Path:
         """The folder that the files share, every one of them checked."""
-        return [self.checked(file) for file in files][0].parent  # noqa: RUF015 - all are checked, not only the first
+        return self.checked_all(files)[0].parent
 
     def at_hand(self, files: Iterable[StoredFile]) -> Path:
         """The folder that files share which this process has just written: no digest is verified."""

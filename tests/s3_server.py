@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,15 +31,38 @@ class S3(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.lock = threading.Lock()
+        self._order: list[str] | None = None
         self.asked: Counter[str] = Counter()
         """Requests by method; LIST for a page."""
         self.puts_if_absent = True
+        self.seconds = 0.0
+        """That an answer takes."""
         self.breaks_puts_of = ""
         """The connection breaks in the middle of a put whose key holds this, again and again."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def restore(self, objects: dict[str, tuple[bytes, float]]) -> None:
+        self.objects, self._order = dict(objects), None
+
+    def put(self, key: str, body: bytes | None) -> None:
+        """None: it is deleted. Under the lock."""
+        if (key in self.objects) != (body is not None):
+            self._order = None
+        if body is None:
+            self.objects.pop(key, None)
+        else:
+            self.objects[key] = body, time.time()
+
+    def keys(self, start: str) -> list[str]:
+        """In order, those that start so."""
+        with self.lock:
+            if self._order is None or len(self._order) != len(self.objects):
+                self._order = sorted(self.objects)
+            first = bisect_left(self._order, start)
+            return self._order[first : bisect_left(self._order, start + "\U0010ffff", first)]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is what some tests are about."""
@@ -87,7 +111,7 @@ class _Request(BaseHTTPRequestHandler):
             elif self.server.puts_if_absent and "If-None-Match" in self.headers and self.key in self.server.objects:
                 self._answer(412)
                 return
-            self.server.objects[self.key] = body, time.time()
+            self.server.put(self.key, body)
         self._answer(200, b"<CopyObjectResult/>" if source else b"", ETag=_tag(body))
 
     def do_GET(self) -> None:
@@ -114,7 +138,7 @@ class _Request(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.server.asked["DELETE"] += 1
         with self.server.lock:
-            self.server.objects.pop(self.key, None)
+            self.server.put(self.key, None)
         self._answer(204)
 
     def do_POST(self) -> None:
@@ -124,7 +148,7 @@ class _Request(BaseHTTPRequestHandler):
         keys = re.findall(r"<Key>(.*?)</Key>", body)
         with self.server.lock:
             for key in keys:
-                self.server.objects.pop(f"{self.key}/{unescape(key)}", None)
+                self.server.put(f"{self.key}/{unescape(key)}", None)
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         self._answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
 
@@ -132,8 +156,9 @@ class _Request(BaseHTTPRequestHandler):
         self.server.asked["LIST"] += 1
         bucket, prefix, delimiter = self.key, query.get("prefix", ""), query.get("delimiter")
         after = query.get("continuation-token") or query.get("start-after") or ""
-        with self.server.lock:
-            keys = sorted(key[len(bucket) + 1 :] for key in self.server.objects if key.startswith(f"{bucket}/{prefix}"))
+        keys = [key[len(bucket) + 1 :] for key in self.server.keys(f"{bucket}/{prefix}")]
+        if after:
+            keys = keys[bisect_left(keys, after) :]
         contents, prefixes, last = list[str](), dict[str, None](), ""
         for key in keys:
             rest = key[len(prefix) :]
@@ -161,6 +186,7 @@ class _Request(BaseHTTPRequestHandler):
         return f"<Contents>{said}<Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
 
     def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        time.sleep(self.server.seconds)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,10 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         yield str(tmp_path / "artifacts")
         return
     with serving() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "what")
-        yield "s3://bucket/workspace"
+        yield f"s3://bucket/packs/{time.time_ns()}"
 
 
 def opened(workspace: str) -> Store:
@@ -232,8 +233,7 @@ def test_killed_before_every_change_to_an_object_store_nothing_is_lost(
         filled("s3://bucket/made", 20)
         made, points = dict(server.objects), 0
         while True:
-            server.objects.clear()
-            server.objects.update(made)
+            server.restore(made)
             monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / f"cache{points}"))
             with monkeypatch.context() as patch:
                 killed = changing(points + 1, lambda: pack_all("s3://bucket/made"), patch)

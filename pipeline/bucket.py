@@ -32,7 +32,7 @@ FEW = 16
 ONE_PUT = 1 << 30
 """A larger file is put in parts, which appear together once the last is there."""
 
-RECENT_SECONDS = 5.0
+RECENT_SECONDS = 30.0
 """As long as this a listing is believed; what it does not show is asked for by name, and what we remove ends it."""
 
 T = TypeVar("T")
@@ -132,11 +132,14 @@ class Bucket:
     def _listed(self, insides: Iterable[str]) -> dict[str, int]:
         """Sizes by the folders that these files stand in, each listed once."""
         now = time.monotonic()
-        folders = sorted({str(PurePosixPath(inside).parent) for inside in insides})
-        old = [folder for folder in folders if now - self._seen.get(folder, (-RECENT_SECONDS, {}))[0] > RECENT_SECONDS]
+        folders = sorted({inside.rpartition("/")[0] for inside in insides})
+        recent = {folder: sizes for folder, (when, sizes) in list(self._seen.items()) if now - when < RECENT_SECONDS}
+        known = {folder: recent[folder] for folder in folders if folder in recent}
+        old = [folder for folder in folders if folder not in recent]
         for folder, found in zip(old, self._all(self._under, old), strict=True):
-            self._seen[folder] = now, {entry.inside: entry.bytes for entry in found}
-        return {inside: size for folder in folders for inside, size in self._seen[folder][1].items()}
+            known[folder] = {entry.inside: entry.bytes for entry in found}
+            self._seen[folder] = now, known[folder]
+        return {inside: size for sizes in known.values() for inside, size in sizes.items()}
 
     def _under(self, folder: str) -> list[Entry]:
         import obstore

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class Packs:
         self.root, self.address, self.far = inner.root, inner.address, inner.far
         self._renewed: set[str] = set()
         self._known: dict[str, Index] = {}
+        self._lock = threading.Lock()
+        """Units are worked on by several threads: an index is counted once."""
 
     @cached_property
     def _unpacked(self) -> Path:
@@ -76,15 +79,19 @@ class Packs:
         """`anew`: another process may have packed since; then a look at the next number is taken."""
         known = self._known.get(folder)
         if known is None or anew:
-            known = self._known.setdefault(folder, Index())
-            before = known.read
-            while (said := self._read_index(f"{folder}/{FOLDER}/{known.read:06}")) is not None:
-                known.add(said)
-                known.read += 1
-            if known.read > before:
-                sizes = self.inner.sizes(list(known.packs))
-                known.lose(pack for pack, size in known.packs.items() if sizes.get(pack) != size)
+            with self._lock:
+                known = self._known.setdefault(folder, Index())
+                self._read_on(folder, known)
         return known
+
+    def _read_on(self, folder: str, known: Index) -> None:
+        before = known.read
+        while (said := self._read_index(f"{folder}/{FOLDER}/{known.read:06}")) is not None:
+            known.add(said)
+            known.read += 1
+        if known.read > before:
+            sizes = self.inner.sizes(list(known.packs))
+            known.lose(pack for pack, size in known.packs.items() if sizes.get(pack) != size)
 
     def _read_index(self, path: str) -> dict[str, Any] | None:
         """None: there is no index of this number. One that is damaged has a copy; if that is too, it says nothing."""
@@ -104,7 +111,7 @@ class Packs:
         self.index(folder, anew=True)
 
     def _of(self, inside: str, *, anew: bool = False) -> Index | None:
-        folder = str(PurePosixPath(inside).parent)
+        folder = inside.rpartition("/")[0]
         return self.index(folder, anew=anew) if may_be_packed(folder) else None
 
     def _text(self, inside: str, *, anew: bool = False) -> bytes | None:
@@ -139,7 +146,7 @@ class Packs:
         rest = [inside for inside in insides if inside not in found]
         found |= loose(rest)
         rest = [inside for inside in rest if inside not in found]
-        for folder in {str(PurePosixPath(inside).parent) for inside in rest}:
+        for folder in {inside.rpartition("/")[0] for inside in rest}:
             if may_be_packed(folder):
                 self.index(folder, anew=True)
         return found | {inside: one for inside in rest if (one := packed(inside)) is not None}
@@ -241,7 +248,7 @@ class Packs:
         for inside in packed:
             if self._unpacked != self.root:
                 (self._unpacked / inside).unlink(missing_ok=True)
-        for folder, gone in groupby(sorted(packed), key=lambda inside: str(PurePosixPath(inside).parent)):
+        for folder, gone in groupby(sorted(packed), key=lambda inside: inside.rpartition("/")[0]):
             self.add(folder, gone=list(gone))
 
     # ---- as the place itself does it
@@ -261,8 +268,7 @@ class Packs:
 
 def may_be_packed(folder: str) -> bool:
     """Where units stand by the thousand; elsewhere nobody need look for an index."""
-    parts = folder.split("/")
-    return parts[-1] == "units" or (parts[0] == "tokens" and len(parts) == 2)
+    return folder.endswith("/units") or (folder.startswith("tokens/") and folder.count("/") == 1)
 
 
 def _said(**said: Any) -> dict[str, Any]:

@@ -25,7 +25,9 @@ input()
 def main() -> int:
     python, *tests = sys.argv[1:]
     command = [python, "-c", SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
         if server.stdout is None:
             raise AssertionError
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,13 @@ class Bucket:
                 where="execution.workspace",
                 fix="s3://bucket/prefix; keys come from the environment (AWS_ACCESS_KEY_ID, ...), never from the file",
             )
+        try:
+            import obstore  # noqa: F401
+        except ImportError as error:
+            scheme = self.address.partition(":")[0]
+            raise ExperimentError(
+                f"a workspace in {scheme}:// needs obstore", where=self.address, fix=f"pip install 'amalgam[{scheme}]'"
+            ) from error
         self.root = cache_folder(self.address)
         self._seen: dict[str, tuple[float, dict[str, int]]] = {}
 
@@ -60,13 +68,8 @@ class Bucket:
 
     @cached_property
     def _client(self) -> Any:
-        try:
-            from obstore.store import from_url
-        except ImportError as error:
-            scheme = self.address.partition(":")[0]
-            raise ExperimentError(
-                f"a workspace in {scheme}:// needs obstore", where=self.address, fix=f"pip install 'amalgam[{scheme}]'"
-            ) from error
+        from obstore.store import from_url
+
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and self.address.startswith("s3:")
         return from_url(self.address, client_options={"allow_http": plain})
 
@@ -79,9 +82,9 @@ class Bucket:
         except (NotFoundError, FileNotFoundError):
             return None
         except (PermissionDeniedError, UnauthenticatedError, BaseError) as error:
-            said = str(error).strip().splitlines()
+            said = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:300]  # a query may hold a signature
             raise AmalgamError(
-                f"the object store does not do what is asked ({type(error).__name__}): {said[0][:300] if said else ''}",
+                f"the object store does not do what is asked ({type(error).__name__}): {said}",
                 where=f"{self.address}/{inside}",
                 fix="check the address, AWS_ENDPOINT_URL and the keys in the environment, then run it again",
             ) from error

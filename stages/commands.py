@@ -259,7 +259,7 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         raise DamagedError(
             f"{len(found['damaged'])} stored files are damaged, and were set aside",
             path=found["damaged"][0]["path"],
-            where=str(run.store.root / "quarantine"),
+            where=run.store.where(run.store.root / "quarantine"),
             fix="`amalgam run` makes them again, and nothing else",
         )
 

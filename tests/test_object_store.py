@@ -225,6 +225,21 @@ def test_an_address_that_is_none_or_holds_keys_is_refused(address: str) -> None:
         opened(address)
 
 
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ExperimentError, match=r"needs obstore\nwhere: gs://bucket/x\nfix: pip install 'amalgam\[gs\]'"):
+        opened("gs://bucket/x")
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/prefix", "az://container/prefix"])
+def test_other_stores_are_understood_by_their_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    place = Bucket(address)
+    assert type(place._client).__name__ == {"g": "GCSStore", "a": "AzureStore"}[address[0]]  # noqa: SLF001
+
+
 # ---- what is asked of many at once
 
 

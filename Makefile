@@ -28,7 +28,7 @@ test-ray: $(INSTALLED)
 test-s3: $(INSTALLED)
 	test -d .venv-moto || $(PYTHON) -m venv .venv-moto
 	.venv-moto/bin/python -m pip install --quiet 'moto[s3]>=5.2' 'flask>=3' 'flask-cors>=6'
-	$(BIN)/python tests/on_moto.py .venv-moto/bin/python tests/test_object_store.py tests/pipeline/test_packs.py
+	$(BIN)/python tests/on_moto.py .venv-moto/bin/python tests/test_object_store.py tests/pipeline/test_bucket.py tests/pipeline/test_packs.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from amalgam.pipeline import compaction
 from amalgam.pipeline.compaction import compact, loose_units
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.store import Record, Store, open_store
-from amalgam.tests.pipeline.crashing import killed_at
+from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
 from amalgam.tests.workshop import flip
 
@@ -224,8 +224,6 @@ def _records(root: Path) -> dict[Path, Record]:
 def test_killed_before_every_change_to_an_object_store_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amalgam.tests.test_object_store import changing
-
     with serving() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")

@@ -101,8 +101,8 @@ def undone(run: Run, units: Sequence[Unit]) -> list[Unit]:
     found = []
     for folder, mine in groupby(units, key=lambda unit: unit.folder):
         alike = list(mine)
-        there = run.store.records([folder / f"{unit.name}.json" for unit in alike])
-        found += [unit for unit in alike if unit.record_path not in there]
+        there = run.store.units(folder, [unit.name for unit in alike])
+        found += [unit for unit in alike if unit.name not in there]
     return found
 
 

@@ -131,12 +131,11 @@ def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record
     """The units' records; one that is gone again must not be left out of the manifest in silence."""
     for folder, mine in groupby(units, key=lambda unit: unit.folder):
         names = [unit.name for unit in mine]
-        there = run.store.records([folder / f"{name}.json" for name in names])
+        there = run.store.units(folder, names)
         for name in names:
-            path = folder / f"{name}.json"
-            if path not in there:
-                raise DamagedError(f"{stage.name} {name} is gone", path=str(path))
-            yield there[path]
+            if name not in there:
+                raise DamagedError(f"{stage.name} {name} is gone", path=str(folder / f"{name}.json"))
+            yield there[name]
 
 
 def _complete(run: Run, stage: Stage, name: str) -> bool:

@@ -112,12 +112,23 @@ class Store:
     def records(self, paths: Sequence[Path], *, whole: bool = True) -> dict[Path, Record]:
         """Of many units at once, those that are committed and, unless said otherwise, whole."""
         insides = {self.inside(path): path for path in paths}
-        found = {inside: _record(text) for inside, text in self.place.texts(list(insides)).items()}
+        return {insides[inside]: record for inside, record in self._records(list(insides), whole=whole).items()}
+
+    def units(self, folder: Path, names: Iterable[str] | None = None) -> dict[str, Record]:
+        """By name, those of a folder that are committed and whole; without names all that are there."""
+        inside = self.inside(folder)
+        if names is None:
+            names = [name.removesuffix(".json") for name in self.place.names(inside) if name.endswith(".json")]
+        known = {f"{inside}/{name}.json": name for name in names}
+        return {known[one]: record for one, record in self._records(list(known)).items()}
+
+    def _records(self, insides: Sequence[str], *, whole: bool = True) -> dict[str, Record]:
+        found = {inside: _record(text) for inside, text in self.place.texts(insides).items()}
         there = {inside: record for inside, record in found.items() if record is not None}
         if whole:
             sizes = self.place.sizes([file.path for record in there.values() for file in record.files])
             there = {inside: record for inside, record in there.items() if _is_whole(record, sizes)}
-        return {insides[inside]: record for inside, record in there.items()}
+        return there
 
     def units_in(self, folder: Path) -> list[Path]:
         """Where records of units stand in a folder, whole or not."""

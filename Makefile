@@ -2,6 +2,7 @@
 # make test    the test-suite, by two workers; WORKERS=8 where there are more cores
 # make check   ruff, mypy, the documentation, the wheel built, listed and installed
 # make test-ray   the same on a Ray cluster of this machine's own: installs the extra `ray`
+# make test-s3    object stores again, on moto's S3 server, which has a .venv of its own
 # make docs    the documentation as a site, in site/
 # make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
 # Each sets itself up: a .venv in this folder with the versions of constraints.txt.
@@ -11,7 +12,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-ray check docs check-gpu clean
+.PHONY: demo test test-ray test-s3 check docs check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -22,6 +23,12 @@ test: $(INSTALLED)
 test-ray: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest tests/test_ray.py
+
+# moto wants other versions of what we are tested with.
+test-s3: $(INSTALLED)
+	test -d .venv-moto || $(PYTHON) -m venv .venv-moto
+	.venv-moto/bin/python -m pip install --quiet 'moto[s3]>=5.2' 'flask>=3' 'flask-cors>=6'
+	$(BIN)/python tests/on_moto.py .venv-moto/bin/python tests/test_object_store.py tests/pipeline/test_bucket.py tests/pipeline/test_packs.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

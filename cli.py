@@ -228,17 +228,21 @@ def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 
 
 @app.command()
-def gc(
+def gc(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
     unused: Annotated[bool, typer.Option("--unused", help="Also results that the last builds do not use.")] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Instead, pack many small units into few files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
-    from amalgam.stages.commands import collect_garbage
+    from amalgam.stages.commands import collect_garbage, compact_workspace
 
-    collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
+    if compact:
+        compact_workspace(config, overrides or [], yes=yes, as_json=as_json)
+    else:
+        collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
 
 
 @app.command()

@@ -14,7 +14,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ class Console:
     def reused(self, state: StageState) -> None:
         self._line(f"{state.stage}: reused")
 
-    def finished(self, state: StageState, seconds: float, folder: Path) -> None:
-        self._line(f"{state.stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(folder)}")
+    def finished(self, state: StageState, seconds: float, where: str) -> None:
+        self._line(f"{state.stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(where)}")
 
     def result(self, text: str) -> None:
         """To stdout, whatever --quiet says: this is what was asked for."""
@@ -242,8 +241,8 @@ def _encodable(text: str, stream: TextIO) -> str:
     return safe.replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _relative(path: Path) -> str:
+def _relative(where: str) -> str:
     try:
-        return os.path.relpath(path)
+        return where if "://" in where else os.path.relpath(where)
     except ValueError:
-        return str(path)
+        return where

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
-from amalgam.pipeline.plan import is_done
+from amalgam.pipeline.plan import undone
 from amalgam.pipeline.stage import Run, Stage, Unit
 
 POLL_SECONDS = 0.1
@@ -94,7 +94,7 @@ def _scheduled(said: Mapping[str, str]) -> Share:
 
 def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
     """Do our share of the units; True when all are done, by whomever."""
-    todo = [unit for unit in _ours(stage, run.share, units) if not is_done(run, unit)]
+    todo = undone(run, _ours(stage, run.share, units))
     done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.measure, sum(unit.size for unit in todo), done_before):
         if run.experiment.execution.engine == "ray" and stage.spread != "alone":
@@ -104,9 +104,21 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
         else:
             stage.run_units(run, todo)
     if run.share.kind == "part":
-        return all(is_done(run, unit) for unit in units)
-    wait_until(lambda: all(is_done(run, unit) for unit in units), stage, run, units)
+        return not undone(run, units)
+    _wait_for_all(stage, run, units)
     return True
+
+
+def _wait_for_all(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
+    """What was seen to be done is not asked for again."""
+    left = list(units)
+
+    def ready() -> bool:
+        if not undone(run, left[:1]):
+            left[:] = undone(run, left)
+        return not left
+
+    wait_until(ready, stage, run, units)
 
 
 def _ours(stage: Stage, share: Share, units: Sequence[Unit]) -> list[Unit]:
@@ -135,6 +147,5 @@ def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
         for file, kind in run.store.absent(record):
             raise DamagedError(f"{file.path} is {kind}", path=file.path)
     commits = stage.spread == "units" or run.share.leads  # work done together is committed by the lead
-    for unit in _ours(stage, run.share, units) if commits else []:
-        if not is_done(run, unit):
-            raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
+    for unit in undone(run, _ours(stage, run.share, units)) if commits else []:
+        raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))

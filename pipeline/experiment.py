@@ -297,11 +297,11 @@ class Execution(Section):
     """How, never what: nothing here changes a result, and nothing here reruns a stage."""
 
     workspace: Text = "artifacts"
-    """The folder of all results, beside the experiment file."""
+    """The folder of all results, beside the experiment file; or in an object store: s3://BUCKET/PREFIX, gs:// or az://."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: the GPU where there is one."""
     engine: Literal["local", "ray"] = "local"
-    """ray: units are tasks of a Ray cluster that is there already; the workspace is on a disk that its nodes share."""
+    """ray: units are tasks of a Ray cluster that is there already; the workspace is one that all nodes reach."""
     address: Text | None = None
     """Of the Ray cluster, HOST:PORT; null: the one of this machine, or as RAY_ADDRESS says."""
     cpus: Positive = 1

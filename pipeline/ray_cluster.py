@@ -19,9 +19,10 @@ from ray.exceptions import LocalRayletDiedError, NodeDiedError, TaskUnschedulabl
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.place import TEMPORARY
 from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import TEMPORARY
+from amalgam.pipeline.store import open_store
 
 LOOK_SECONDS = 5.0
 """Between two looks at the nodes."""
@@ -34,7 +35,8 @@ _entering = threading.Lock()
 class Ground:
     """What a node must have in common with the driver: its storage, known by a mark, and its versions."""
 
-    mark: Path
+    workspace: str
+    mark: str
     nonce: str
     versions: Mapping[str, str]
 
@@ -43,25 +45,22 @@ class Ground:
 def common_ground(run: Run) -> Iterator[Ground]:
     """The mark stands while units are out: nodes that join later look for it too."""
     nonce = uuid.uuid4().hex
-    ground = Ground(run.store.root / f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
-    ground.mark.write_text(nonce)
+    place = run.store.place
+    ground = Ground(place.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
+    place.replace(ground.mark, nonce)
     try:
         yield ground
     finally:
-        ground.mark.unlink(missing_ok=True)
+        place.remove([ground.mark])
 
 
 def look_around(ground: Ground) -> ExperimentError | None:
     """On a node: why it cannot work with us."""
     name, here = socket.gethostname(), library_versions()
-    try:
-        seen = ground.mark.read_text()
-    except OSError:
-        seen = ""
-    if seen != ground.nonce:
+    if open_store(ground.workspace, Path("/")).place.read(ground.mark) != ground.nonce.encode():
         return ExperimentError(
             f"node {name} does not see this workspace",
-            where=str(ground.mark.parent),
+            where=ground.workspace,
             fix="put it on a disk that all nodes share: execution.workspace=DIR",
         )
     if here != ground.versions:

@@ -21,10 +21,10 @@ from amalgam.pipeline.digests import FileDigests
 from amalgam.pipeline.engines import Share
 from amalgam.pipeline.errors import AmalgamError, WorkError
 from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.plan import is_done
+from amalgam.pipeline.plan import undone
 from amalgam.pipeline.ray_cluster import GONE, Cluster, Ground, attached, common_ground, look_around
 from amalgam.pipeline.stage import Run, Stage, Unit
-from amalgam.pipeline.store import Store
+from amalgam.pipeline.store import open_store
 
 KILLS = 3
 """Workers that one unit alone may kill before it is left out."""
@@ -43,7 +43,6 @@ class Job:
     stage: Stage
     experiment: ExperimentFile
     base: Path
-    workspace: Path
     overrides: Mapping[str, Any]
     fingerprints: dict[str, str]
     name: str
@@ -90,7 +89,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
     try:
         refusal: AmalgamError | None = ray.get(done)
     except LOST as lost:
-        again = [unit for unit in batch if not is_done(run, unit)]
+        again = undone(run, batch)
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
         said = f"{type(lost).__name__}{cluster.node_of(lost)}"
@@ -105,14 +104,13 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
 
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     folder = run.store.root / "left-out"
-    folder.mkdir(parents=True, exist_ok=True)
     for unit in units:
         said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.texts(run, unit)}
         run.store.replace(folder / f"{stage.name}-{unit.name}.json", said)
     return WorkError(
         f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "
         + ", ".join(unit.name for unit in units[:10]),
-        where=str(folder),
+        where=run.store.where(folder),
         fix="the keys of their texts are there: look at those, then run the same command again",
     )
 
@@ -125,7 +123,7 @@ def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
 
 def _job_of(stage: Stage, run: Run, ground: Ground) -> Job:
     known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    return Job(stage, run.experiment, run.base, run.store.root, dict(run.overrides), known, uuid.uuid4().hex, ground)
+    return Job(stage, run.experiment, run.base, dict(run.overrides), known, uuid.uuid4().hex, ground)
 
 
 # ---- on a worker
@@ -138,7 +136,7 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
     """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
     try:
         run = _run_for(job)
-        job.stage.run_units(run, [unit for unit in units if not is_done(run, unit)])
+        job.stage.run_units(run, undone(run, units))
     except AmalgamError as error:
         return error
     return None
@@ -150,13 +148,13 @@ def _run_for(job: Job) -> Run:
         refusal = look_around(job.ground)  # a node that joined later was not asked yet
         if refusal is not None:
             raise refusal
-        store = Store(job.workspace)
-        digests = FileDigests(job.workspace / "digests.json")
+        store = open_store(job.ground.workspace, job.base)
+        digests = FileDigests(store.root / "digests.json")
         run = Run(job.experiment, job.base, store, Console(quiet=True), Share(), digests, job.overrides)
         for stage, name in job.fingerprints.items():
             manifest = store.manifest(stage, name)
             if manifest is None:
-                raise WorkError(f"{stage}/{name} cannot be read on this node", where=str(job.workspace))
+                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.ground.workspace)
             run.results[stage] = (name, manifest)
         job.stage.prepare(run)
         _opened[job.name] = run

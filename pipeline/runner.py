@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from amalgam.pipeline.engines import run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.patience import FULL, disk_full
-from amalgam.pipeline.plan import StageState, examine, identity_of, is_done, library_versions
+from amalgam.pipeline.plan import StageState, examine, identity_of, library_versions, undone
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
 
@@ -32,7 +31,7 @@ def bring_up_to_date(
     stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
 ) -> list[StageState]:
     """Run what is not current, up to `target` (or everything). The states returned are those found on arrival."""
-    _check_workspace(run)
+    run.store.place.check()  # before any model loads
     for mending in range(MENDINGS + 1):
         try:
             return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not mending)
@@ -104,15 +103,15 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     try:
         while True:
             if not run_units(stage, run, units):
-                done = sum(is_done(run, unit) for unit in units)
+                done = len(units) - len(undone(run, units))
                 raise PartDoneError(replace(state, done=done, total=len(units)))
             further = list(stage.further(run, folder))
             units = further or units
-            if not further or all(is_done(run, unit) for unit in further):
+            if not further or not undone(run, further):
                 break
         if run.share.leads or run.share.kind == "part":
             _remember_work(run, folder, time.monotonic() - began, found=state.done or 0, total=len(units))
-            _finish(stage, run, name, [_committed(stage, run, unit) for unit in units])
+            _finish(stage, run, name, list(_committed(stage, run, units)))
         else:
             wait_until(lambda: _complete(run, stage, name), stage, run, units)
     except OSError as error:
@@ -121,7 +120,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
-    run.console.finished(state, time.monotonic() - began, folder)
+    run.console.finished(state, time.monotonic() - began, run.store.where(folder))
 
 
 def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:
@@ -141,12 +140,15 @@ def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
             run.console.note(f"{file.path} is {fault}; quarantined")
 
 
-def _committed(stage: Stage, run: Run, unit: Unit) -> Record:
-    """A unit's record; one that is gone again must not be left out of the manifest in silence."""
-    record = run.store.record(unit.record_path)
-    if record is None:
-        raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
-    return record
+def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record]:
+    """The units' records; one that is gone again must not be left out of the manifest in silence."""
+    for folder, mine in groupby(units, key=lambda unit: unit.folder):
+        names = [unit.name for unit in mine]
+        there = run.store.units(folder, names)
+        for name in names:
+            if name not in there:
+                raise DamagedError(f"{stage.name} {name} is gone", path=str(folder / f"{name}.json"))
+            yield there[name]
 
 
 def _complete(run: Run, stage: Stage, name: str) -> bool:
@@ -167,9 +169,7 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
     if state.fingerprint is None:
         return state
     folder = run.store.folder(stage.name, state.fingerprint)
-    for unit in stage.units(run, folder):
-        run.store.quarantine(unit.record_path)
-    run.store.quarantine(folder / MANIFEST)
+    run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
     run.results.pop(stage.name, None)
     fresh = examine(stage, run)
     return replace(fresh, reason="forced", detail="--force")
@@ -178,21 +178,6 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
 def _say_warnings(run: Run, state: StageState) -> None:
     for warning in state.warnings:
         run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
-
-
-def _check_workspace(run: Run) -> None:
-    """Before any model loads: the workspace can be written to."""
-    probe = run.store.root / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-    try:
-        run.store.root.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ExperimentError(
-            f"the workspace cannot be written to: {error.strerror}",
-            where=str(run.store.root),
-            fix="change its permissions, or give another: execution.workspace=DIR",
-        ) from error
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:

@@ -12,17 +12,18 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amalgam.pipeline.disk import Disk, aside
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.fingerprint import canonical, file_digest, fingerprint
+from amalgam.pipeline.packs import Packs
+from amalgam.pipeline.place import Place
 
 MANIFEST = "MANIFEST.json"
-TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,14 @@ class Draft:
 
 
 class Store:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    """Records, and the files that they name, in a place of any kind.
+
+    A file's address is its path under `root`, also where the files themselves lie elsewhere.
+    """
+
+    def __init__(self, root: Path, place: Place | None = None) -> None:
+        self.place = Packs(place or Disk(root))
+        self.root = self.place.root
         self._verified: set[str] = set()
 
     # ---- where things are
@@ -76,51 +83,105 @@ class Store:
     def folder(self, stage: str, name: str) -> Path:
         return self.root / stage / name
 
+    def folders(self, stage: str) -> list[Path]:
+        """Of every result of a stage that was ever begun."""
+        return [self.folder(stage, name) for name in self.place.names(stage)]
+
+    def where(self, path: Path) -> str:
+        """As a person finds it."""
+        return f"{self.place.address}/{self.inside(path)}" if self.place.far else str(path)
+
+    def inside(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def path(self, file: StoredFile) -> Path:
+        return self.root / file.path
+
+    def has(self, path: Path) -> bool:
+        return bool(self.place.sizes([self.inside(path)]))
+
+    # ---- reading
+
     def manifest(self, stage: str, name: str) -> Record | None:
         return self.record(self.folder(stage, name) / MANIFEST)
 
     def record(self, path: Path) -> Record | None:
         """The record at `path`; None when absent or unreadable, which both mean: not committed."""
-        try:
-            return Record.from_json(path.read_text("utf-8"))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
+        return _record(self.place.read(self.inside(path)))
 
-    def path(self, file: StoredFile) -> Path:
-        return self.root / file.path
+    def records(self, paths: Sequence[Path], *, whole: bool = True) -> dict[Path, Record]:
+        """Of many units at once, those that are committed and, unless said otherwise, whole."""
+        insides = {self.inside(path): path for path in paths}
+        return {insides[inside]: record for inside, record in self._records(list(insides), whole=whole).items()}
 
-    # ---- reading
+    def units(self, folder: Path, names: Iterable[str] | None = None) -> dict[str, Record]:
+        """By name, those of a folder that are committed and whole; without names all that are there."""
+        inside = self.inside(folder)
+        if names is None:
+            names = [name.removesuffix(".json") for name in self.place.names(inside) if name.endswith(".json")]
+        known = {f"{inside}/{name}.json": name for name in names}
+        return {known[one]: record for one, record in self._records(list(known)).items()}
+
+    def _records(self, insides: Sequence[str], *, whole: bool = True) -> dict[str, Record]:
+        found = {inside: _record(text) for inside, text in self.place.texts(insides).items()}
+        there = {inside: record for inside, record in found.items() if record is not None}
+        if whole:
+            sizes = self.place.sizes([file.path for record in there.values() for file in record.files])
+            there = {inside: record for inside, record in there.items() if _is_whole(record, sizes)}
+        return there
+
+    def units_in(self, folder: Path) -> list[Path]:
+        """Where records of units stand in a folder, whole or not."""
+        return [folder / name for name in self.place.names(self.inside(folder)) if name.endswith(".json")]
 
     def absent(self, record: Record) -> list[tuple[StoredFile, str]]:
         """The record's files that are not there ("missing") or have another size ("damaged ..."). Cheap: no digests."""
+        sizes = self.place.sizes([file.path for file in record.files])
         found = []
         for file in record.files:
-            try:
-                size = self.path(file).stat().st_size
-            except OSError:
+            size = sizes.get(file.path)
+            if size is None:
                 found.append((file, "missing"))
-                continue
-            if size != file.bytes:
+            elif size != file.bytes:
                 found.append((file, f"damaged (size {size}, expected {file.bytes})"))
         return found
 
     def checked(self, file: StoredFile) -> Path:
-        """The file's path, its digest verified before its first use by this process."""
-        path = self.path(file)
+        """Where the file can be read, its digest verified before its first use by this process."""
         if file.path not in self._verified:
             wrong = self.fault(file)
             if wrong:
-                self.quarantine(path)
-                raise DamagedError(f"{file.path} is damaged ({wrong})", path=file.path, where=str(path))
+                self.place.set_aside([file.path])
+                where = self.where(self.path(file))
+                raise DamagedError(f"{file.path} is damaged ({wrong})", path=file.path, where=where)
             self._verified.add(file.path)
-        return path
+        return self.place.near(file.path) or self.path(file)
+
+    def checked_all(self, files: Iterable[StoredFile]) -> list[Path]:
+        """As `checked`, fetched together."""
+        named = list(files)
+        self.place.fetch([file.path for file in named if file.path not in self._verified])
+        return [self.checked(file) for file in named]
 
     def checked_folder(self, files: Iterable[StoredFile]) -> Path:
         """The folder that the files share, every one of them checked."""
-        return [self.checked(file) for file in files][0].parent  # noqa: RUF015 - all are checked, not only the first
+        return self.checked_all(files)[0].parent
 
-    def fault(self, file: StoredFile) -> str | None:
-        path = self.path(file)
+    def at_hand(self, files: Iterable[StoredFile]) -> Path:
+        """The folder that files share which this process has just written: no digest is verified."""
+        return [self.place.near(file.path) or self.path(file) for file in files][0].parent  # noqa: RUF015 - all of them
+
+    def fault(self, file: StoredFile, *, renewed: bool = False) -> str | None:
+        """What is wrong with a file. Of a copy that is damaged another is fetched; `renewed`: in any case."""
+        if renewed:
+            self.place.renew(file.path)
+        wrong = self._fault(file)
+        return self._fault(file) if wrong and not renewed and self.place.renew(file.path) else wrong
+
+    def _fault(self, file: StoredFile) -> str | None:
+        path = self.place.near(file.path)
+        if path is None:
+            return "missing"
         try:
             size = path.stat().st_size
             if size != file.bytes:
@@ -129,20 +190,16 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):  # another error is the mount's: a whole file is not set aside
             return "missing"
 
-    def quarantine(self, path: Path) -> None:
+    def quarantine(self, *paths: Path) -> None:
         """Moved, never deleted: a person may want to see what happened."""
-        if path.exists():
-            target = self.root / "quarantine"
-            target.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                path.rename(target / f"{uuid.uuid4().hex[:8]}-{path.name}")
+        self.place.set_aside([self.inside(path) for path in paths])
 
     # ---- writing
 
     @contextlib.contextmanager
     def draft(self, folder: Path, name: str, suffix: str = "") -> Iterator[Draft]:
         """Write a unit's files into the draft's folder; leaving the block without an exception publishes them."""
-        temporary = folder / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        temporary = aside(folder)
         temporary.mkdir(parents=True)
         try:
             draft = Draft(temporary)
@@ -159,47 +216,38 @@ class Store:
         digests = {path: _synced_digest(path) for path in paths}
         mark = fingerprint([[str(p.relative_to(temporary)), d] for p, d in digests.items()])[:8]
         single = len(paths) == 1 and bool(suffix)
-        target = folder / (f"{name}-{mark}{suffix}" if single else f"{name}-{mark}")
-        places = {p: target if single else target / p.relative_to(temporary) for p in paths}
-        inside = target.relative_to(self.root)
-        files = tuple(
-            StoredFile(str(inside if single else inside / p.relative_to(temporary)), p.stat().st_size, digests[p])
-            for p in paths
-        )
-        for path, place in places.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)  # the name holds the digest: whatever stood there has, or should have had, these bytes
-        for parent in sorted({place.parent for place in places.values()} | {folder}):
-            _sync_folder(parent)
+        target = self.inside(folder / (f"{name}-{mark}{suffix}" if single else f"{name}-{mark}"))
+        places = {p: target if single else f"{target}/{p.relative_to(temporary).as_posix()}" for p in paths}
+        files = tuple(StoredFile(places[p], p.stat().st_size, digests[p]) for p in paths)
+        self.place.publish(places, self.inside(folder))
         return files
 
     def commit(self, path: Path, record: Record) -> Record:
         """Publish a record if none is there; the first complete one wins and is returned."""
-        if path.exists():  # looked at first: a record that appears from here on is another writer's, and wins below
-            standing = self.record(path)
-            if standing is not None and not self.absent(standing):
-                return standing
-            self.quarantine(path)  # garbage, or its files are gone: it no longer says the truth
-        return record if _publish(path, canonical_record(record)) else (self.record(path) or record)
+        inside, text = self.inside(path), canonical_record(record)
+        if self.place.create(inside, text):
+            return record
+        standing = self.record(path)
+        if standing is not None and not self.absent(standing):
+            return standing
+        self.quarantine(path)  # garbage, or its files are gone: it no longer says the truth
+        return record if self.place.create(inside, text) else (self.record(path) or record)
 
     def replace(self, path: Path, value: Mapping[str, Any]) -> None:
         """The few files that change: HEAD.json."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}")
+        self.place.replace(self.inside(path), json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, path: Path) -> Any:
+        """What `replace` wrote; None where it cannot be read."""
         try:
-            _write_synced(temporary, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+            return json.loads(self.place.read(self.inside(path)) or b"null")
+        except (ValueError, RecursionError):
+            return None
 
     # ---- what the workspace remembers
 
     def head(self) -> dict[str, dict[str, Any]]:
-        try:
-            raw = json.loads((self.root / "HEAD.json").read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
+        raw = self.read_json(self.root / "HEAD.json")
         return {stage: entry for stage, entry in raw.items() if _is_entry(entry)} if isinstance(raw, dict) else {}
 
     def move_head(self, stage: str, name: str, overrides: Mapping[str, Any]) -> None:
@@ -222,6 +270,27 @@ class Store:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
 
 
+def _is_whole(record: Record, sizes: Mapping[str, int]) -> bool:
+    return all(sizes.get(file.path) == file.bytes for file in record.files)
+
+
+def _record(text: bytes | None) -> Record | None:
+    try:
+        return None if text is None else Record.from_json(text.decode("utf-8"))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def open_store(workspace: str, base: Path) -> Store:
+    """As the experiment file names it: a folder beside it, or an object store."""
+    from amalgam.pipeline.bucket import Bucket, is_bucket
+
+    if is_bucket(workspace):
+        place = Bucket(workspace)
+        return Store(place.root, place)
+    return Store((base / workspace).absolute())
+
+
 def _is_entry(entry: Any) -> bool:
     """Whether an entry of HEAD says what it must: a hand or a disk may have changed it."""
     return (
@@ -241,40 +310,7 @@ def _digest_of(raw: Any) -> str:
     return hashlib.sha256(canonical(raw).encode()).hexdigest()
 
 
-def _publish(path: Path, text: str) -> bool:
-    """True if `path` now holds `text`; False if another writer was first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}")
-    try:
-        _write_synced(temporary, text)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links: rename is atomic too, only the last writer wins
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-    return True
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _synced_digest(path: Path) -> str:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return file_digest(path)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

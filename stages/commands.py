@@ -154,7 +154,7 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         raise DamagedError(
             f"{len(found['damaged'])} stored files are damaged, and were set aside",
             path=found["damaged"][0]["path"],
-            where=str(experiment.workspace / "quarantine"),
+            where=experiment.quarantine,
             fix="`amalgam run` makes them again, and nothing else",
         )
 
@@ -169,6 +169,19 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     for row in found:
         console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
     console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+
+
+def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.compact(write=yes)
+    units, folders = found["units"], len(found["folders"])
+    if as_json:
+        console.json({"packed": yes, **found})
+    elif not yes:
+        console.result(f"{units:,} units in {folders} folders could be packed: amalgam gc --compact --yes")
+    else:
+        later = "; their loose files go with `amalgam gc --yes`, from a day on" if found["loose"] else ""
+        console.result(f"{units:,} units of {folders} folders are packed{later}")
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

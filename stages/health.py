@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError
@@ -16,7 +17,7 @@ def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     for library, found in library_versions().items():
         missing = found == "not installed"
         rows.append(_row(library, found, f"pip install {library}" if missing else ""))
-    return [*rows, _device(), *_experiment(config, overrides), _disk()]
+    return [*rows, _device(), *_experiment(config, overrides), *_workspace(config, overrides), _disk()]
 
 
 def _device() -> dict[str, str]:
@@ -79,6 +80,20 @@ def _models(run: Run) -> str:
         return "none needed"
     encoder_files(run, student, ENCODER)
     return f"{student.encoder} found"
+
+
+def _workspace(config: Path, overrides: list[str]) -> Iterator[dict[str, str]]:
+    """One in an object store: is it reached, and does it keep the first of two writers?"""
+    from amalgam.stages.library.session import open_run
+
+    try:
+        store = open_run(config, overrides)[1].store
+        if store.place.far:
+            store.place.check()
+            yield _row("workspace", f"{store.place.address}: reached, puts if absent")
+    except AmalgamError as error:
+        if config.exists() and error.where != str(config):
+            yield _row("workspace", error.what.splitlines()[0], error.fix or "")
 
 
 def _disk() -> dict[str, str]:

@@ -2,58 +2,72 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from amalgam.pipeline.compaction import Loose, compact, loose_units
+from amalgam.pipeline.packs import may_be_packed
+from amalgam.pipeline.place import QUARANTINE, TEMPORARY, Entry
 from amalgam.pipeline.runner import WORK
 from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record
+from amalgam.pipeline.store import MANIFEST, Record
 from amalgam.stages.models.files import newer_revision
 from amalgam.stages.order import STAGES
 
 OLD_SECONDS = 24 * 3600.0
-ROOMS = ("pins", "quarantine", "journals", "given")
+READ_AT_ONCE = 4096
+"""Records."""
+ROOMS = ("pins", QUARANTINE, "journals", "given")
 """Not of any stage: no record stands for what lies there."""
 
 
 def holdings(run: Run) -> dict[str, Any]:
     """Every finished result, what of it HEAD is, and the families of stage 1."""
     head = run.store.head()
-    artifacts = [
-        row for stage in STAGES for row in _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"))
-    ]
+    entries = list(run.store.place.walk())
+    sizes = {entry.inside: entry.bytes for entry in entries}
+    artifacts: list[dict[str, Any]] = []
+    for stage in STAGES:
+        mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
+        artifacts += _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
     return {
-        "workspace": str(run.store.root),
-        "bytes": sum(size for _, size in _files(run.store.root)),
+        "workspace": run.store.place.address,
+        "bytes": _bytes(entries),
         "head": head,
         "artifacts": artifacts,
         "notes": list(_newer_models(run)),
     }
 
 
-def _results(run: Run, stage: str, head: str | None) -> Iterator[dict[str, Any]]:
-    room = run.store.root / stage
-    for folder in sorted(room.iterdir()) if room.is_dir() else []:
-        manifest = run.store.manifest(stage, folder.name)
-        is_family = (folder / "key.json").exists()
-        if manifest is None and not is_family:
+def _results(
+    run: Run, stage: str, head: str | None, entries: Sequence[Entry], sizes: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    held: dict[str, list[Entry]] = {}
+    for entry in entries:
+        held.setdefault(entry.inside.split("/")[1], []).append(entry)
+    for name, mine in sorted(held.items()):
+        there = {entry.inside.split("/", 2)[-1] for entry in mine}
+        manifest = run.store.manifest(stage, name) if MANIFEST in there else None
+        if manifest is None and "key.json" not in there:
             continue
+        says = _family_line(run, stage, name, there) if manifest is None else _manifest_line(stage, manifest, sizes)
         yield {
             "stage": stage,
-            "name": folder.name,
-            "head": folder.name == head,
-            "bytes": sum(size for _, size in _files(folder)),
-            "says": _family_line(folder) if manifest is None else _manifest_line(run, stage, manifest),
+            "name": name,
+            "head": name == head,
+            "bytes": _bytes(mine),
+            "says": says,
         }
 
 
-def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
+def _bytes(entries: Iterable[Entry]) -> int:
+    return sum(entry.bytes for entry in entries if not entry.packed)
+
+
+def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> str:
     total = len(manifest.files)
-    whole = total - len(run.store.absent(manifest))
+    whole = sum(sizes.get(file.path) == file.bytes for file in manifest.files)
     shards = f"{whole}/{total} files" + ("" if whole == total else " (the next run makes the rest again)")
     facts, config = manifest.facts, manifest.identity.get("config", {})
     said = {
@@ -76,14 +90,11 @@ def _manifest_line(run: Run, stage: str, manifest: Record) -> str:
     return f"{said[stage]()}; {shards}"
 
 
-def _family_line(folder: Path) -> str:
-    import json
-
-    try:
-        key = json.loads((folder / "key.json").read_text("utf-8"))
-    except (OSError, ValueError):
+def _family_line(run: Run, stage: str, name: str, there: Collection[str]) -> str:
+    key = run.store.read_json(run.store.folder(stage, name) / "key.json")
+    if not isinstance(key, dict):
         return "family (key.json cannot be read)"
-    units = len(list((folder / "units").glob("*.json")))
+    units = sum(1 for file in there if file.startswith("units/") and file.endswith(".json"))
     return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
 
 
@@ -104,7 +115,7 @@ def verify(run: Run) -> dict[str, Any]:
                 continue
             seen.add(file.path)
             files, size = files + 1, size + file.bytes
-            fault = run.store.fault(file)
+            fault = run.store.fault(file, renewed=True)
             if fault:
                 damaged.append({"path": file.path, "fault": fault})
                 run.store.quarantine(run.store.path(file))
@@ -112,64 +123,75 @@ def verify(run: Run) -> dict[str, Any]:
 
 
 def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
-    root = run.store.root
-    found = [_item(root, path, size, why) for path, size, why in _leftovers(run)]
+    entries = list(run.store.place.walk())
+    records = list(_records(run, entries))
+    found = list(_leftovers(run, entries, records))
     if unused:
-        kept = _in_use(run)
+        kept, sizes = _in_use(run, records), {entry.inside: entry.bytes for entry in entries}
         found += [
-            _item(root, path, path.stat().st_size, "the last builds do not use it")
-            for record_path, record in _records(run)
-            for path in [record_path, *(run.store.path(file) for file in record.files)]
-            if str(path.relative_to(root)) not in kept and path.exists()
+            _item(inside, sizes[inside], "the last builds do not use it")
+            for record_inside, record in records
+            for inside in [record_inside, *(file.path for file in record.files)]
+            if inside not in kept and inside in sizes
         ]
     return list({row["path"]: row for row in found}.values())
 
 
 def remove(run: Run, found: list[dict[str, Any]]) -> None:
     """Records go before their files: what is left half-deleted reads as not committed."""
-    paths = [run.store.root / row["path"] for row in found]
-    for path in sorted(paths, key=lambda path: path.suffix != ".json"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    for folder, _, _ in os.walk(run.store.root, topdown=False):
-        if folder != str(run.store.root) and not any(Path(folder).iterdir()):
-            Path(folder).rmdir()
+    whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
+    run.store.place.remove(whole)
+    run.store.place.inner.remove(row["path"] for row in found if "loose" in row)
+    run.store.place.tidy()
 
 
-def _leftovers(run: Run) -> Iterator[tuple[Path, int, str]]:
-    """Temporary files of dead processes (a day old), quarantine, and data files that no record names."""
-    root = run.store.root
-    named = {file.path for _, record in _records(run) for file in record.files}
+def _leftovers(run: Run, entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) -> Iterator[dict[str, Any]]:
+    """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
+    packed = dict(_packed(run, entries))
+    named = {file.path for _, record in records for file in record.files} | set(packed.values())
+    changed = {entry.inside: entry.changed for entry in entries}
     now = time.time()
-    for path, size in _files(root):
-        inside = path.relative_to(root)
-        temporary = next((part for part in inside.parts if part.startswith(TEMPORARY)), None)
-        if temporary is not None:
-            if now - path.stat().st_mtime > OLD_SECONDS:
-                yield path, size, "temporary, over a day old"
-        elif inside.parts[0] == "quarantine":
-            yield path, size, "quarantined"
-        elif _is_data(inside) and str(inside) not in named and now - path.stat().st_mtime > OLD_SECONDS:
-            yield path, size, "no record names it, over a day old"
+    for entry in entries:
+        parts, old = entry.inside.split("/"), now - entry.changed > OLD_SECONDS
+        if any(part.startswith(TEMPORARY) for part in parts):
+            if old:
+                yield _item(entry.inside, entry.bytes, "temporary, over a day old")
+        elif parts[0] == QUARANTINE:
+            yield _item(entry.inside, entry.bytes, "quarantined")
+        elif entry.inside in packed and not entry.packed:
+            if now - changed.get(packed[entry.inside], now) > OLD_SECONDS:
+                yield _item(entry.inside, entry.bytes, "packed, over a day ago", loose=True)
+        elif _is_data(parts) and entry.inside not in named and old:
+            yield _item(entry.inside, entry.bytes, "no record names it, over a day old")
 
 
-def _is_data(inside: Path) -> bool:
-    parts = inside.parts
-    return len(parts) > 2 and parts[0] not in ROOMS and inside.suffix != ".json" and "checkpoint" not in parts
+def _packed(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """(path, pack) of every packed file."""
+    for folder in sorted({entry.inside.rpartition("/")[0] for entry in entries}):
+        if may_be_packed(folder):
+            yield from ((inside, piece.pack) for inside, piece in run.store.place.index(folder).pieces.items())
 
 
-def _records(run: Run) -> Iterator[tuple[Path, Record]]:
-    for path, _ in _files(run.store.root):
-        inside = path.relative_to(run.store.root)
-        if path.suffix == ".json" and len(inside.parts) > 1 and inside.parts[0] not in ROOMS:
-            record = run.store.record(path)
-            if record is not None:
-                yield path, record
+def _is_data(parts: Sequence[str]) -> bool:
+    said = parts[-1].endswith((".json", ".gz"))
+    return len(parts) > 2 and parts[0] not in ROOMS and not said and "checkpoint" not in parts
 
 
-def _in_use(run: Run) -> set[str]:
+def _records(run: Run, entries: Sequence[Entry] | None = None) -> Iterator[tuple[str, Record]]:
+    """A record is asked for once its turn comes; of many, many at once."""
+    listed = run.store.place.walk() if entries is None else entries
+    insides = [entry.inside for entry in listed if _may_be_record(entry.inside.split("/"))]
+    for start in range(0, len(insides), READ_AT_ONCE):
+        paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
+        for path, record in run.store.records(list(paths), whole=False).items():
+            yield paths[path], record
+
+
+def _may_be_record(parts: Sequence[str]) -> bool:
+    return parts[-1].endswith(".json") and len(parts) > 1 and parts[0] not in ROOMS
+
+
+def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     """What HEAD's manifests name, and the records that stand for it."""
     from amalgam.stages.token_store import ROOM, is_of
 
@@ -177,15 +199,14 @@ def _in_use(run: Run) -> set[str]:
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         if manifest is not None:
-            folder = run.store.folder(stage, entry["fingerprint"]).relative_to(run.store.root)
-            kept |= {str(folder / MANIFEST), str(folder / WORK)}
+            kept |= {f"{stage}/{entry['fingerprint']}/{name}" for name in (MANIFEST, WORK)}
             kept |= {file.path for file in manifest.files}
     texts = _texts_in_use(run)
-    for path, record in _records(run):
-        if path.relative_to(run.store.root).parts[0] == ROOM and is_of(record, texts):
+    for inside, record in records:
+        if inside.startswith(f"{ROOM}/") and is_of(record, texts):
             kept |= {file.path for file in record.files}
         if any(file.path in kept for file in record.files):
-            kept.add(str(path.relative_to(run.store.root)))
+            kept.add(inside)
     return kept
 
 
@@ -196,15 +217,15 @@ def _texts_in_use(run: Run) -> set[str]:
     return {file.sha256 for file in manifest.files} if manifest else set()
 
 
-def _files(root: Path) -> Iterator[tuple[Path, int]]:
-    for folder, _, names in sorted(os.walk(root)):
-        for name in sorted(names):
-            path = Path(folder) / name
-            try:
-                yield path, path.stat().st_size
-            except OSError:
-                continue
+def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str, Any]:
+    """`loose`: what is packed of it stays."""
+    return {"path": inside, "bytes": size, "why": why} | ({"loose": True} if loose else {})
 
 
-def _item(root: Path, path: Path, size: int, why: str) -> dict[str, Any]:
-    return {"path": str(path.relative_to(root)), "bytes": size, "why": why}
+def packable(run: Run) -> list[Loose]:
+    return list(loose_units(run.store, run.store.place.walk()))
+
+
+def pack(run: Run, found: Sequence[Loose]) -> int:
+    """How many units were packed."""
+    return sum(compact(run.store, loose) for loose in found)

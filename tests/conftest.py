@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
 
 # Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
@@ -49,3 +51,22 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 def fresh(built: Shop, tmp_path: Path) -> Shop:
     """The same experiment, nothing run."""
     return built.without_artifacts(tmp_path / "shop")
+
+
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "canary-4711", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    """Ours, which can be told to fail."""
+    with serving() as s3:
+        for name, value in {**S3_KEYS, "AWS_ENDPOINT_URL": s3.url, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
+            monkeypatch.setenv(name, value)
+        yield s3
+
+
+@pytest.fixture
+def address(server: S3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a workspace on our server; on the one that AMALGAM_TEST_S3 names, in the bucket `bucket`, where it is set."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
+    return f"s3://bucket/tests/{time.time_ns()}"

@@ -41,7 +41,6 @@ ONLY_PARSED = {
     "torchrun": "several processes; tests/test_processes.py runs them",
     "ACCELERATE_USE_CPU=1 torchrun": "several processes; tests/test_processes.py runs them",
     "sbatch": "needs a cluster; its script is written, its parts are run on the same page",
-    "aws s3": "needs a bucket",
     "docker": "builds an image; tests/test_recipes.py reads its recipe",
     "kubectl": "needs a cluster; tests/test_recipes.py reads what it is given",
 }

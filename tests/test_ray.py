@@ -260,7 +260,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
 ) -> None:
     run = new_run(tmp_path, **cluster.said)
 
-    monkeypatch.setattr(Path, "write_text", lambda _, text: len(text))  # what is written here arrives nowhere
+    monkeypatch.setattr("amalgam.pipeline.disk.Disk.replace", lambda *_: None)  # what is written here arrives nowhere
     with pytest.raises(ExperimentError, match=r"node \S+ does not see this workspace"):
         run_units(Errands(), run, errands(run, "one"))
 

@@ -73,7 +73,7 @@ def _check_cached(run: Run, states: list[StageState]) -> None:
     if state.state != "current":
         raise ExperimentError(
             f"the teachers' answers are not in the cache ({state.reason}{': ' + state.detail if state.detail else ''})",
-            where=str(run.store.root / "cache-teachers"),
+            where=run.store.where(run.store.root / "cache-teachers"),
             fix="run `amalgam cache-teachers`, then audit again",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ class Rates:
         self._run = run
         self._measure = measure
         self._path = run.store.root / FILE
-        self._known = _read(self._path)
+        self._known = _whole(run.store.read_json(self._path))
         self._machine = _machine(run)
 
     def of(self, kind: str, about: Any, measure: Callable[[], Figures]) -> Figures:
@@ -43,11 +42,7 @@ class Rates:
         return {name: float(value) for name, value in self._known[key]["figures"].items()}
 
 
-def _read(path: Any) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
+def _whole(raw: Any) -> dict[str, Any]:
     whole = isinstance(raw, dict) and all(isinstance(entry, dict) and _are_figures(entry) for entry in raw.values())
     return raw if whole else {}
 

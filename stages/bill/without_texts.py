@@ -43,8 +43,8 @@ def generating(job: Job) -> Cost:
     """As long as the texts took that are there; before any is, what a trial says, teacher by teacher."""
     from amalgam.stages.generate.families import block_units
 
-    records = [job.run.store.record(unit.record_path) for unit in block_units(job.run)]
-    done = [record for record in records if record]
+    paths = [unit.record_path for unit in block_units(job.run)]
+    done = list(job.run.store.records(paths, whole=False).values())
     if not done:
         return _first_texts(job)
     texts = sum(int(record.facts["rows"]) for record in done)

@@ -58,7 +58,7 @@ def read_answers(run: Run, family: str, prefixes: Sequence[str], keys: pl.Series
     """In the order of pass ranges; a text stands once in each."""
     ranges = run.result("cache-teachers").facts["ranges"]  # a unit's own record may be lost
     files = shelves_of(run)[family].about(prefixes) if family in shelves_of(run) else []
-    tables = [read_table(run.store.checked(file), COLUMNS) for file in files]
+    tables = [read_table(path, COLUMNS) for path in run.store.checked_all(files)]
     alike: dict[tuple[Any, ...], list[pa.Table]] = {}
     for file, table in zip(files, tables, strict=True):
         first, last = ranges[file.path]

@@ -86,7 +86,7 @@ def _takes(run: Run, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.D
         return [(full, None)]
     wanted = {said[prefix] for prefix in prefixes}
     files = [file for file in run.result("cache-teachers").files if file.path in wanted]
-    takes = pl.concat([pl.read_parquet(run.store.checked(file)) for file in files])
+    takes = pl.concat([pl.read_parquet(path) for path in run.store.checked_all(files)])
     takes = takes.with_columns(pl.col("passes").clip(upper_bound=full))
     return [(int(take), rows.select("key")) for (take,), rows in takes.group_by("passes", maintain_order=True)]
 

@@ -92,7 +92,7 @@ class CacheFeatures(UnitByUnit):
 def _describe(run: Run, kept: Kept) -> None:
     """key.json: what the family is, for a person who finds the folder."""
     path = run.store.folder("cache-teachers", kept.family) / "key.json"
-    if not path.exists():
+    if not run.store.has(path):
         who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.who}"
         run.store.replace(path, {"teacher": who, **kept.key})
 

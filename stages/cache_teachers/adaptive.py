@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.plan import is_done
+from amalgam.pipeline.plan import undone
 from amalgam.pipeline.stage import Run, Unit
 from amalgam.stages.cache_teachers.family import cached_units, unit_keys
 from amalgam.stages.read_corpus.parts import Bucket
@@ -59,10 +59,10 @@ def ladder(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[s
         asked = [unit for bucket, _ in buckets for unit in asks(bucket, np.abs(wanted[bucket.prefix]))]
         last = rung == passes
         new = [_verdict_unit(run, bucket, 0 if last else rung, families) for bucket, _ in buckets]
-        if not all(is_done(run, unit) for unit in asked):
+        if undone(run, asked):
             return [*asked, *verdicts]
         verdicts += new
-        if last or not all(is_done(run, unit) for unit in new):
+        if last or undone(run, new):
             break
         for (bucket, keys), unit in zip(buckets, new, strict=True):
             found = verdict_of(run, unit)

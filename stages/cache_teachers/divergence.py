@@ -16,7 +16,7 @@ def note_divergence(run: Run, unit: Unit, ours: StoredFile, standing: Record) ->
     )
     said = ", ".join(f"{name} by up to {value:.3g}" for name, value in found.items())
     run.console.note(f"unit {unit.name} was computed twice and differs ({said}); the first is kept")
-    run.store.path(ours).unlink(missing_ok=True)
+    run.store.place.remove([ours.path])
 
 
 def _largest_difference(run: Run, column: str, one: StoredFile, other: StoredFile) -> float | None:
@@ -24,7 +24,7 @@ def _largest_difference(run: Run, column: str, one: StoredFile, other: StoredFil
 
     from amalgam.data.shards import matrix, read_table
 
-    tables = [read_table(run.store.path(file)) for file in (one, other)]
+    tables = [read_table(run.store.checked(file)) for file in (one, other)]
     if any(column not in table.column_names for table in tables):
         return None
     first, second = (matrix(table.column(column)).astype(np.float64) for table in tables)

@@ -7,7 +7,7 @@ itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.keys import ALL
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Run, Unit
-from amalgam.pipeline.store import StoredFile
+from amalgam.pipeline.store import Record, StoredFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,25 +91,28 @@ def family_name(identity: dict[str, Any]) -> str:
 
 
 def units_folder(run: Run, family: str) -> Path:
-    return run.store.folder("cache-teachers", family) / "units"
+    known: dict[str, Path] = run.memory.setdefault("unit folders", {})
+    if family not in known:
+        known[family] = run.store.folder("cache-teachers", family) / "units"
+    return known[family]
 
 
 def cached_units(run: Run, family: str) -> CachedUnits:
     """What is there and whole."""
-    return CachedUnits(_whole_units(run, family))
+    return CachedUnits(_units_of(run.store.units(units_folder(run, family))))
 
 
 def was_asked(run: Run, family: str) -> bool:
     """Whether anything is there and whole: the first unit found tells."""
-    return next(_whole_units(run, family), None) is not None
+    folder = units_folder(run, family)
+    return any(any(_units_of(run.store.units(folder, [path.stem]))) for path in run.store.units_in(folder))
 
 
-def _whole_units(run: Run, family: str) -> Iterator[CachedUnit]:
-    for path in sorted(units_folder(run, family).glob("*.json")):
-        record = run.store.record(path)
-        if record is not None and record.files and not run.store.absent(record):
+def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
+    for unit, record in records.items():
+        if record.files:
             said = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
-            yield CachedUnit(name=path.stem, file=record.files[0], **said)
+            yield CachedUnit(name=unit, file=record.files[0], **said)
 
 
 @dataclass
@@ -182,13 +185,18 @@ class Asked:
     def _named(self, rows: Any, logits: bool, first: int, last: int) -> str:
         return f"{self.prefix}-{fingerprint([self.keys[rows].tobytes().hex(), logits, first, last])[:10]}"
 
+    def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
+        """The rule, and told without counting: the unit holds all that is wanted of all texts of the bucket."""
+        enough = isinstance(wanted, int) and unit.logits and unit.first == 0 and unit.last >= wanted
+        return enough and self._is_all_of(unit)
+
+    def _is_all_of(self, unit: CachedUnit) -> bool:
+        return unit.rows == len(self.keys) and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
+
     def held(self, run: Run, unit: CachedUnit) -> Any:
         """Where the unit's texts stand in the bucket."""
         if unit.name not in self._held:
-            whole = unit.rows == len(self.keys) and unit.name == self.name(
-                self._every, unit.logits, unit.first, unit.last
-            )
-            self._held[unit.name] = self._every if whole else self._places(unit_keys(run, unit))
+            self._held[unit.name] = self._every if self._is_all_of(unit) else self._places(unit_keys(run, unit))
         return self._held[unit.name]
 
     def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
@@ -213,11 +221,16 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
 ) -> Iterator[Unit]:
     """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
     folder = units_folder(run, family)
-    coverage = Coverage.of(bucket.keys)
+    coverage, counted = Coverage.of(bucket.keys), False
     for unit in cached.overlapping(bucket.prefix):
-        if coverage.add(unit, bucket.held(run, unit), wanted):
+        rows = bucket.held(run, unit)
+        if not len(rows):
+            continue
+        answered = not counted and bucket.is_answered_by(unit, wanted)
+        counted = True
+        if answered or coverage.add(unit, rows, wanted):
             yield Unit(unit.name, folder, unit.size, there=True)
-            if coverage.whole(wanted):
+            if answered or coverage.whole(wanted):
                 return
     for rows, logits, first, last in bucket.missing(coverage, wanted):
         some = rows if len(rows) < len(bucket.keys) else None

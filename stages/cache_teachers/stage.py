@@ -186,7 +186,8 @@ def _ladder_units(run: Run) -> list[Unit]:
     teachers = teachers_of(run)
     part, _ = _parts(run)[0]
     cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
-    buckets = [(bucket, read_keys(run.store.checked(bucket.file))) for bucket in part.buckets]
+    paths = run.store.checked_all(bucket.file for bucket in part.buckets)
+    buckets = [(bucket, read_keys(path)) for bucket, path in zip(part.buckets, paths, strict=True)]
     asked = {bucket.prefix: Asked(part.name, bucket.prefix, keys) for bucket, keys in buckets}
 
     def asks(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
@@ -206,6 +207,7 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
     cached = {family: cached_units(run, family) for family in families.values()}
     found: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
+        run.store.place.fetch([bucket.file.path for bucket in part.buckets])
         for bucket in part.buckets:
             asked = Asked(part.name, bucket.prefix, read_keys(run.store.checked(bucket.file)))
             for teacher, family in families.items():
@@ -216,5 +218,5 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
 def _describe(run: Run, teacher: KnownTeacher) -> None:
     """key.json: what the family is, for a person who finds the folder."""
     path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
-    if not path.exists():
+    if not run.store.has(path):
         run.store.replace(path, {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.patience import patiently
-from amalgam.pipeline.plan import is_done, library_versions
+from amalgam.pipeline.plan import library_versions, undone
 from amalgam.pipeline.stage import Identity, Run, Unit
 from amalgam.pipeline.store import Record, StoredFile
 from amalgam.stages.generate.families import (
@@ -66,7 +66,7 @@ class Generate:
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Blocks stand in the families. What was gathered counts once it is there: --force sets it aside too."""
         gathered = Unit(ALL_TEXTS, folder)
-        return [*block_units(run), *([gathered] if gathered.record_path.exists() else [])]
+        return [*block_units(run), *([gathered] if run.store.has(gathered.record_path) else [])]
 
     def further(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Gathering is possible once all blocks are there."""
@@ -85,7 +85,7 @@ class Generate:
             finally:
                 run.memory.pop("language model", None)
         for unit in units:
-            if not isinstance(unit.work, Block) and all(is_done(run, block) for block in block_units(run)):
+            if not isinstance(unit.work, Block) and not undone(run, list(block_units(run))):
                 patiently(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
 
     def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  they are not written yet
@@ -99,7 +99,8 @@ class Generate:
     def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if fresh:
             facts = manifest.facts
-            run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {run.store.path(texts_file(manifest))}")
+            where = run.store.where(run.store.path(texts_file(manifest)))
+            run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {where}")
 
 
 def texts_file(manifest: Record) -> StoredFile:
@@ -139,7 +140,7 @@ def _describe(run: Run) -> None:
     """key.json: what a family is, for a person who finds the folder."""
     for family in families_of(run):
         path = run.store.folder("generate", family.name) / "key.json"
-        if not path.exists():
+        if not run.store.has(path):
             who = family.teacher or settings_of(run).source
             run.store.replace(path, {"teacher": who, "dtype": "fp32", **family.key})
 

@@ -61,10 +61,10 @@ def generated_table(run: Run) -> pa.Table:
 
 
 def _blocks(run: Run) -> list[tuple[Family, pa.Table]]:
-    found = []
-    for unit in block_units(run):
-        record = run.store.record(unit.record_path)
-        if record is None:
+    units = list(block_units(run))
+    records = run.store.records([unit.record_path for unit in units], whole=False)
+    for unit in units:
+        if unit.record_path not in records:
             raise DamagedError(f"generate {unit.name} is gone", path=str(unit.record_path))
-        found.append((unit.work.family, read_table(run.store.checked(record.files[0]))))
-    return found
+    paths = run.store.checked_all(records[unit.record_path].files[0] for unit in units)
+    return [(unit.work.family, read_table(path)) for unit, path in zip(units, paths, strict=True)]

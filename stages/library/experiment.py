@@ -19,6 +19,7 @@ from amalgam.pipeline.fingerprint import differences
 from amalgam.pipeline.plan import StageState, identity_of, plan
 from amalgam.pipeline.runner import PartDoneError, bring_up_to_date
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage
+from amalgam.pipeline.store import open_store
 from amalgam.stages.library.session import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.order import STAGES
@@ -162,6 +163,20 @@ class Experiment:
             remove(self._run, found)
         return found
 
+    def compact(self, *, write: bool = False) -> dict[str, Any]:
+        """Small units that could stand in few files, and with `write` do; `loose`: whether theirs stay for a day."""
+        from amalgam.stages.housekeeping import pack, packable
+
+        found = packable(self._run)
+        units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
+        folders = [loose.folder for loose in found]
+        return {"units": units, "folders": folders, "loose": not self._run.store.place.far}
+
+    @property
+    def quarantine(self) -> str:
+        """Where damaged files were set aside."""
+        return self._run.store.where(self._run.store.root / "quarantine")
+
     # ---- results, of what is current
 
     def texts(self, part: str = "train") -> pl.LazyFrame:
@@ -280,6 +295,6 @@ def _written(path: Path, said: list[str], texts: Mapping[str, Any]) -> list[str]
     if strange:
         raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))
     loaded = load_experiment(path, [*said, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
-    folder = (loaded.base / loaded.experiment.execution.workspace).absolute() / "given"
+    folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
     kept = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
     return [f"corpus.{part}={json.dumps(str(file), ensure_ascii=False)}" for part, file in kept.items()]

@@ -25,7 +25,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
     if found is None:
         there = ", ".join(run.result("read-corpus").facts["parts"])
         raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {there}")
-    return pl.scan_parquet([run.store.checked(bucket.file) for bucket in found.buckets])
+    return pl.scan_parquet(run.store.checked_all(bucket.file for bucket in found.buckets))
 
 
 def answers(run: Run, teacher: str) -> pl.LazyFrame:
@@ -49,7 +49,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
 
 
 def targets(run: Run) -> pl.LazyFrame:
-    return pl.scan_parquet([run.store.checked(file) for file in run.result("build-targets").files])
+    return pl.scan_parquet(run.store.checked_all(run.result("build-targets").files))
 
 
 def evaluation(run: Run) -> pl.LazyFrame:
@@ -83,10 +83,10 @@ def _files(run: Run, teacher: str) -> tuple[list[tuple[str, tuple[int, int]]], i
         raise ExperimentError(f"no teacher {teacher!r}", where="answers", fix=f"the teachers: {', '.join(known)}")
     manifest, family = run.result("cache-teachers"), families_of(run)[teacher]
     ranges = manifest.facts["ranges"]
+    files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     found = [
-        (str(run.store.checked(file)), (int(ranges[file.path][0]), int(ranges[file.path][1])))
-        for file in manifest.files
-        if file.path in ranges and family_in(file.path) == family
+        (str(path), (int(ranges[file.path][0]), int(ranges[file.path][1])))
+        for file, path in zip(files, run.store.checked_all(files), strict=True)
     ]
     return found, len(known[teacher].labels)
 

@@ -12,7 +12,7 @@ from amalgam.pipeline.digests import FileDigests
 from amalgam.pipeline.engines import share_of
 from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
 from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import Store
+from amalgam.pipeline.store import open_store
 from amalgam.stages.methods import PRESETS
 
 
@@ -21,17 +21,17 @@ def open_run(
 ) -> tuple[LoadedExperiment, Run]:
     loaded = load_experiment(config, overrides, presets=PRESETS)
     execution = loaded.experiment.execution
-    root = (loaded.base / execution.workspace).absolute()
+    store = open_store(execution.workspace, loaded.base)
     share = share_of(part, execution.processes)
     if share.kind == "torchrun" and not share.leads:
         console = Console(quiet=True)  # one of them speaks
     run = Run(
         loaded.experiment,
         loaded.base,
-        Store(root),
+        store,
         console or Console(),
         share,
-        FileDigests(root / "digests.json"),
+        FileDigests(store.root / "digests.json"),
         loaded.overrides,
     )
     return loaded, run

@@ -73,7 +73,7 @@ class ReadCorpus(UnitByUnit):
         from amalgam.data.corpus import leaks
 
         parts = {record.name: record.facts for record in records}
-        folders = {record.name: run.store.path(record.files[0]).parent for record in records if record.files}
+        folders = {record.name: run.store.at_hand(record.files) for record in records if record.files}
         leaked = {
             part: list(leaks(folders["train"], folders[part]))
             for part in ("validation", "test")

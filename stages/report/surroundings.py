@@ -6,7 +6,6 @@ Read from manifests and records alone, each time a page is drawn: another studen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Any
 
 from amalgam.pipeline.fingerprint import canonical
@@ -32,9 +31,11 @@ def _asked(run: Run) -> list[Found]:
     found: dict[str, Found] = {
         teacher: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0} for teacher in teacher_of.values()
     }
-    for file in run.result("cache-teachers").files:
-        path = PurePosixPath(file.path)
-        record = run.store.record(run.store.root / path.parent / f"{path.stem.rpartition('-')[0]}.json")
+    files = run.result("cache-teachers").files
+    standing = {file.path: run.store.root / f"{file.path.rpartition('-')[0]}.json" for file in files}
+    records = run.store.records(list(standing.values()), whole=False)
+    for file in files:
+        record = records.get(standing[file.path])
         facts = record.facts if record else {}
         if record is None or "tokens" not in facts or "seconds" not in record.made:
             continue
@@ -104,8 +105,7 @@ def _part(name: str, facts: Found) -> str:
 def others(run: Run) -> Iterator[Found]:
     """Every report of this workspace on the same labelled test texts, ours among them."""
     mine = run.result("report").identity["inputs"].get("test")
-    room = run.store.root / "report"
-    for folder in sorted(room.iterdir()) if room.is_dir() and mine else []:
+    for folder in run.store.folders("report") if mine else []:
         manifest = run.store.manifest("report", folder.name)
         if manifest is None or manifest.identity.get("inputs", {}).get("test") != mine or run.store.absent(manifest):
             continue

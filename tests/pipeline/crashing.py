@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from amalgam.pipeline.bucket import Bucket
+
 KILLED = 137
 CHANGES = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -75,3 +79,31 @@ def _changes(name: str, args: tuple[Any, ...], root: str) -> bool:
         return False
     path = os.fspath(args[0])
     return isinstance(path, str) and (path.startswith(root) or not path.startswith("/"))  # relative: rmtree's
+
+
+# ---- in an object store
+
+
+class KilledError(BaseException):
+    """Nothing of ours catches it, as nothing of ours sees SIGKILL; what is tidied on the way is on this machine."""
+
+
+def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch) -> bool:
+    """True if the work ended before its n-th change to the store."""
+    left = number
+    for name in ("_put", "create", "replace", "remove"):
+        inner = getattr(Bucket, name)
+
+        def dying(*said: object, inner: Callable[..., object] = inner) -> object:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                raise KilledError
+            return inner(*said)
+
+        patch.setattr(Bucket, name, dying)
+    try:
+        work()
+    except KilledError:
+        return True
+    return False

@@ -46,7 +46,7 @@ def work(console: Console, clock: list[float], *, loading: float = 60.0, units: 
         for _ in range(units):
             console.advance(100)
             clock[0] += 5
-    console.finished(STATE, loading + 5 * units, Path("artifacts/x").absolute())
+    console.finished(STATE, loading + 5 * units, str(Path("artifacts/x").absolute()))
 
 
 def test_the_time_left_converges_though_loading_took_a_minute(
@@ -92,7 +92,7 @@ def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
     with console.progress("train-student", "students", 1, 0):
         clock[0] += 2 * EVERY_SECONDS
         console.advance(1)
-    console.finished(STATE, 60, Path("x").absolute())
+    console.finished(STATE, 60, str(Path("x").absolute()))
     assert err.getvalue().splitlines()[1:] == ["cache-teachers: done in 1 min 00 s -> x"]
 
 

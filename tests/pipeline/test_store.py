@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.store import MANIFEST, TEMPORARY, Record, Store, StoredFile, canonical_record
+from amalgam.pipeline.place import TEMPORARY
+from amalgam.pipeline.store import MANIFEST, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
 
 TEXT = bytes(range(256)) * 3
@@ -273,7 +274,7 @@ class _Overtaken(Store):
             self._once(asked, path)
             return found
 
-        self.place: Path | None = path
+        self.overtaken: Path | None = path
         monkeypatch.setattr(Path, "exists", exists)
 
     def record(self, path: Path) -> Record | None:
@@ -282,8 +283,8 @@ class _Overtaken(Store):
         return found
 
     def _once(self, asked: Path, path: Path) -> None:
-        if asked == path == self.place:
-            self.place = None
+        if asked == path == self.overtaken:
+            self.overtaken = None
             Store(self.root).commit(path, Record("first", ()))
 
 

@@ -17,7 +17,7 @@ from amalgam.pipeline.engines import Share
 from amalgam.pipeline.experiment import ExperimentFile
 from amalgam.pipeline.fingerprint import file_digest
 from amalgam.pipeline.stage import Identity, Run, Stage, Unit, UnitByUnit
-from amalgam.pipeline.store import Record, Store
+from amalgam.pipeline.store import Record, open_store
 
 LINES = "apple\navocado\nbanana\ncherry\n"
 YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
@@ -140,7 +140,8 @@ def toy_run(base: Path, *, share: Share | None = None, err: io.StringIO | None =
     said = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
     console = Console(err=err or io.StringIO(), out=io.StringIO())
     experiment = ExperimentFile.model_validate(said)
-    return Run(experiment, base, Store(base / "artifacts"), console, share or Share(), file_digest)
+    store = open_store(experiment.execution.workspace, base)
+    return Run(experiment, base, store, console, share or Share(), file_digest)
 
 
 def calls(base: Path) -> list[str]:

@@ -1,0 +1,231 @@
+"""An object store as the store sees it: complete or absent, the first writer wins, and nothing is taken on trust."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.bucket import Bucket
+from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.store import MANIFEST, Record, Store, StoredFile, open_store
+from amalgam.tests.s3_server import S3
+from amalgam.tests.workshop import flip
+
+ADDRESS = "s3://bucket/some where/prefix"
+TEXT = bytes(range(256)) * 3
+
+
+def opened(address: str = ADDRESS) -> Store:
+    return open_store(address, Path("/nowhere"))
+
+
+def objects(address: str) -> list[str]:
+    return [entry.inside for entry in opened(address).place.walk()]
+
+
+def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The same workspace as another machine sees it, whose cache is empty."""
+    monkeypatch.setenv("AMALGAM_CACHE", str(folder))
+    return opened(address)
+
+
+def put(store: Store, name: str, data: bytes = TEXT) -> Record:
+    with store.draft(store.root / "stage/abc", name, ".bin") as draft:
+        (draft.folder / "data.bin").write_bytes(data)
+    found = store.record(store.root / f"stage/abc/{name}.json")
+    assert found is not None
+    return found
+
+
+# ---- what is published
+
+
+def test_a_unit_is_read_on_another_machine_as_it_was_written(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = put(opened(address), "one")
+    there = elsewhere(address, tmp_path / "other", monkeypatch)
+    assert there.record(there.root / "stage/abc/one.json") == record
+    assert there.absent(record) == []
+    path = there.checked(record.files[0])
+    assert path.read_bytes() == TEXT
+    assert path.is_relative_to(tmp_path / "other")
+    assert objects(address) == [record.files[0].path, "stage/abc/one.json"]
+
+
+def test_a_unit_of_several_files_is_a_folder_on_another_machine(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(address)
+    with store.draft(store.root / "stage/abc", "model") as draft:
+        (draft.folder / "deep").mkdir()
+        (draft.folder / "deep/b.txt").write_text("b")
+        (draft.folder / "a.txt").write_text("a")
+    there = elsewhere(address, tmp_path / "other", monkeypatch)
+    record = there.record(there.root / "stage/abc/model.json")
+    assert record is not None
+    folder = there.checked_folder(record.files)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.txt")} == {"a.txt", "deep/b.txt"}
+
+
+def test_an_exception_while_writing_publishes_nothing(address: str) -> None:
+    store = opened(address)
+
+    def write_and_fail() -> None:
+        with store.draft(store.root / "stage/abc", "one", ".bin") as draft:
+            (draft.folder / "data.bin").write_bytes(TEXT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail()
+    assert objects(address) == []
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_and_is_no_silence(
+    server: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 14. Without obstore's patience, which is of minutes."""
+    store = opened()
+    impatient(store, monkeypatch)
+    server.breaks_puts_of = ".bin"
+    with pytest.raises(AmalgamError, match="the object store does not do what is asked"):
+        put(store, "one")
+    assert server.objects == {}
+    server.breaks_puts_of = ""
+    assert store.absent(put(store, "one")) == []
+
+
+def impatient(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from obstore.store import from_url
+
+    client = from_url(ADDRESS, client_options={"allow_http": True}, retry_config={"max_retries": 0})
+    monkeypatch.setitem(store.place.__dict__, "_client", client)
+
+
+def test_killed_between_data_and_record_the_unit_is_not_there(server: S3) -> None:
+    """FAULTS 2, on an object store."""
+    dying = (
+        "import os; from pathlib import Path; from amalgam.pipeline.bucket import Bucket\n"
+        "from amalgam.tests.pipeline.test_bucket import opened, put\n"
+        "Bucket.create = lambda *_: os._exit(137)\n"
+        "put(opened(), 'one')"
+    )
+    assert subprocess.run([sys.executable, "-c", dying], check=False).returncode == 137
+    assert [key.rpartition(".")[2] for key in server.objects] == ["bin"]
+    store = opened()
+    assert store.records([store.root / "stage/abc/one.json"]) == {}
+    assert store.absent(put(store, "one")) == []
+
+
+# ---- two writers
+
+
+def test_of_two_writers_the_first_record_stands_and_the_second_is_told(address: str) -> None:
+    """FAULTS 15."""
+    first = put(opened(address), "one", TEXT)
+    store = opened(address)
+    with store.draft(store.root / "stage/abc", "one", ".bin") as draft:
+        (draft.folder / "data.bin").write_bytes(TEXT[::-1])
+    assert draft.rival == first
+    assert store.checked(first.files[0]).read_bytes() == TEXT
+
+
+def test_a_manifest_is_written_once(address: str) -> None:
+    one, other = opened(address), opened(address)
+    path = one.root / "stage/abc" / MANIFEST
+    assert one.commit(path, Record("stage", (), {"by": "one"})).facts == {"by": "one"}
+    assert other.commit(path, Record("stage", (), {"by": "other"})).facts == {"by": "one"}
+    assert not other.place.create(f"stage/abc/{MANIFEST}", "whatever")
+
+
+# ---- damage
+
+
+def test_a_damaged_copy_is_fetched_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(address)
+    file = put(store, "one").files[0]
+    flip(store.path(file))
+    again = opened(address)
+    assert again.checked(file).read_bytes() == TEXT
+    assert objects(address) == [file.path, "stage/abc/one.json"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda data: data[:-1], "size 767, expected 768"),
+        (lambda data: data[:400] + bytes([data[400] ^ 1]) + data[401:], "its content is not what was written"),
+    ],
+)
+def test_a_damaged_object_is_named_set_aside_and_may_be_written_again(
+    server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[bytes], bytes], said: str
+) -> None:
+    file = put(opened(), "one").files[0]
+    [key] = [key for key in server.objects if key.endswith(".bin")]
+    server.objects[key] = harm(TEXT), 0
+    there = elsewhere(ADDRESS, tmp_path / "other", monkeypatch)
+    with pytest.raises(DamagedError) as raised:
+        there.checked(file)
+    assert raised.value.what == f"{file.path} is damaged ({said})"
+    assert raised.value.where == f"{ADDRESS}/{file.path}"
+    assert key not in server.objects
+    assert [data for name, (data, _) in server.objects.items() if "/quarantine/" in name] == [harm(TEXT)]
+    assert there.checked(put(there, "one").files[0]).read_bytes() == TEXT
+
+
+def test_a_store_that_does_not_answer_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch, server: S3) -> None:
+    store = opened()
+    impatient(store, monkeypatch)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(AmalgamError, match="the object store does not do what is asked") as raised:
+        store.manifest("stage", "abc")
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3://key:secret@bucket/x", "s3://bucket/x?versionId=3"])
+def test_an_address_that_is_none_or_holds_keys_is_refused(address: str) -> None:
+    with pytest.raises(ExperimentError, match="is not BUCKET/PREFIX"):
+        opened(address)
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ExperimentError, match=r"needs obstore\nwhere: gs://bucket/x\nfix: pip install 'amalgam\[gs\]'"):
+        opened("gs://bucket/x")
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/prefix", "az://container/prefix"])
+def test_other_stores_are_understood_by_their_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    place = Bucket(address)
+    assert type(place._client).__name__ == {"g": "GCSStore", "a": "AzureStore"}[address[0]]  # noqa: SLF001
+
+
+# ---- what is asked of many at once
+
+
+def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing(server: S3) -> None:
+    store = opened()
+    records = {store.root / f"stage/abc/u{n}.json": put(store, f"u{n}", bytes([n])) for n in range(40)}
+    server.asked.clear()
+    wanted = [*records, *(store.root / f"stage/abc/none{n}.json" for n in range(500))]
+    assert opened().records(wanted) == records
+    assert server.asked["GET"] == 40
+    assert server.asked["HEAD"] == 0
+    assert server.asked["LIST"] <= 2
+
+
+def test_what_a_listing_does_not_show_is_asked_for_by_name(server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened()
+    files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
+    monkeypatch.setattr(Bucket, "_under", lambda *_: [])
+    assert store.absent(Record("all", (*files, StoredFile("stage/abc/no", 1, "0" * 64)))) == [
+        (StoredFile("stage/abc/no", 1, "0" * 64), "missing")
+    ]

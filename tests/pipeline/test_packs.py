@@ -1,0 +1,281 @@
+"""Many small units become few large files, at any moment, under readers and writers, and on any kind of place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.pipeline import compaction
+from amalgam.pipeline.compaction import compact, loose_units
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.store import Record, Store, open_store
+from amalgam.tests.pipeline.crashing import changing, killed_at
+from amalgam.tests.s3_server import serving
+from amalgam.tests.workshop import flip
+
+UNITS = 40
+FOLDER = "cache-teachers/family/units"
+
+
+@pytest.fixture(autouse=True)
+def _a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "fsync", id)  # processes die here, not machines
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def workspace(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "disk":
+        yield str(tmp_path / "artifacts")
+        return
+    with serving() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "what")
+        yield f"s3://bucket/packs/{time.time_ns()}"
+
+
+def opened(workspace: str) -> Store:
+    return open_store(workspace, Path("/"))
+
+
+def content(number: int) -> bytes:
+    return bytes([number]) * (100 + number)
+
+
+def put(store: Store, number: int, data: bytes | None = None) -> Record:
+    with store.draft(store.root / FOLDER, f"u{number:02}", ".bin") as draft:
+        (draft.folder / "data.bin").write_bytes(content(number) if data is None else data)
+    found = store.record(store.root / FOLDER / f"u{number:02}.json")
+    assert found is not None
+    return found
+
+
+def filled(workspace: str, units: int = UNITS) -> dict[Path, Record]:
+    store = opened(workspace)
+    return {store.root / FOLDER / f"u{number:02}.json": put(store, number) for number in range(units)}
+
+
+def pack_all(workspace: str) -> int:
+    store = opened(workspace)
+    return sum(compact(store, loose) for loose in loose_units(store, store.place.walk()))
+
+
+def without_loose_files(store: Store) -> None:
+    """As gc leaves a disk when a day has gone by."""
+    store.place.inner.remove(sorted(store.place.index(FOLDER).pieces))
+
+
+def assert_whole(store: Store, records: dict[Path, Record]) -> None:
+    assert store.records(list(records)) == records
+    assert set(store.units_in(store.root / FOLDER)) == set(records)
+    for number, record in enumerate(records.values()):
+        assert store.absent(record) == []
+        assert store.checked(record.files[0]).read_bytes() == content(number)
+
+
+# ---- what is packed
+
+
+def test_packed_units_are_what_they_were_and_few_files_remain(
+    workspace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = filled(workspace)
+    assert pack_all(workspace) == UNITS
+    without_loose_files(opened(workspace))
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
+    store = opened(workspace)
+    assert len(list(store.place.inner.walk())) == 3  # a pack, its index, and a copy of that
+    assert {path.name for path in records} == {path.name for path in store.units_in(store.root / FOLDER)}
+    assert_whole(store, {store.root / FOLDER / path.name: record for path, record in records.items()})
+    assert pack_all(workspace) == 0
+
+
+def test_later_units_are_packed_into_files_of_their_own(workspace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "PACK_BYTES", 500)
+    filled(workspace, 20)
+    assert pack_all(workspace) == 20
+    records = filled(workspace)
+    assert pack_all(workspace) == 20
+    store = opened(workspace)
+    assert store.place.index(FOLDER).read == 2
+    assert len(store.place.index(FOLDER).packs) > 4
+    assert_whole(store, records)
+
+
+def test_few_units_large_ones_and_those_of_several_files_stay_as_they_are(
+    workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(workspace, 10)
+    assert pack_all(workspace) == 0
+    records = filled(workspace)
+    monkeypatch.setattr(compaction, "SMALL", 119)
+    store = opened(workspace)
+    with store.draft(store.root / FOLDER, "two") as draft:
+        (draft.folder / "a").write_bytes(b"a")
+        (draft.folder / "b").write_bytes(b"b")
+    assert pack_all(workspace) == 20
+    two = store.root / FOLDER / "two.json"
+    assert set(opened(workspace).records([*records, two])) == {*records, two}
+
+
+def test_a_unit_that_stands_packed_is_not_written_twice(workspace: str) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    store = opened(workspace)
+    assert put(store, 3, b"other bytes") == records[store.root / FOLDER / "u03.json"]
+    assert_whole(opened(workspace), records)
+
+
+# ---- damage
+
+
+def test_a_flipped_bit_in_a_pack_costs_one_unit(
+    workspace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    without_loose_files(opened(workspace))
+    store = opened(workspace)
+    path, record = list(records.items())[7]
+    piece = store.place.index(FOLDER).pieces[record.files[0].path]
+    pack = store.place.inner.near(piece.pack)
+    assert pack is not None
+    flip(pack, piece.offset + 5)
+    store.place.inner.publish({pack: piece.pack}, f"{FOLDER}/packs")
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
+    other = opened(workspace)
+    with pytest.raises(DamagedError, match="its content is not what was written"):
+        other.checked(record.files[0])
+    path = other.root / FOLDER / path.name
+    assert other.record(path) == record
+    assert other.absent(record) == [(record.files[0], "missing")]
+    assert [entry.bytes for entry in other.place.walk("quarantine")] == [107]
+    put(other, 7)
+    assert_whole(opened(workspace), {other.root / FOLDER / one.name: record for one, record in records.items()})
+
+
+def test_an_index_that_is_damaged_has_a_copy(workspace: str) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    opened(workspace).place.inner.replace(f"{FOLDER}/packs/000000.gz", "garbage")
+    assert_whole(opened(workspace), records)
+
+
+def test_without_its_pack_a_unit_is_not_whole_and_may_be_made_again(workspace: str) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    store = opened(workspace)
+    without_loose_files(store)
+    store.place.inner.remove(store.place.index(FOLDER).packs)
+    shutil.rmtree(store.place._unpacked, ignore_errors=True)  # noqa: SLF001  this machine's copies
+    assert opened(workspace).records(list(records)) == {}
+    assert filled(workspace) == records
+    assert_whole(opened(workspace), records)
+
+
+def test_set_aside_by_hand_packed_units_are_gone(workspace: str) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    store = opened(workspace)
+    some = list(records)[:3]
+    store.quarantine(*some)
+    assert set(opened(workspace).records(list(records))) == set(list(records)[3:])
+    assert store.place.index(FOLDER).read == 2  # said in one index, not in three
+
+
+# ---- at any moment
+
+
+def test_killed_at_every_change_nothing_is_lost(tmp_path: Path) -> None:
+    """On a disk: every change to the file system is one."""
+    made = tmp_path / "made"
+    filled(str(made), 20)
+    points = 0
+    while True:
+        here = tmp_path / str(points)
+        shutil.copytree(made, here)
+        killed = killed_at(points + 1, here, lambda here=here: pack_all(str(here)))  # type: ignore[misc]
+        store = opened(str(here))
+        records = {store.root / FOLDER / path.name: one for path, one in _records(made).items()}
+        assert_whole(store, records)
+        if not killed:
+            break
+        points += 1
+        pack_all(str(here))
+        assert_whole(opened(str(here)), records)
+        assert not list((here / FOLDER).glob("*.json"))
+        shutil.rmtree(here)
+    assert points > 25
+
+
+def _records(root: Path) -> dict[Path, Record]:
+    store = Store(root)
+    return store.records(store.units_in(root / FOLDER))
+
+
+def test_killed_before_every_change_to_an_object_store_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "what")
+        filled("s3://bucket/made", 20)
+        made, points = dict(server.objects), 0
+        while True:
+            server.restore(made)
+            monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / f"cache{points}"))
+            with monkeypatch.context() as patch:
+                killed = changing(points + 1, lambda: pack_all("s3://bucket/made"), patch)
+            monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / f"reader{points}"))
+            store = opened("s3://bucket/made")
+            records = {path: one for path in store.units_in(store.root / FOLDER) if (one := store.record(path))}
+            assert len(records) == 20
+            assert_whole(store, records)
+            if not killed:
+                break
+            points += 1
+    assert points >= 4
+
+
+def test_readers_and_a_second_compaction_at_the_same_time_see_every_unit(workspace: str) -> None:
+    records = filled(workspace)
+    faults: list[Any] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                assert_whole(opened(workspace), records)
+        except BaseException as error:  # noqa: BLE001  told below
+            faults.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    packers = [threading.Thread(target=pack_all, args=(workspace,)) for _ in range(2)]
+    for thread in (*readers, *packers):
+        thread.start()
+    for thread in packers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert faults == []
+    assert_whole(opened(workspace), records)
+
+
+def test_a_reader_that_knew_the_units_as_loose_finds_them_packed(workspace: str) -> None:
+    records = filled(workspace)
+    reader = opened(workspace)
+    assert reader.records(list(records)) == records
+    pack_all(workspace)
+    without_loose_files(opened(workspace))
+    shutil.rmtree(reader.root / FOLDER / "copies", ignore_errors=True)
+    assert_whole(reader, records)

@@ -1,0 +1,74 @@
+"""`amalgam gc --compact` through the front door: few files, the same results, no teacher asked again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline import compaction
+from amalgam.tests.workshop import Shop
+
+
+@pytest.fixture
+def packed(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """Its few units are packed, and the day is over in which their loose files stay."""
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compaction, "LEAST", 2)
+    assert "6 units in 3 folders could be packed" in shop("gc", "--compact").out
+    assert "6 units of 3 folders are packed; their loose files go" in shop("gc", "--compact", "--yes").out
+    assert shop("gc", "--json").json["items"] == []
+    assert len(shop.units()) == 4
+    for path in shop.artifacts.rglob("*"):
+        os.utime(path, (0, 0))
+    assert {row["why"] for row in shop("gc", "--yes", "--json").json["items"]} == {"packed, over a day ago"}
+    assert shop.units() == []
+    return shop
+
+
+def test_what_is_packed_is_current_and_later_stages_read_it(packed: Shop, built: Shop) -> None:
+    assert packed.stale() == set()
+    said = packed("run", "targets.mode=hard", "--force")
+    assert "cache-teachers: done" in said.err
+
+
+def test_packed_units_are_used_and_no_teacher_is_asked(packed: Shop, built: Shop) -> None:
+    with packed.counting() as asked:
+        said = packed("build-targets", "targets.temperature=0.5")
+        built_too = packed("build-targets", "targets.temperature=0.2")
+    assert asked[0].units == 0
+    assert "build-targets: done" in said.err
+    assert "build-targets: reused" in built_too.err
+    assert packed.targets() == built.targets()
+
+
+def test_packed_units_are_told_of_verified_and_not_garbage(packed: Shop) -> None:
+    told = {row["stage"]: row["says"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
+    assert told["cache-teachers"].endswith("4/4 files")
+    found = packed("verify", "--json").json
+    assert found["damaged"] == []
+    unused = packed("gc", "--unused", "--json").json["items"]
+    assert all(row["path"].startswith("report/") for row in unused)
+    assert packed("gc", "--compact", "--json").json["units"] == 0
+
+
+def test_with_more_passes_packed_units_are_extended(packed: Shop) -> None:
+    with packed.counting() as asked:
+        packed("cache-teachers", "cache.passes=6")
+    assert asked[0].logits == 0
+    assert asked[0].passes == 2 * 2 * 120  # the test texts are asked no passes
+    assert "0 of" not in packed("plan", "cache.passes=6").out
+    assert packed.stale("cache.passes=6") == {"build-targets", "train-student", "report"}
+
+
+def test_units_that_head_no_longer_uses_go_from_the_index(packed: Shop) -> None:
+    packed("run", "cache.seed=5")
+    before = {row["path"] for row in packed("gc", "--unused", "--json").json["items"]}
+    assert any(path.startswith("cache-teachers/") and path.endswith(".parquet") for path in before)
+    packed("gc", "--unused", "--yes")
+    left = packed("gc", "--unused", "--yes", "--json").json["items"]
+    assert {Path(row["path"]).suffix for row in left} == {".pack"}  # nothing in them is needed any more
+    assert packed("gc", "--unused", "--json").json["items"] == []
+    assert packed.stale("cache.seed=5") == set()
+    assert "cache-teachers" in packed.stale()

@@ -1,0 +1,158 @@
+"""A workspace in an object store: the same results as on a disk, and nothing half done or lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.runner import bring_up_to_date
+from amalgam.pipeline.store import MANIFEST, Store, open_store
+from amalgam.tests.pipeline.crashing import changing
+from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
+from amalgam.tests.s3_server import S3
+from amalgam.tests.workshop import Shop
+
+ADDRESS = "s3://bucket/some where/prefix"
+TEXT = bytes(range(256)) * 3
+
+
+def opened(address: str) -> Store:
+    return open_store(address, Path("/nowhere"))
+
+
+def objects(address: str) -> list[str]:
+    return [entry.inside for entry in opened(address).place.walk()]
+
+
+def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Shop) -> None:
+    server.puts_if_absent = False
+    said = fresh.tries("run", f"execution.workspace={ADDRESS}")
+    assert said.code == 2
+    assert "does not put if absent (If-None-Match: *)" in said.err
+    assert f"where: {ADDRESS}" in said.err
+    assert len(server.objects) == 1
+
+
+# ---- killed
+
+
+def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
+    server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = toy_run(toy_base(tmp_path / "alone"))
+    bring_up_to_date(toy_stages(), alone)
+    points, only_manifest_missing = 0, 0
+    while True:
+        base = toy_base(tmp_path / f"base{points}")
+        workspace = {"workspace": f"s3://bucket/{points}"}
+        first = toy_run(base, execution=workspace)
+        with monkeypatch.context() as patch:
+            if not changing(points + 1, lambda run=first: bring_up_to_date(toy_stages(), run), patch):  # type: ignore[misc]
+                break
+        points += 1
+        run = toy_run(base, execution=workspace)
+        standing = [Path(name).stem for name in objects(workspace["workspace"]) if name.count("/") == 2]
+        standing = [name for name in standing if name in {"a", "b", "c", "joined", "pair"}]
+        only_manifest_missing += len(standing) > 0 and MANIFEST not in str(objects(workspace["workspace"]))
+        (base / "calls.log").unlink(missing_ok=True)
+        bring_up_to_date(toy_stages(), run)
+        assert outcome(run) == outcome(alone)
+        assert calls(base) == [unit for unit in ("a", "b", "c", "joined", "pair") if unit not in standing]
+    assert points >= 20
+    assert only_manifest_missing >= 1
+
+
+def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: str, tmp_path: Path) -> None:
+    alone, base = toy_run(toy_base(tmp_path / "alone")), toy_base(tmp_path / "base")
+    bring_up_to_date(toy_stages(), alone)
+    child = "import sys; from amalgam.tests.pipeline.toy_stages import main; main(0.5, *sys.argv[1:])"
+    said = [sys.executable, "-c", child, "run", f"execution.workspace={address}", "--part"]
+    parts = [subprocess.Popen([*said, f"{n}/3"], cwd=base, stderr=subprocess.DEVNULL) for n in range(3)]
+    while "b" not in calls(base):
+        assert parts[1].poll() is None
+        time.sleep(0.02)
+    parts[1].kill()
+    assert [part.wait(60) for part in parts] == [0, -9, 0]
+    assert "b.json" not in str(objects(address))
+    run = toy_run(base, execution={"workspace": address})
+    bring_up_to_date(toy_stages(), run)
+    assert outcome(run) == outcome(alone)
+    assert sorted(calls(base)) == ["a", "b", "b", "c", "joined", "pair"]
+
+
+# ---- the whole pipeline
+
+
+@pytest.fixture
+def far(fresh: Shop, address: str) -> Shop:
+    with fresh.config.open("a") as file:
+        file.write(f"execution:\n  workspace: {address}\n")
+    return fresh
+
+
+def head_digests(store: Store) -> dict[str, list[tuple[str, str]]]:
+    """What every stage built last: files by their name within it, and their digests."""
+    found = {}
+    for stage, entry in store.head().items():
+        manifest = store.manifest(stage, entry["fingerprint"])
+        assert manifest is not None
+        found[stage] = [(file.path, file.sha256) for file in manifest.files]
+    return found
+
+
+def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
+    far: Shop, built: Shop, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = far("run")
+    here, there = head_digests(Store(built.artifacts)), head_digests(opened(address))
+    assert {stage: files for stage, files in there.items() if stage != "report"} == {
+        stage: files for stage, files in here.items() if stage != "report"
+    }
+    assert not far.artifacts.exists()
+    assert f"-> {address}/cache-teachers/" in said.err
+    assert (far.folder / "students/student/model.safetensors").exists()
+    assert (far.folder / "reports/student.html").exists()
+    # another machine, whose cache is empty
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "other"))
+    assert far.stale() == set()
+    assert far("run").err.count(": reused") == 5
+    status = far("status", "--json").json
+    assert status["workspace"] == address
+    assert {row["stage"] for row in status["artifacts"] if row["head"]} == set(here)
+    assert far("verify", "--json").json["damaged"] == []
+    assert far("gc", "--json").json["items"] == []
+    unused = far("gc", "--unused", "--json").json["items"]
+    assert all(row["path"].startswith("report/") for row in unused)  # pages, which can be drawn again
+    doctor = {row["what"]: row["found"] for row in far("doctor", "--json").json}
+    assert doctor["workspace"] == f"{address}: reached, puts if absent"
+    remote = b"".join(opened(address).place.read(name) or b"" for name in objects(address) if name.endswith(".json"))
+    assert b"canary-4711" not in remote + said.err.encode()
+
+
+def test_what_is_damaged_in_the_store_is_computed_again_and_nothing_else(
+    far: Shop, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far("build-targets")
+    store = opened(address)
+    before = head_digests(store)
+    path = before["cache-teachers"][0][0]
+    (tmp_path / "short").write_bytes(b"short")
+    store.place.publish({tmp_path / "short": path}, str(Path(path).parent))
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "other"))
+    assert far.plan()["cache-teachers"]["units"] == {"done": 3, "total": 4}
+    said = far("build-targets")
+    assert f"{path} is damaged (size 5, expected" in said.err
+    assert head_digests(opened(address)) == before
+
+
+def test_the_cache_may_be_deleted_at_any_time(far: Shop, tmp_path: Path) -> None:
+    far("build-targets")
+    shutil.rmtree(tmp_path / "cache")
+    assert "build-targets: done" in far("build-targets", "targets.mode=hard").err
+    assert json.loads(far("plan", "--json").out)["stages"][0]["state"] == "current"

@@ -167,7 +167,9 @@ def main(seconds: float, *arguments: str) -> None:
     """The real command over the toy stages, each unit taking so long: for tests in which the process matters."""
     from amalgam import cli
     from amalgam.stages import commands
+    from amalgam.stages.library import experiment
 
-    vars(commands)["STAGES"] = toy_stages(lambda *_: time.sleep(seconds))
+    for module in (commands, experiment):
+        vars(module)["STAGES"] = toy_stages(lambda *_: time.sleep(seconds))
     sys.argv = ["amalgam", *arguments]
     cli.main()

@@ -109,7 +109,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--prompt", help="what stands before a steered text and is no part of it; {label}: its class")
     parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
     parser.add_argument("--fast", type=int, help="score so many candidates a token at most: not exact")
-    parser.add_argument("--held-out", type=float, default=0.1, help="share of the texts kept for StrataNet's statistics")
+    parser.add_argument("--held-out", type=float, default=0.1, help="share of the texts, for StrataNet's statistics")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--limit", type=int, default=2000, help="texts that teachers and the supervised student learn from"

@@ -191,11 +191,12 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Try this machine, once, where the cost is not known.")
     ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="What is made of what, in the place of a table.")] = False,
 ) -> None:
     """What `run` would do, why, and what it would cost. Nothing runs."""
     from amalgam.stages.commands import show_plan
 
-    show_plan(config, overrides or [], as_json=as_json, measure=measure)
+    show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
 
 @app.command()

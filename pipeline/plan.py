@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -33,6 +33,8 @@ class StageState:
     warnings: tuple[str, ...] = ()
     missing: tuple[Unit, ...] = ()
     """The units that are not there, where they are known."""
+    after: tuple[str, ...] = ()
+    """The stages whose results it is made of, as far as they are known."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -43,12 +45,20 @@ class StageState:
             "units": {"done": self.done, "total": self.total},
             "fingerprint": self.fingerprint,
             "warnings": list(self.warnings),
+            "after": list(self.after),
         }
 
 
 def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
     """The state of every wanted stage; what is current becomes known to those after it."""
-    return [_examine_mended(stage, run) for stage in stages if stage.wanted(run.experiment)]
+    states = list[StageState]()
+    for stage in stages:
+        if stage.wanted(run.experiment):
+            run.asked.clear()
+            state = _examine_mended(stage, run)
+            before = tuple(one.stage for one in states if one.stage in run.asked)
+            states.append(replace(state, after=before))
+    return states
 
 
 def _examine_mended(stage: Stage, run: Run) -> StageState:

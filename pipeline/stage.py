@@ -78,6 +78,8 @@ class Run:
     """The stages that had something to do in this run."""
     memory: dict[Any, Any] = field(default_factory=dict)
     """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
+    asked: set[str] = field(default_factory=set)
+    """The stages whose results were asked for, since whoever wants to know cleared it."""
 
     def result(self, stage: str) -> Record:
         return self._result(stage)[1]
@@ -86,6 +88,7 @@ class Run:
         return self._result(stage)[0]
 
     def _result(self, stage: str) -> tuple[str, Record]:
+        self.asked.add(stage)
         if stage not in self.results:
             raise NotKnownYetError(stage)
         return self.results[stage]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.plan import StageState
 from amalgam.stages.library.experiment import Experiment
 from amalgam.stages.library.session import open_run
 from amalgam.stages.methods import METHODS
@@ -80,31 +81,43 @@ def _stage_of(key: str) -> str:
 # ---- looking
 
 
-def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool) -> None:
+def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
     console, experiment = _looking(config, overrides)
     states = experiment.plan()
     costs = experiment.bill(states, measure=measure)
     if as_json:
         console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
         return
-    priced = any(costs.costs.values())
-    rows = [
-        [
-            state.stage,
+    prices = ["time", "memory", "disk"] if any(costs.costs.values()) else []
+    rows = {
+        state.stage: [
             state.state,
             "-" if state.total is None else f"{state.done}/{state.total}",
-            *(costs.cells(state.stage) if priced else ()),
+            *(costs.cells(state.stage) if prices else ()),
             f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
         ]
         for state in states
-    ]
-    prices = ["time", "memory", "disk"] if priced else []
-    console.table("", ["stage", "state", "units", *prices, "why"], rows)
+    }
+    if tree:
+        for start, stage in branches(states):
+            console.result(f"{start}{stage}  {', '.join(cell for cell in rows[stage] if cell not in {'', '-'})}")
+    else:
+        header = ["stage", "state", "units", *prices, "why"]
+        console.table("", header, [[stage, *cells] for stage, cells in rows.items()])
     for line in costs.lines():
         console.sentence(line)
     for state in states:
         for warning in state.warnings:
             console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+
+
+def branches(states: Sequence[StageState], parent: str | None = None, start: str = "") -> Iterator[tuple[str, str]]:
+    """Each stage under the last of those that it is made of, with the lines that are drawn before it."""
+    under = [state.stage for state in states if (state.after[-1] if state.after else None) == parent]
+    for stage in under:
+        root, more = parent is None, stage != under[-1]
+        yield "" if root else f"{start}+- ", stage
+        yield from branches(states, stage, "" if root else start + ("|  " if more else "   "))
 
 
 def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -34,7 +34,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "amalgam sweep student.seed=0,1,2",
         "amalgam sweep student.method=muka-soft,amalgam student.seed=0,1,2 execution.engine=ray",
     ),
-    "plan": ("amalgam plan", "amalgam plan student.method=muka-soft", "amalgam plan --measure --json"),
+    "plan": (
+        "amalgam plan",
+        "amalgam plan student.method=muka-soft",
+        "amalgam plan --tree",
+        "amalgam plan --measure --json",
+    ),
     "explain": ("amalgam explain build-targets targets.temperature=0.5",),
     "status": ("amalgam status", "amalgam status --json"),
     "verify": ("amalgam verify",),

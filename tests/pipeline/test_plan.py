@@ -14,6 +14,7 @@ from amalgam.pipeline.plan import Reason, StageState, plan
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.pipeline.stage import Run
 from amalgam.pipeline.store import MANIFEST, canonical_record
+from amalgam.stages.commands import branches
 from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, calls, toy_base, toy_run, toy_stages
 
 Seen = tuple[str, str, str | None, str, int | None, int | None]
@@ -198,7 +199,21 @@ def test_a_state_as_json_is_plain_data() -> None:
         "units": {"done": 1, "total": 3},
         "fingerprint": "abc",
         "warnings": ["older"],
+        "after": [],
     }
+
+
+def test_what_a_stage_is_made_of_is_known_as_far_as_it_was_asked_for(tmp_path: Path) -> None:
+    run = toy_run(toy_base(tmp_path))
+    assert [state.after for state in plan(toy_stages(), run)] == [(), ("letters",), ("joined",)]
+    _build(tmp_path)
+    assert [state.after for state in plan(toy_stages(), toy_run(tmp_path))] == [(), ("letters",), ("joined",)]
+
+
+def test_a_tree_hangs_each_stage_under_the_last_that_it_is_made_of() -> None:
+    made_of = {"a": (), "b": ("a",), "c": ("a", "b"), "d": ("a",), "e": ("d",), "f": ()}
+    states = [StageState(name, "missing", None, "", None, None, None, after=after) for name, after in made_of.items()]
+    assert [start + stage for start, stage in branches(states)] == ["a", "+- b", "|  +- c", "+- d", "   +- e", "f"]
 
 
 def test_a_garbled_head_costs_nothing_but_the_reason(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Disk:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)  # the name holds the digest: what stood there has, or should have had, these bytes
         for parent in sorted({target.parent for target in targets.values()} | {self.root / folder}):
-            _sync_folder(parent)
+            sync_folder(parent)
 
     def create(self, inside: str, text: str | bytes) -> bool:
         path = self.root / inside
@@ -101,7 +101,7 @@ class Disk:
                 temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return True
 
     def replace(self, inside: str, text: str) -> None:
@@ -113,7 +113,7 @@ class Disk:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def set_aside(self, insides: Iterable[str]) -> None:
         for path in (self.root / inside for inside in insides):
@@ -149,7 +149,7 @@ def _write_synced(path: Path, text: str | bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError
@@ -17,7 +16,7 @@ def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     for library, found in library_versions().items():
         missing = found == "not installed"
         rows.append(_row(library, found, f"pip install {library}" if missing else ""))
-    return [*rows, _device(), *_experiment(config, overrides), *_workspace(config, overrides), _disk()]
+    return [*rows, _device(), *_experiment(config, overrides), _disk()]
 
 
 def _device() -> dict[str, str]:
@@ -38,7 +37,8 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     except AmalgamError as error:
         return [_row("experiment", error.what, error.fix or "")]
     rows = [_row("experiment", config.name)]
-    for what, look in (("texts", _texts), ("teachers", _teachers), ("models", _models)):
+    looks = {"texts": _texts, "teachers": _teachers, "models": _models}
+    for what, look in (looks | ({"workspace": _workspace} if run.store.place.far else {})).items():
         try:
             rows.append(_row(what, look(run)))
         except NotKnownYetError as unknown:
@@ -82,18 +82,10 @@ def _models(run: Run) -> str:
     return f"{student.encoder} found"
 
 
-def _workspace(config: Path, overrides: list[str]) -> Iterator[dict[str, str]]:
+def _workspace(run: Run) -> str:
     """One in an object store: is it reached, and does it keep the first of two writers?"""
-    from amalgam.stages.library.session import open_run
-
-    try:
-        store = open_run(config, overrides)[1].store
-        if store.place.far:
-            store.place.check()
-            yield _row("workspace", f"{store.place.address}: reached, puts if absent")
-    except AmalgamError as error:
-        if config.exists() and error.where != str(config):
-            yield _row("workspace", error.what.splitlines()[0], error.fix or "")
+    run.store.place.check()
+    return f"{run.store.place.address}: reached, puts if absent"
 
 
 def _disk() -> dict[str, str]:

@@ -7,7 +7,6 @@ written, the folder counts as broken and the one before it is used. The older on
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -16,8 +15,10 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.disk import sync_folder
 from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.fingerprint import fingerprint
+from amalgam.pipeline.patience import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 STATE = "state.json"
 FOLDER = re.compile(r"step-(\d{6,})")
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -58,7 +58,7 @@ def save(folder: Path, snapshot: Snapshot) -> Path:
         digests = {name: _write_tensors(target / f"{name}.safetensors", table) for name, table in tables}
         body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
         _write_state(target / STATE, json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))
-    _sync_folder(folder)
+    sync_folder(folder)
     for _, older in _folders(folder):
         if older != target:
             # state.json goes first, so that a removal cut short leaves no checkpoint that looks complete.
@@ -137,17 +137,9 @@ def _write_state(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     aside.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)
 
 
 def _read_tensors(path: Path, digest: str) -> Tensors:

@@ -202,8 +202,9 @@ class Targets(Section):
     (relative) Mahalanobis distance, or its largest probability."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
-    distribution: Literal["deterministic", "mc-mean"] = "deterministic"
-    """The teachers' distributions in the target: dropout off, or the mean of the passes."""
+    distribution: Literal["deterministic", "mc-mean", "label"] = "deterministic"
+    """What the target has of a teacher: its distribution with dropout off, the mean of the passes, or, dropout off, its
+    first label alone, which a student of many labels learns in fewer steps."""
     reweight: Literal["margin", "margin-normalised", "none"] = "margin"
     """A text's weight in the loss: how far the first teacher is ahead of the second; that over its mean; or 1."""
     passes: Annotated[int, Field(ge=0)] | None = None

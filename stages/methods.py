@@ -24,7 +24,8 @@ class Method:
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
 VANILLA_KD = {"mode": "vanilla-kd"}
 AMALGAM = {
-    "mode": "soft",
+    "mode": "hard",
+    "distribution": "label",
     "weights": "mixture",
     "signal": "all",
     "neighbours": 50,

@@ -41,6 +41,12 @@ def entropy_nats(probability: pl.Series) -> pl.Series:
     return -shaped((numbers * numbers.log()).fill_nan(0.0), width(probability)).arr.sum()
 
 
+def first_label(probability: pl.Series) -> pl.Series:
+    """1 where the largest is, and first of those that are equal; 0 elsewhere."""
+    first = probability.arr.arg_max()
+    return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))], probability.name)
+
+
 def total(series: Iterable[pl.Series]) -> pl.Series:
     return reduce(add, series)
 

@@ -16,7 +16,7 @@ import polars as pl
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.experiment import Targets
 from amalgam.stages.build_targets.evidence import Evidence
-from amalgam.stages.build_targets.probabilities import column, side_by_side, softmax, total, width
+from amalgam.stages.build_targets.probabilities import column, first_label, side_by_side, softmax, total, width
 
 LEAST_MARGIN = 1e-6
 
@@ -51,7 +51,7 @@ def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, give
     ]
     margin = _margin(confidence)
     weight = pl.Series([1.0]).new_from_index(0, texts) if strata or targets.reweight == "none" else margin
-    distributions = _tempered(evidence, targets) if strata else [one.distribution for one in evidence]
+    distributions = _tempered(evidence, targets) if strata else _taught(evidence, targets)
     names = pl.Series([one.teacher for one in evidence], dtype=pl.String)
     return Ruling(
         _padded(distributions, weights, evidence, space),
@@ -66,6 +66,11 @@ def _tempered(evidence: Sequence[Evidence], targets: Targets) -> list[pl.Series]
     return [
         softmax(one.logits.cast(pl.Array(pl.Float64, width(one.logits))) / targets.kd_temperature) for one in evidence
     ]
+
+
+def _taught(evidence: Sequence[Evidence], targets: Targets) -> list[pl.Series]:
+    said = [one.distribution for one in evidence]
+    return [first_label(one) for one in said] if targets.distribution == "label" else said
 
 
 def _shares(confidence: pl.Series, targets: Targets, given: pl.Series | None) -> pl.Series:

@@ -16,22 +16,43 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 2048
 REFERENCES = 131_072
+CLOSEST = 5
+AS_GOOD_AS_EQUAL = 1e-3
+"""A distance: of texts that lie closer than that, none is told from another."""
 
 
 def nearest(features: Array, count: int, references: int = REFERENCES) -> Array:
     """[texts, count] places of the nearest other texts, the nearest first; fewer where there are not so many."""
+    return _nearest(features, count, references)[0]
+
+
+def density(states: Array, references: int = REFERENCES) -> Array:
+    """How closely others lie around each text: -log of its mean distance, 1 - cosine around the mean of all states, to
+    the CLOSEST others.
+    """
+    similarity = _nearest(side_by_side([states]), CLOSEST, references)[1].astype(np.float64)
+    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
+    found: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+    return found
+
+
+def _nearest(features: Array, count: int, references: int) -> tuple[Array, Array]:
+    """Their places and their similarities."""
     states = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
     texts = len(states)
     among = torch.arange(texts) if texts <= references else torch.arange(references) * texts // references
     others = states[among].T
     count = min(count, len(among) - 1)
     found = np.empty((texts, max(0, count)), np.int64)
+    alike = np.empty(found.shape, np.float32)
     for start in range(0, texts if count > 0 else 0, BLOCK):
         similarity = states[start : start + BLOCK] @ others
         itself = (among >= start) & (among < start + len(similarity))
         similarity[among[itself] - start, itself.nonzero().squeeze(1)] = -2.0
-        found[start : start + BLOCK] = among[similarity.topk(count, dim=1).indices].numpy()
-    return found
+        closest = similarity.topk(count, dim=1)
+        found[start : start + BLOCK] = among[closest.indices].numpy()
+        alike[start : start + BLOCK] = closest.values.numpy()
+    return found, alike
 
 
 def smoothed(signal: Array, near: Array) -> Array:

@@ -1,8 +1,8 @@
 """What speaks for a teacher on a text, from the cache alone, one number for each text and teacher.
 
-Three kinds, each blind to something: a teacher's answer to what it is wrongly sure of, its own state (how far training
-moved it, how much tokens agree in it) to what training did not touch, the names of its labels to what they do not say.
-A fourth for texts that were written for a teacher: the provenance.
+Three kinds, each blind to something: a teacher's answer to what it is wrongly sure of, its own states (how closely
+texts lie there) to classes that training did not draw together, the names of its labels to what they do not say. A
+fourth for texts that were written for a teacher: the provenance.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequ
     """[texts, teachers] by kind, each in its own deviations over the texts; `features`: the encoder's, of length 1."""
     return {
         "answers": together(list(answered.values())),
-        "states": of_states(states, features),
+        "states": of_states(states),
         "names": standard(_names(run, features)),
     }
 
@@ -90,24 +90,13 @@ def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
     return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in found]
 
 
-def of_states(states: Sequence[Array], features: Array) -> Array:
-    """How much a text's tokens agree; and how far they have moved, where that tells the same: where it does not, the
-    teachers were not fine-tuned from this encoder.
+def of_states(states: Sequence[Array]) -> Array:
+    """How closely texts lie in a teacher's own space: what it has learned falls into tight classes, other texts lie
+    between.
     """
-    alike = np.stack([np.linalg.norm(own, axis=1) for own in states], axis=1)
-    if any(own.shape[1] != features.shape[1] for own in states):
-        return standard(alike)
-    move = np.stack([moved(own, features) for own in states], axis=1)
-    if len(states) > 1 and agreement({"alike": standard(alike), "move": standard(move)})["move"] < AGREEING:
-        return standard(alike)
-    return together([alike, move])
+    from amalgam.stages.weigh_teachers.neighbours import density
 
-
-def moved(states: Array, features: Array) -> Array:
-    """How far apart two states of each text lie, both made of length 1."""
-    length = np.linalg.norm(states, axis=1, keepdims=True)
-    found: Array = np.linalg.norm(states / np.where(length > 0, length, 1.0) - features, axis=1)
-    return found
+    return standard(np.stack([density(own) for own in states], axis=1))
 
 
 def _names(run: Run, features: Array) -> Array:

@@ -100,21 +100,27 @@ def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
 
 
 def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
-    """The kinds that agree; None where there are no two of them."""
-    facts["agreement"] = {kind: round(value, 4) for kind, value in agreement(found).items()}
-    kept = [kind for kind, value in facts["agreement"].items() if value >= AGREEING]
+    """The kinds that agree; None where there are no two of them. The one that agrees least goes first, so that it is no
+    judge of the others.
+    """
+    kept, facts["agreement"] = dict(found), {}
     if next(iter(found.values())).shape[1] == 1:
-        return found
-    if len(kept) >= 2:
-        facts["notes"] += [
-            f"what {kind} say of the teachers agrees too little with the rest ({value:.2f}): they were left out"
-            for kind, value in facts["agreement"].items()
-            if kind not in kept
-        ]
-        return {kind: found[kind] for kind in kept}
-    values = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
+        return kept
+    while len(kept) > 1:
+        values = agreement(kept)
+        facts["agreement"] |= {kind: round(value, 4) for kind, value in values.items()}
+        least = min(values, key=values.__getitem__)
+        if values[least] >= AGREEING:
+            facts["notes"] += [
+                f"what {kind} say of the teachers agrees too little with the rest ({value:.2f}): they were left out"
+                for kind, value in facts["agreement"].items()
+                if kind not in kept
+            ]
+            return kept
+        del kept[least]
+    told = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
     facts["notes"].append(
-        f"answers, states and names do not agree on the teachers ({values}): each text's own confidences were taken, "
+        f"answers, states and names do not agree on the teachers ({told}): each text's own confidences were taken, "
         "as muka does"
     )
     return None
@@ -136,30 +142,40 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 def in_company(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
-    """The kinds together, and beside them their mean over the neighbours that are worth it.
+    """The kinds together, each beside its mean over the neighbours that are worth it.
 
-    Noise of one kind is not that of another. So where a text's own signals and its neighbours' foretell the other kinds
-    better than its own do alone, the neighbours are like the text; the neighbourhood that does so best is taken.
+    Noise of one kind is not that of another. So where what a kind says of a text and of its neighbours foretells the
+    other kinds better than what it says of the text alone, the neighbours are like the text; each kind takes the
+    neighbourhood that does so best for it.
     """
-    from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
+    near = _neighbourhoods(spaces, count) if next(iter(kept.values())).shape[1] > 1 else {}
+    found = {kind: _in_the_best(kind, kept, near) for kind in kept}
+    facts["neighbours"] = {kind: where for kind, (_, where, _) in found.items()}
+    facts["foretold"] = {
+        kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(found[kind][2], 4)}
+        for kind, own in kept.items()
+    }
+    return together([signal for signal, _, _ in found.values()])
 
-    signal = together(list(kept.values()))
-    best, chosen, found = _foretold(kept, kept), "none", signal
-    for space, states in spaces.items() if count and signal.shape[1] > 1 else ():
+
+def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:
+    from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side
+
+    found: dict[str, Array] = {}
+    for space, states in spaces.items() if count else ():
         near = nearest(states if isinstance(states, np.ndarray) else side_by_side(states), count)
-        for width in sorted({max(1, count // PART), count}):
-            beside = {kind: together([own, smoothed(own, near[:, :width])]) for kind, own in kept.items()}
-            value = _foretold(beside, kept)
-            if value > best:
-                best, chosen = value, f"{width} by {space}"
-                found = together([signal, smoothed(signal, near[:, :width])])
-    facts["neighbours"] = chosen
-    facts["foretold"] = {"alone": round(_foretold(kept, kept), 4), "with them": round(best, 4)}
+        found |= {f"{width} by {space}": near[:, :width] for width in sorted({max(1, count // PART), count})}
     return found
 
 
-def _foretold(found: Mapping[str, Array], kinds: Mapping[str, Array]) -> float:
-    return float(np.mean(list(agreement(found, kinds).values())))
+def _in_the_best(kind: str, kept: Mapping[str, Array], near: Mapping[str, Array]) -> tuple[Array, str, float]:
+    """Its signal there, which it is, and how well others are foretold."""
+    from amalgam.stages.weigh_teachers.neighbours import smoothed
+
+    tried = [("none", kept[kind])]
+    tried += [(where, together([kept[kind], smoothed(kept[kind], those)])) for where, those in near.items()]
+    judged = [(signal, where, agreement({kind: signal}, kept)[kind]) for where, signal in tried]
+    return max(judged, key=lambda one: one[2])
 
 
 def exclusive(signal: Array, facts: Facts) -> Array | None:

@@ -51,6 +51,17 @@ def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_else
     assert found.teacher.to_list() == ["b"]
 
 
+def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is_asked_for() -> None:
+    teachers = [evidence("a", [0.4, 0.6], 0.3), evidence("b", [0.4, 0.4, 0.2], 0.4)]
+    hard = rule(teachers, SPACE, Targets(mode="hard", distribution="label"))
+    assert hard.target.to_list()[0] == [0, 0, 1, 0, 0]
+    soft = rule(teachers, SPACE, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    assert soft.target.to_list()[0] == pytest.approx([0, 0.25, 0.75, 0, 0])
+    meeting = union_of({"a": ["x", "y"], "b": ["y", "z", "w"]})
+    both = rule(teachers, meeting, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    assert both.target.to_list()[0] == pytest.approx([0, 1, 0, 0])
+
+
 def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
     found = rule([evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard"))
     assert found.teacher.to_list() == ["a"]

@@ -128,6 +128,11 @@ class Packs:
     def read(self, inside: str) -> bytes | None:
         return self._text(inside) or self.inner.read(inside) or self._text(inside, anew=True)
 
+    def vouches(self, inside: str) -> bool:
+        """Whether the text there stands in an index, which holds a digest of all that it says."""
+        index = self._of(inside)
+        return index is not None and inside in index.texts
+
     def texts(self, insides: Sequence[str]) -> dict[str, bytes]:
         return self._together(insides, self._text, self.inner.texts)
 
@@ -201,7 +206,7 @@ class Packs:
         names = set(self.inner.names(folder)) - {FOLDER}
         if may_be_packed(folder):
             index = self.index(folder, anew=True)
-            names |= {PurePosixPath(inside).name for inside in (*index.texts, *index.pieces)}
+            names |= {inside.rpartition("/")[2] for inside in (*index.texts, *index.pieces)}
         return sorted(names)
 
     def walk(self, folder: str = "") -> Iterator[Entry]:

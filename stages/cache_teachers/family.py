@@ -6,7 +6,7 @@ itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -69,7 +69,8 @@ class CachedUnits:
         self._places: dict[str, list[int]] = {}
         for place, unit in enumerate(self._units):
             self._places.setdefault(unit.prefix, []).append(place)
-        self._prefixes = sorted(self._places)
+        self._prefixes = sorted(self._places.keys() - {ALL})
+        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
 
     def __iter__(self) -> Iterator[CachedUnit]:
         return iter(self._units)
@@ -77,12 +78,11 @@ class CachedUnits:
     def overlapping(self, prefix: str) -> list[CachedUnit]:
         if prefix == ALL:
             return list(self._units)
-        shorter = [ALL, *(prefix[:length] for length in range(1, len(prefix)))]
-        start = bisect_left(self._prefixes, prefix)
-        longer = takewhile(
-            lambda name: name.startswith(prefix), (self._prefixes[at] for at in range(start, len(self._prefixes)))
-        )
-        found = [at for name in (*shorter, *longer) for at in self._places.get(name, ())]
+        names = [ALL, *(prefix[:length] for length in self._lengths if length <= len(prefix))]
+        if self._lengths and self._lengths[-1] > len(prefix):
+            after = range(bisect_right(self._prefixes, prefix), len(self._prefixes))
+            names += takewhile(lambda name: name.startswith(prefix), (self._prefixes[at] for at in after))
+        found = [at for name in names for at in self._places.get(name, ())]
         return [self._units[at] for at in sorted(found)]
 
 
@@ -220,17 +220,16 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
     run: Run, family: str, teacher: str, bucket: Asked, cached: CachedUnits, wanted: Any
 ) -> Iterator[Unit]:
     """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
-    folder = units_folder(run, family)
-    coverage, counted = Coverage.of(bucket.keys), False
-    for unit in cached.overlapping(bucket.prefix):
+    folder, known = units_folder(run, family), cached.overlapping(bucket.prefix)
+    if known and bucket.is_answered_by(known[0], wanted):
+        yield Unit(known[0].name, folder, known[0].size, there=True)
+        return
+    coverage = Coverage.of(bucket.keys)
+    for unit in known:
         rows = bucket.held(run, unit)
-        if not len(rows):
-            continue
-        answered = not counted and bucket.is_answered_by(unit, wanted)
-        counted = True
-        if answered or coverage.add(unit, rows, wanted):
+        if len(rows) and coverage.add(unit, rows, wanted):
             yield Unit(unit.name, folder, unit.size, there=True)
-            if answered or coverage.whole(wanted):
+            if coverage.whole(wanted):
                 return
     for rows, logits, first, last in bucket.missing(coverage, wanted):
         some = rows if len(rows) < len(bucket.keys) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,10 +23,10 @@ def patiently(work: Callable[[], None], run: Run, what: str) -> None:
     for attempt in range(1, RETRIES + 1):
         try:
             return work()
-        except OSError as error:
-            if error.errno in FULL:
+        except Exception as error:
+            if is_full(error):
                 raise disk_full(run, what) from error
-            if error.errno not in PASSING:
+            if not isinstance(error, OSError) or error.errno not in PASSING:
                 raise
             if attempt == RETRIES:
                 raise WorkError(
@@ -36,6 +37,14 @@ def patiently(work: Callable[[], None], run: Run, what: str) -> None:
             run.console.note(f"{what}: {error.strerror}; trying again ({attempt} of {RETRIES})")
             time.sleep(0.1 * 4**attempt)
     return None
+
+
+def is_full(error: Exception) -> bool:
+    """What writes for us in Rust, as safetensors does, tells the number in its text alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return said is not None and int(said[1]) in FULL
 
 
 def disk_full(run: Run, what: str) -> DiskFullError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amalgam.pipeline.engines import run_units, wait_until
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
-from amalgam.pipeline.patience import FULL, disk_full
+from amalgam.pipeline.patience import disk_full, is_full
 from amalgam.pipeline.plan import StageState, examine, identity_of, library_versions, undone
 from amalgam.pipeline.stage import NotKnownYetError, Run, Stage, Unit
 from amalgam.pipeline.store import MANIFEST, Record
@@ -181,7 +181,7 @@ def _say_warnings(run: Run, state: StageState) -> None:
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
-    if error.errno in FULL:
+    if is_full(error):
         return disk_full(run, stage.name)
     return AmalgamError(
         f"{stage.name}: {error.strerror or error}",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.pipeline.disk import sync_folder
 from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.patience import FULL
+from amalgam.pipeline.patience import is_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -179,8 +179,7 @@ def _disk_full_explained(target: Path, snapshot: Snapshot) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(target, ignore_errors=True)
-        number = error.errno if isinstance(error, OSError) else _os_error(str(error))
-        if number not in FULL:
+        if not is_full(error):
             raise
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
         free = shutil.disk_usage(target.parent).free
@@ -189,9 +188,3 @@ def _disk_full_explained(target: Path, snapshot: Snapshot) -> Iterator[None]:
             where=str(target.parent),
             fix="make room and run the command again: it goes on from the checkpoint before",
         ) from error
-
-
-def _os_error(message: str) -> int | None:
-    # safetensors gives the number in its text alone.
-    match = re.search(r"os error (\d+)", message)
-    return int(match[1]) if match else None

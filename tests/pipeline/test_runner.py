@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from amalgam.pipeline.engines import Share, share_of
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
@@ -252,6 +255,23 @@ def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
     assert calls(base) == ["a", "b"]
     _build(base)
     assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
+
+
+def test_a_full_disk_is_known_by_a_librarys_text_alone(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+
+    def save(_run: Run, unit: Unit) -> None:
+        if unit.name == "b":
+            save_file({"weight": torch.zeros(100_000)}, tmp_path / "model.safetensors")
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(DiskFullError, match="letters b: the disk is full") as raised:
+            _build(base, save)
+        assert isinstance(raised.value.__cause__, SafetensorError)
+
+    assert wait(fork(work)) == 0
+    assert calls(base) == ["a", "b"]
 
 
 def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:

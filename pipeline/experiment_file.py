@@ -33,6 +33,10 @@ class LoadedExperiment:
         return self.path.parent.absolute()
 
 
+ON_GENERATED = "on generated texts"
+"""In the place of a section's name in a preset: what is set besides where texts are generated."""
+
+
 def load_experiment(
     path: Path, overrides: Iterable[str] = (), *, presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> LoadedExperiment:
@@ -126,7 +130,10 @@ def _with_preset(reading: Reading, presets: Mapping[str, Mapping[str, Any]]) -> 
             f"{_where(reading, ('student', 'method'))}no method {method!r}{_nearest(method, presets)}"
         )
         return data
-    return _merged(presets[name], data)
+    preset = {section: fields for section, fields in presets[name].items() if section != ON_GENERATED}
+    if isinstance(data.get("generate"), dict):
+        preset = _merged(preset, presets[name].get(ON_GENERATED, {}))
+    return _merged(preset, data)
 
 
 def _merged(under: Any, over: Any) -> Any:

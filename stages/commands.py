@@ -10,6 +10,7 @@ from typing import Any
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.experiment_file import ON_GENERATED
 from amalgam.pipeline.plan import StageState
 from amalgam.stages.library.experiment import Experiment
 from amalgam.stages.library.session import open_run
@@ -223,12 +224,17 @@ def show_methods(*, as_json: bool) -> None:
             name,
             method.source,
             method.needs,
-            ", ".join(f"{s}.{k}={v}" for s, fields in method.defaults.items() for k, v in fields.items())
+            _settings(method.defaults)
+            + (f"; {ON_GENERATED} {_settings(method.on_generated)}" if method.on_generated else "")
             or "nothing, and trains nothing",
         ]
         for name, method in METHODS.items()
     ]
     console.table("", ["student.method", "from", "needs", "sets"], rows)
+
+
+def _settings(said: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{section}.{name}={value}" for section, fields in said.items() for name, value in fields.items())
 
 
 def show_schema() -> None:

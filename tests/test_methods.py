@@ -177,5 +177,7 @@ def test_targets_are_named_by_the_method_that_makes_them() -> None:
     for name in TRAINED:
         targets = {"weights": "muka", "mode": "soft", **METHODS[name].defaults["targets"]}
         assert method_of(targets, objective_in(METHODS[name])) == name
+        hedged = {**targets, **METHODS[name].on_generated.get("targets", {})}
+        assert method_of(hedged, objective_in(METHODS[name])) == name
     assert method_of({"mode": "soft", "weights": "standardised"}) == "soft, standardised weights"
     assert method_of({"mode": "soft", "weights": "muka"}, "dfa") == "muka-soft and dfa"

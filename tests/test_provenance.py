@@ -17,6 +17,7 @@ from amalgam.stages.library.session import open_run
 from amalgam.stages.order import STAGES
 from amalgam.stages.read_corpus.parts import train_part
 from amalgam.stages.weigh_teachers.signals import keys_of, provenance
+from amalgam.stages.weigh_teachers.weights import written_shares
 from amalgam.tests.workshop import KNOWS, Shop
 
 AMALGAM = "student.method=amalgam"
@@ -40,11 +41,13 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
             at = places[text_key((row["text"],))], list(KNOWS).index(row["teacher"])
             told[at] = max(told[at], row["class_probability"])
     assert (told > 0).sum() >= len(told)
-    assert found == pytest.approx((told - told.mean(axis=0)) / told.std(axis=0))
+    assert found == pytest.approx(told)
+    assert written_shares(run, buckets) == pytest.approx((told > 0).sum(axis=0) / (told > 0).sum())
 
 
 def test_texts_that_were_written_for_no_class_have_none(generated: Shop, built: Shop) -> None:
     assert provenance(_planned(built), ()) is None
+    assert written_shares(_planned(built), ()) is None
     assert provenance(_planned(generated, "generate.source=random-words"), ()) is None
 
 

@@ -129,7 +129,7 @@ def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
         if row is not None:
             place = names.index(teacher)
             found[row, place] = max(found[row, place], probability)
-    return standard(found)
+    return found
 
 
 def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:

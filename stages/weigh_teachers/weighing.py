@@ -48,21 +48,22 @@ def standardised(signal: Array) -> Weighing:
     return Weighing(weights, weights.mean(axis=0), None)
 
 
-def mixture(signal: Array) -> Weighing:
+def mixture(signal: Array, shares: Array | None = None) -> Weighing:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
     Found by EM on standardised signals. Two things are held together over teachers, or EM loses one of them as soon as
     there are more than two: the ratio of the noise on own texts to that on others (own texts scatter less, which would
-    else be taken for a larger share), and in part the separation d_i, in deviations of the noise.
+    else be taken for a larger share), and in part the separation d_i, in deviations of the noise. `shares`: where they
+    are known.
     """
     texts, teachers = signal.shape
     scores = standard(signal)
     weights = softmax(scores / SHARPNESS)
-    fitted = _fitted(scores, weights)
+    fitted = _fitted(scores, weights, shares)
     for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
         found = fitted.posterior(scores)
         change, weights = float(np.abs(found - weights).max()), found
-        fitted = _fitted(scores, weights)
+        fitted = _fitted(scores, weights, shares)
         if change < SETTLED:
             break
     return Weighing(weights, fitted.shares, float(fitted.separations.mean()))
@@ -86,7 +87,7 @@ class _Fitted:
         return softmax(gain + np.log(self.shares))
 
 
-def _fitted(scores: Array, weights: Array) -> _Fitted:
+def _fitted(scores: Array, weights: Array, known: Array | None = None) -> _Fitted:
     texts, teachers = scores.shape
     counts, means, spreads = [], [], []
     for part in (weights, 1 - weights):
@@ -98,8 +99,8 @@ def _fitted(scores: Array, weights: Array) -> _Fitted:
     noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
     separations = (means[0] - means[1]) / noise
     together = (1 - HELD) * separations + HELD * separations.mean()
-    shares = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-    return _Fitted(shares, np.maximum(together, 0.0), noise, ratio)
+    estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
+    return _Fitted(estimated if known is None else known, np.maximum(together, 0.0), noise, ratio)
 
 
 def standard(signal: Array) -> Array:

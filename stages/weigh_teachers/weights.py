@@ -22,7 +22,7 @@ from amalgam.stages.weigh_teachers.signals import (
     read_states,
     together,
 )
-from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standardised
+from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,8 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     if signal is None:
         found = by_confidence(answered["confidence"], targets.temperature)
     else:
-        found = weighed(signal, targets.weights, facts)
+        known = written_shares(run, buckets) if targets.signal == "all" else None
+        found = weighed(signal, targets.weights, facts, known)
     teachers = list(label_space(run).columns)
     values = pa.array(found.weights.astype(np.float32).reshape(-1))
     columns = [keys_of(run, buckets), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
@@ -75,7 +76,7 @@ def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
     if kept is None:
         return None
     written = provenance(run, buckets)
-    kept = kept if written is None else with_provenance(kept, written, facts)
+    kept = kept if written is None else with_provenance(kept, standard(written), facts)
     spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
     return in_company(kept, spaces, run.experiment.targets.neighbours, facts)
 
@@ -200,10 +201,17 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def weighed(signal: Array, how: str, facts: Facts) -> Weighing:
+def written_shares(run: Run, buckets: Sequence[Bucket]) -> Array | None:
+    """Of texts that were written for a teacher each: how many for which."""
+    written = provenance(run, buckets)
+    many = None if written is None else (written > 0).sum(axis=0)
+    return many / many.sum() if many is not None and many.all() else None
+
+
+def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) -> Weighing:
     if how == "standardised" or signal.shape[1] == 1:
         return standardised(signal)
-    found = mixture(signal)
+    found = mixture(signal, shares)
     facts["separation"] = found.separation
     return found
 

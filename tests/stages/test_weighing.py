@@ -64,6 +64,16 @@ def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
         assert (weights.argmax(axis=1) == right)[inside].mean() == pytest.approx(sure[inside].mean(), abs=0.05)
 
 
+def test_shares_that_are_known_are_kept_to() -> None:
+    """Signals of which one scatters with the text's length, say, would have the mixture believe in other shares."""
+    signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
+    signal[:, 0] = np.exp(signal[:, 0] / 2)
+    estimated, known = mixture(signal), mixture(signal, np.array([0.5, 0.5]))
+    assert known.shares.tolist() == [0.5, 0.5]
+    assert abs(estimated.shares[0] - 0.5) > 0.1
+    assert rightly(known, right) > rightly(estimated, right)
+
+
 @pytest.mark.parametrize("weigh", [standardised, mixture])
 def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weigh: Any) -> None:
     assert weigh(np.arange(5.0)[:, None]).weights.tolist() == [[1.0]] * 5

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.experiment_file import ON_GENERATED, LoadedExperiment, load_experiment
+from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.plain_yaml import MOST_BYTES
 from amalgam.pipeline.template import write_template
 
 GOOD = "corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\n"
-PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}, ON_GENERATED: {"targets": {"mode": "soft"}}}}
+PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}}}
 CANARY = "hf_CanaryCanaryCanary0"
 
 
@@ -304,29 +304,6 @@ def test_a_bad_value_is_blamed_on_who_said_it(tmp_path: Path) -> None:
         "line 3, targets.mode",
         "command line, targets.temperature",
     ]
-
-
-def test_a_method_sets_defaults_and_the_file_and_the_command_line_stand_over_them(tmp_path: Path) -> None:
-    def targets(text: str, *overrides: str) -> tuple[str, float]:
-        found = _load(tmp_path, GOOD + text, *overrides).experiment.targets
-        return found.mode, found.temperature
-
-    assert targets("") == ("soft", 0.2)
-    assert targets("student: {method: warm}\n") == ("hard", 0.7)
-    assert targets("student: {method: warm}\ntargets: {temperature: 0.9}\n") == ("hard", 0.9)
-    assert targets("student: {method: warm}\n", "targets.mode=soft") == ("soft", 0.7)
-    assert targets("targets: {temperature: 0.9}\n", "student.method=warm") == ("hard", 0.9)
-
-
-def test_on_generated_texts_a_method_may_set_something_else(tmp_path: Path) -> None:
-    def mode(more: str, *overrides: str) -> str:
-        text = f"teachers: [{{name: a, model: m}}]\nstudent: {{method: warm}}\n{more}"
-        return _load(tmp_path, text, *overrides).experiment.targets.mode
-
-    assert mode("corpus: {train: a.csv}\n") == "hard"
-    assert mode("generate: {source: random-words}\n") == "soft"
-    assert mode("", "generate.source=random-words") == "soft"
-    assert mode("generate: {source: random-words}\ntargets: {mode: uhc}\n") == "uhc"
 
 
 # ---- identity

@@ -1,0 +1,40 @@
+"""What a method's name sets, beneath what the file and the command line say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from amalgam.pipeline.experiment import Targets
+from amalgam.pipeline.experiment_file import ON_GENERATED, load_experiment
+
+TEACHERS = "teachers: [{name: a, model: m}]\n"
+TEXTS = "corpus: {train: a.csv}\n"
+PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}, ON_GENERATED: {"targets": {"mode": "soft"}}}}
+
+
+def _targets(folder: Path, text: str, *overrides: str) -> Targets:
+    path = folder / "amalgam.yaml"
+    path.write_text(TEACHERS + text)
+    return load_experiment(path, overrides, presets=PRESETS).experiment.targets
+
+
+def test_a_method_sets_defaults_and_the_file_and_the_command_line_stand_over_them(tmp_path: Path) -> None:
+    def targets(text: str, *overrides: str) -> tuple[str, float]:
+        found = _targets(tmp_path, TEXTS + text, *overrides)
+        return found.mode, found.temperature
+
+    assert targets("") == ("soft", 0.2)
+    assert targets("student: {method: warm}\n") == ("hard", 0.7)
+    assert targets("student: {method: warm}\ntargets: {temperature: 0.9}\n") == ("hard", 0.9)
+    assert targets("student: {method: warm}\n", "targets.mode=soft") == ("soft", 0.7)
+    assert targets("targets: {temperature: 0.9}\n", "student.method=warm") == ("hard", 0.9)
+
+
+def test_on_generated_texts_a_method_may_set_something_else(tmp_path: Path) -> None:
+    def mode(text: str, *overrides: str) -> str:
+        return _targets(tmp_path, f"student: {{method: warm}}\n{text}", *overrides).mode
+
+    assert mode(TEXTS) == "hard"
+    assert mode("generate: {source: random-words}\n") == "soft"
+    assert mode("", "generate.source=random-words") == "soft"
+    assert mode("generate: {source: random-words}\ntargets: {mode: uhc}\n") == "uhc"

@@ -222,7 +222,7 @@ class Targets(Section):
     speaks for it: its answer, its states, and the names of its labels."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Average the signal over so many of the most similar texts, by the student's encoder; not with muka. Where all
-    signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits best."""
+    signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits each."""
     smoothings: Annotated[int, Field(ge=1, le=10)] = 1
     """How often a single signal is averaged over the neighbours; where all are taken, once, beside the text's own."""
 

@@ -42,12 +42,12 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
             told[at] = max(told[at], row["class_probability"])
     assert (told > 0).sum() >= len(told)
     assert found == pytest.approx(told)
-    assert written_shares(run, buckets) == pytest.approx((told > 0).sum(axis=0) / (told > 0).sum())
+    assert written_shares(found) == pytest.approx((told > 0).sum(axis=0) / (told > 0).sum())
 
 
 def test_texts_that_were_written_for_no_class_have_none(generated: Shop, built: Shop) -> None:
     assert provenance(_planned(built), ()) is None
-    assert written_shares(_planned(built), ()) is None
+    assert written_shares(None) is None
     assert provenance(_planned(generated, "generate.source=random-words"), ()) is None
 
 

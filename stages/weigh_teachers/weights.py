@@ -55,12 +55,11 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     buckets, targets = train_part(run).buckets, run.experiment.targets
     facts: dict[str, Any] = {"notes": []}
     answered = answers(run, buckets)
-    signal = (_of_all if targets.signal == "all" else _of_one)(run, buckets, answered, facts)
+    signal, shares = (_of_all if targets.signal == "all" else _of_one)(run, buckets, answered, facts)
     if signal is None:
         found = by_confidence(answered["confidence"], targets.temperature)
     else:
-        known = written_shares(run, buckets) if targets.signal == "all" else None
-        found = weighed(signal, targets.weights, facts, known)
+        found = weighed(signal, targets.weights, facts, shares)
     teachers = list(label_space(run).columns)
     values = pa.array(found.weights.astype(np.float32).reshape(-1))
     columns = [keys_of(run, buckets), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
@@ -68,27 +67,28 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
 
-def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> Array | None:
+def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
+    """The signal, and the teachers' shares of the texts where they are known."""
     from amalgam.stages.cache_features.stage import features_of
 
     features, states = features_of(run, buckets), read_states(run, buckets)
     kept = agreed(kinds(run, answered, features, states), facts)
     if kept is None:
-        return None
+        return None, None
     written = provenance(run, buckets)
     kept = kept if written is None else with_provenance(kept, standard(written), facts)
     spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
-    return in_company(kept, spaces, run.experiment.targets.neighbours, facts)
+    return in_company(kept, spaces, run.experiment.targets.neighbours, facts), written_shares(written)
 
 
-def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> Array | None:
+def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, None]:
     from amalgam.stages.cache_features.stage import features_of
     from amalgam.stages.weigh_teachers.neighbours import nearest
 
     targets = run.experiment.targets
     signal = exclusive(answered[targets.signal], facts)
     if signal is None or not targets.looks_at_neighbours:
-        return signal
+        return signal, None
     near = nearest(features_of(run, buckets), targets.neighbours)
     smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothings)
     if facts["coherence"] < COHERENT and signal.shape[1] > 1:
@@ -96,8 +96,8 @@ def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
             f"neighbouring texts say nothing of a text's teacher (correlation {facts['coherence']:.2f}): "
             "each text's own signal was taken"
         )
-        return signal
-    return smooth
+        return signal, None
+    return smooth, None
 
 
 def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
@@ -201,9 +201,8 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def written_shares(run: Run, buckets: Sequence[Bucket]) -> Array | None:
+def written_shares(written: Array | None) -> Array | None:
     """Of texts that were written for a teacher each: how many for which."""
-    written = provenance(run, buckets)
     many = None if written is None else (written > 0).sum(axis=0)
     return many / many.sum() if many is not None and many.all() else None
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.corpus import Bucket, PartFacts
-from amalgam.data.keys import KEY_BYTES, bits_for, prefix_name
+from amalgam.data.keys import KEY_BYTES, bits_for, keys_digest, prefix_name
 from amalgam.data.schemas import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema
 from amalgam.data.shards import key_column, read_keys, write_table
 from amalgam.pipeline.console import Console
@@ -140,7 +140,8 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
     letters = _letters()
     for number, keys in enumerate(_keys(texts, more, bits, seed)):
         if len(keys):
-            bucket = Bucket(prefix_name(number, bits), len(keys), f"{prefix_name(number, bits)}.parquet")
+            prefix = prefix_name(number, bits)
+            bucket = Bucket(prefix, len(keys), keys_digest(keys.tobytes()), f"{prefix}.parquet")
             write_table(_corpus_table(keys, letters, "label 0 0" if part == "test" else None), folder / bucket.file)
             digest.update(keys.tobytes())
             buckets.append(bucket)

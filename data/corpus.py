@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from amalgam.data.identities import Identities
-from amalgam.data.keys import bits_for, overlaps, prefix_name, shown, text_key
+from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, text_key
 from amalgam.data.rows import BadRow, rows_of
 from amalgam.data.schemas import CORPUS, SKIPPED, arrow_schema
 from amalgam.data.shards import KeySpill, key_array, key_list, parquet_options, read_keys, read_table, write_table
@@ -44,6 +44,7 @@ SKIPPED_ROWS = 10_000
 class Bucket:
     prefix: str
     rows: int
+    keys_digest: str
     file: str
 
 
@@ -342,7 +343,8 @@ class _Bucketing:
         final = texts.cast(arrow_schema(CORPUS))
         for start, stop in pairwise(edges):
             prefix = prefix_name(int(numbers[start]), self.bits)
-            bucket = Bucket(prefix, stop - start, f"{prefix}.parquet")
+            digest = keys_digest(keys[start:stop].tobytes())
+            bucket = Bucket(prefix, stop - start, digest, f"{prefix}.parquet")
             write_table(final.slice(start, stop - start), self._folder / bucket.file)
             self.buckets.append(bucket)
 

@@ -6,7 +6,7 @@ Nothing here needs more than the standard library: `plan` reads keys without ope
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,11 @@ def text_key(fields: Sequence[str]) -> bytes:
         data = field.encode()
         digest.update(_length(len(data)) + data)
     return digest.digest()
+
+
+def keys_digest(keys: bytes) -> str:
+    """Of many, one after the other in their order."""
+    return sha256(keys).hexdigest()
 
 
 def prefix_of(key: bytes, bits: int) -> str:

@@ -50,25 +50,32 @@ class StageState:
 
 
 def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
-    """The state of every wanted stage; what is current becomes known to those after it."""
+    """The state of every wanted stage; what is current becomes known to those after it.
+
+    A damaged file that is met while looking is set aside, and then simply missing: at whatever stage it was written.
+    """
+    damaged = set[str]()
+    while True:
+        try:
+            return _looked_at(stages, run)
+        except DamagedError as damage:
+            if damage.path in damaged:
+                raise
+            damaged.add(damage.path)
+            run.console.note(f"{damage.what}; quarantined")
+            run.results.clear()
+            run.memory.clear()
+
+
+def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
     states = list[StageState]()
     for stage in stages:
         if stage.wanted(run.experiment):
             run.asked.clear()
-            state = _examine_mended(stage, run)
+            state = examine(stage, run)
             before = tuple(one.stage for one in states if one.stage in run.asked)
             states.append(replace(state, after=before))
     return states
-
-
-def _examine_mended(stage: Stage, run: Run) -> StageState:
-    """A damaged file that is met while looking is set aside, and then simply missing."""
-    while True:
-        try:
-            return examine(stage, run)
-        except DamagedError as damage:
-            run.console.note(f"{damage.what}; quarantined")
-            run.memory.clear()
 
 
 def examine(stage: Stage, run: Run) -> StageState:

@@ -64,14 +64,17 @@ def test_half_a_teacher_a_new_one_and_appended_texts_are_planned_as_what_they_ar
     assert (appended.done, appended.total) == (len(units), len(units) + 2 * changed_buckets(made))
 
 
-def test_no_answers_about_training_texts_are_opened_where_none_changed(made: Experiments) -> None:
+def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made: Experiments) -> None:
     """Were one opened, its digest would be found wrong, and the file set aside. The test part is one bucket, "all"."""
-    write_answers(made.first, lacking(made.first), SHAPE)
+    units = lacking(made.first)
+    write_answers(made.first, units[1:], SHAPE)
     artifacts = made.first.parent / "artifacts"
     shards = sorted(artifacts.glob("cache-teachers/*/units/[01]*.parquet"))
-    for path in shards:
+    texts = [path for path in artifacts.glob("read-corpus/part-*/train-*/[01]*.parquet") if path.stem != "00"]
+    for path in [*shards, *texts]:
         flip(path)
-    assert len(shards) == 8
+    assert (len(shards), len(texts), units[0].work.prefix) == (7, 6, "00")
+    assert states(made.first)["cache-teachers"].done == len(units) - 1
     assert states(made.new_teacher)["cache-teachers"].state == "partial"
     assert not (artifacts / "quarantine").exists()
     states(made.appended)
@@ -101,3 +104,13 @@ def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> 
     bring_up_to_date(STAGES, quiet_run(experiments.first), target="build-targets")
     shards = sorted(experiments.first.parent.glob("artifacts/build-targets/*/units/*.parquet"))
     assert sum(pq.read_metadata(path).num_rows for path in shards) == 1000
+
+
+def test_texts_that_are_damaged_are_read_again_and_what_needs_them_waits(made: Experiments) -> None:
+    """The manifest of read-corpus was believed when stage 1 met the damage."""
+    units = lacking(made.first)
+    write_answers(made.first, units[1:], SHAPE)
+    for path in made.first.parent.glob("artifacts/read-corpus/part-*/train-*/00.parquet"):
+        flip(path)
+    found = states(made.first)
+    assert (found["read-corpus"].state, found["read-corpus"].done, found["cache-teachers"].done) == ("partial", 1, None)

@@ -16,7 +16,7 @@ from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_features.families import ENCODER, Kept, encoder_states, kept_states, parts_of
-from amalgam.stages.cache_teachers.family import Asked, cached_units, units_for
+from amalgam.stages.cache_teachers.family import asked_about, cached_units, units_for
 from amalgam.stages.cache_teachers.stage import family_in
 from amalgam.stages.fit_statistics.asked import asked_besides, measure_of
 from amalgam.stages.models.encoder import encoder_digest, encoder_files
@@ -98,12 +98,7 @@ def _describe(run: Run, kept: Kept) -> None:
 
 
 def _units(run: Run) -> Iterator[Unit]:
-    from amalgam.data.shards import read_keys
-
-    asked = {
-        part.name: [Asked(part.name, one.prefix, read_keys(run.store.checked(one.file))) for one in part.buckets]
-        for part in (train_part(run), *asked_besides(run))
-    }
+    asked = {part.name: list(asked_about(run, part)) for part in (train_part(run), *asked_besides(run))}
     for kept in kept_states(run):
         cached = cached_units(run, kept.family)
         for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):

@@ -7,19 +7,22 @@ itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.keys import ALL
+from amalgam.data.keys import ALL, keys_digest
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.stage import Run, Unit
 from amalgam.pipeline.store import Record, StoredFile
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from amalgam.stages.read_corpus.parts import Bucket, Part
 
     Keys = np.ndarray[Any, np.dtype[np.bytes_]]
 
@@ -117,17 +120,16 @@ def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
 
 @dataclass
 class Coverage:
-    """For each key of a bucket: has it the dropout-off logits, and how many of its passes, counted from the first."""
+    """For each text of a bucket: has it the dropout-off logits, and how many of its passes, counted from the first."""
 
-    keys: Keys
     logits: Any
     passes: Any
 
     @classmethod
-    def of(cls, keys: Keys) -> Coverage:
+    def of(cls, texts: int) -> Coverage:
         import numpy as np
 
-        return cls(keys, np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int32))
+        return cls(np.zeros(texts, dtype=bool), np.zeros(texts, dtype=np.int32))
 
     def whole(self, wanted: Any) -> bool:
         return bool(self.logits.all() and (self.passes >= wanted).all())
@@ -140,7 +142,7 @@ class Coverage:
         if unit.logits:
             news = bool((~self.logits[rows]).any())
             self.logits[rows] = True
-        asked = np.broadcast_to(wanted, len(self.keys))[rows]
+        asked = np.broadcast_to(wanted, len(self.logits))[rows]
         extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, asked))]
         self.passes[extends] = unit.last
         return news or len(extends) > 0
@@ -149,7 +151,7 @@ class Coverage:
         """(rows, lacks logits, first missing pass, passes wanted) for every group of texts that lacks the same."""
         import numpy as np
 
-        asked = np.broadcast_to(wanted, len(self.keys))
+        asked = np.broadcast_to(wanted, len(self.logits))
         for logits in (False, True):
             for last in np.unique(asked):
                 for covered in np.unique(self.passes):
@@ -161,29 +163,34 @@ class Coverage:
 class Asked:
     """One bucket of a part, for all teachers: which of its texts a cached unit holds is found once.
 
-    A unit's name holds the digest of its keys. So units of one name hold the same texts, and of a unit that is named
-    as the whole bucket would be, no file is opened: what planning reads is what changed.
+    A unit's name holds the digest of its keys. So units of one name hold the same texts, and where a unit is named as
+    the whole bucket would be, or there is none, neither is opened: what planning reads is what changed.
     """
 
-    def __init__(self, part: str, prefix: str, keys: Keys) -> None:
+    def __init__(self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys]) -> None:
         import numpy as np
 
-        self.part, self.prefix, self.keys = part, prefix, keys
-        self._every = np.arange(len(keys))
+        self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
+        self._bucket, self._read_keys = bucket, read_keys
+        self._every = np.arange(self.texts)
         self._names: dict[tuple[bool, int, int], str] = {}
         self._held: dict[str, Any] = {}
         self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
 
+    @cached_property
+    def keys(self) -> Keys:
+        return self._read_keys(self._bucket)
+
     def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
-        if len(rows) < len(self.keys):
-            return self._named(rows, logits, first, last)
+        if len(rows) < self.texts:
+            return self._named(keys_digest(self.keys[rows].tobytes()), logits, first, last)
         known = (logits, first, last)
         if known not in self._names:
-            self._names[known] = self._named(rows, logits, first, last)
+            self._names[known] = self._named(self._bucket.keys_digest, logits, first, last)
         return self._names[known]
 
-    def _named(self, rows: Any, logits: bool, first: int, last: int) -> str:
-        return f"{self.prefix}-{fingerprint([self.keys[rows].tobytes().hex(), logits, first, last])[:10]}"
+    def _named(self, digest: str, logits: bool, first: int, last: int) -> str:
+        return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
 
     def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
         """The rule, and told without counting: the unit holds all that is wanted of all texts of the bucket."""
@@ -191,7 +198,7 @@ class Asked:
         return enough and self._is_all_of(unit)
 
     def _is_all_of(self, unit: CachedUnit) -> bool:
-        return unit.rows == len(self.keys) and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
+        return unit.rows == self.texts and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
 
     def held(self, run: Run, unit: CachedUnit) -> Any:
         """Where the unit's texts stand in the bucket."""
@@ -216,15 +223,29 @@ class Asked:
         return places[here]
 
 
+def asked_about(run: Run, part: Part) -> Iterator[Asked]:
+    """The part's buckets. The keys of one are read where they are needed, and then all are fetched together."""
+    from amalgam.data.shards import read_keys
+
+    fetch = cache(lambda: run.store.place.fetch([bucket.file.path for bucket in part.buckets]))
+
+    def read(bucket: Bucket) -> Keys:
+        fetch()
+        return read_keys(run.store.checked(bucket.file))
+
+    return (Asked(part.name, bucket, read) for bucket in part.buckets)
+
+
 def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
     run: Run, family: str, teacher: str, bucket: Asked, cached: CachedUnits, wanted: Any
 ) -> Iterator[Unit]:
     """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
     folder, known = units_folder(run, family), cached.overlapping(bucket.prefix)
-    if known and bucket.is_answered_by(known[0], wanted):
-        yield Unit(known[0].name, folder, known[0].size, there=True)
+    enough = next((unit for unit in known if bucket.is_answered_by(unit, wanted)), None)
+    if enough:
+        yield Unit(enough.name, folder, enough.size, there=True)
         return
-    coverage = Coverage.of(bucket.keys)
+    coverage = Coverage.of(bucket.texts)
     for unit in known:
         rows = bucket.held(run, unit)
         if len(rows) and coverage.add(unit, rows, wanted):
@@ -232,7 +253,7 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
             if coverage.whole(wanted):
                 return
     for rows, logits, first, last in bucket.missing(coverage, wanted):
-        some = rows if len(rows) < len(bucket.keys) else None
+        some = rows if len(rows) < bucket.texts else None
         ask = Ask(teacher, bucket.part, bucket.prefix, some, logits, first, last)
         yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)
 

@@ -17,7 +17,7 @@ from amalgam.pipeline.plan import library_versions
 from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
 from amalgam.pipeline.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
-from amalgam.stages.cache_teachers.family import Ask, Asked, cached_units, family_name, units_for, was_asked
+from amalgam.stages.cache_teachers.family import Ask, asked_about, cached_units, family_name, units_for, was_asked
 from amalgam.stages.fit_statistics.asked import asked_besides
 from amalgam.stages.read_corpus.parts import Bucket, Part, part_of, train_part
 from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
@@ -181,14 +181,11 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
 
 def _ladder_units(run: Run) -> list[Unit]:
     """The test part as ever; the training part round by round."""
-    from amalgam.data.shards import read_keys
-
     teachers = teachers_of(run)
     part, _ = _parts(run)[0]
     cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
-    paths = run.store.checked_all(bucket.file for bucket in part.buckets)
-    buckets = [(bucket, read_keys(path)) for bucket, path in zip(part.buckets, paths, strict=True)]
-    asked = {bucket.prefix: Asked(part.name, bucket.prefix, keys) for bucket, keys in buckets}
+    asked = {bucket.prefix: bucket for bucket in asked_about(run, part)}
+    buckets = [(bucket, asked[bucket.prefix].keys) for bucket in part.buckets]
 
     def asks(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
         for teacher in teachers:
@@ -200,18 +197,14 @@ def _ladder_units(run: Run) -> list[Unit]:
 
 
 def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
-    """Teacher by teacher; found bucket by bucket, so that a bucket's keys are read once for all of them."""
-    from amalgam.data.shards import read_keys
-
+    """Teacher by teacher; found bucket by bucket, so that a bucket's keys are read once for all of them, if at all."""
     families = families_of(run)
     cached = {family: cached_units(run, family) for family in families.values()}
     found: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
-        run.store.place.fetch([bucket.file.path for bucket in part.buckets])
-        for bucket in part.buckets:
-            asked = Asked(part.name, bucket.prefix, read_keys(run.store.checked(bucket.file)))
+        for bucket in asked_about(run, part):
             for teacher, family in families.items():
-                found[teacher] += units_for(run, family, teacher, asked, cached[family], passes)
+                found[teacher] += units_for(run, family, teacher, bucket, cached[family], passes)
     return [unit for units in found.values() for unit in units]
 
 

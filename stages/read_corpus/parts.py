@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Bucket:
     prefix: str
     rows: int
+    keys_digest: str
     file: StoredFile
 
 
@@ -55,7 +56,8 @@ def part_of(run: Run, name: str) -> Part | None:
         return None
     inside = {PurePosixPath(file.path).name: file for file in manifest.files if _part_name(file) == name}
     buckets = tuple(
-        Bucket(bucket["prefix"], int(bucket["rows"]), inside[bucket["file"]]) for bucket in facts["buckets"]
+        Bucket(bucket["prefix"], int(bucket["rows"]), bucket["keys_digest"], inside[bucket["file"]])
+        for bucket in facts["buckets"]
     )
     return Part(name, facts, buckets)
 

@@ -27,7 +27,7 @@ AS_GENERATED = {"text": ["text"], "id": "auto", "label": None, "labels": None, "
 
 class ReadCorpus(UnitByUnit):
     name: ClassVar[str] = "read-corpus"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "parts"
 

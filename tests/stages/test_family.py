@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amalgam.data.keys import ALL, overlaps
+from amalgam.data.keys import ALL, keys_digest, overlaps
 from amalgam.pipeline.store import StoredFile
 from amalgam.stages.cache_teachers.family import Asked, CachedUnit, CachedUnits
+from amalgam.stages.read_corpus.parts import Bucket
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def unit(name: str, prefix: str, first: int = 0, last: int = 4, rows: int = 1) -> CachedUnit:
     return CachedUnit(name, prefix, first == 0, first, last, rows, StoredFile(f"{name}.parquet", 1, ""))
+
+
+def asked(part: str, keys: NDArray[np.bytes_]) -> Asked:
+    bucket = Bucket("0", len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
+    return Asked(part, bucket, lambda _: keys)
 
 
 def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_the_same_order() -> None:
@@ -31,10 +41,10 @@ def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_
 
 def test_a_units_name_tells_which_texts_it_holds() -> None:
     keys = np.array([bytes([number]) * 16 for number in range(1, 5)])
-    bucket, fewer = Asked("train", "0", keys), Asked("train", "0", keys[:3])
+    bucket, fewer = asked("train", keys), asked("train", keys[:3])
     every, some = np.arange(4), np.arange(3)
     name = bucket.name(every, True, 0, 4)
-    assert name == Asked("test", "0", keys.copy()).name(every, True, 0, 4)
+    assert name == asked("test", keys.copy()).name(every, True, 0, 4)
     assert bucket.name(some, True, 0, 4) == fewer.name(some, True, 0, 4)
     assert (
         len({name, bucket.name(some, True, 0, 4), bucket.name(every, False, 0, 4), bucket.name(every, True, 0, 8)}) == 4

@@ -23,7 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
-ROWS = 4096
+EVENLY = 0.7
+"""How much of a kind's part in what speaks for a teacher is alike for all kinds."""
 
 
 def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
@@ -139,6 +140,23 @@ def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = N
         name: float(np.mean([correlation(_relative(one), other) for kind, other in relative.items() if kind != name]))
         for name, one in found.items()
     }
+
+
+def heard(found: Mapping[str, Array]) -> dict[str, Array]:
+    """Each kind's part in what speaks for each teacher: EVENLY, and the rest by how well it foretells that nothing
+    speaks for the others. So a teacher that is sure of every text is heard by its states.
+    """
+    whole = together(list(found.values()))
+    against = whole - whole.sum(axis=1, keepdims=True)
+    borne = np.array(
+        [
+            [max(0.0, correlation(one, other)) for one, other in zip(own.T, against.T, strict=True)]
+            for own in found.values()
+        ]
+    )
+    borne[:, borne.sum(axis=0) == 0] = 1.0
+    parts = EVENLY / len(found) + (1 - EVENLY) * borne / borne.sum(axis=0)
+    return dict(zip(found, parts, strict=True))
 
 
 def _relative(signal: Array) -> Array:

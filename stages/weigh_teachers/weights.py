@@ -16,6 +16,7 @@ from amalgam.stages.weigh_teachers.signals import (
     agreement,
     answers,
     correlation,
+    heard,
     keys_of,
     kinds,
     provenance,
@@ -143,7 +144,7 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 def in_company(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
-    """The kinds together, each beside its mean over the neighbours that are worth it.
+    """The kinds together, each beside its mean over the neighbours that are worth it, as far as a teacher shows in it.
 
     Noise of one kind is not that of another. So where what a kind says of a text and of its neighbours foretells the
     other kinds better than what it says of the text alone, the neighbours are like the text; each kind takes the
@@ -156,7 +157,9 @@ def in_company(
         kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(found[kind][2], 4)}
         for kind, own in kept.items()
     }
-    return together([signal for signal, _, _ in found.values()])
+    parts = heard(kept)
+    facts["heard"] = {kind: part.round(4).tolist() for kind, part in parts.items()}
+    return standard(np.sum([parts[kind] * signal for kind, (signal, _, _) in found.items()], axis=0))
 
 
 def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:

@@ -23,7 +23,8 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.pipeline.fingerprint import fingerprint
 from amalgam.pipeline.place import QUARANTINE, Entry
 
-SCHEMES = ("s3://", "gs://", "az://")
+ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
+"""Where the environment names a server other than the maker's own."""
 PROBE = "put-if-absent.json"
 """Put anew by every command that works: that it stands already is the answer which is hoped for."""
 AT_ONCE = 32
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 def is_bucket(workspace: str) -> bool:
-    return workspace.startswith(SCHEMES)
+    return workspace.startswith(tuple(ENDPOINTS))
 
 
 class Bucket:
@@ -70,7 +71,7 @@ class Bucket:
     def _client(self) -> Any:
         from obstore.store import from_url
 
-        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and self.address.startswith("s3:")
+        plain = (_endpoint(self.address) or "").startswith("http://")
         return from_url(self.address, client_options={"allow_http": plain})
 
     def _ask(self, inside: str, work: Callable[[Any], T]) -> T | None:
@@ -253,13 +254,22 @@ class Bucket:
 
     def remove(self, insides: Iterable[str]) -> None:
         """Copies on this machine stay: a reader may have been told of them."""
-        import obstore
-
         self._seen.clear()
         gone = list(insides)
         for start in range(0, len(gone), 1000):
             some = gone[start : start + 1000]
-            self._ask(some[0], lambda client, some=some: obstore.delete(client, some))  # type: ignore[misc]
+            if not self._delete(some) and len(some) > 1:  # Google's stops at the first that is not there
+                self._all(lambda inside: self._delete([inside]), some)
+
+    def _delete(self, insides: Sequence[str]) -> bool:
+        """False: one of them was not there."""
+        import obstore
+
+        def delete(client: Any) -> bool:
+            obstore.delete(client, insides)
+            return True
+
+        return bool(self._ask(insides[0], delete))
 
     def tidy(self) -> None:
         """There are no folders."""
@@ -269,8 +279,12 @@ def cache_folder(address: str) -> Path:
     """On this machine's own disk; it may be deleted whenever nothing runs."""
     said = os.environ.get("AMALGAM_CACHE")
     home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amalgam"
-    known = fingerprint([address, os.environ.get("AWS_ENDPOINT_URL")])[:8]
+    known = fingerprint([address, _endpoint(address)])[:8]
     return (home / f"{PurePosixPath(address).name}-{known}").absolute()
+
+
+def _endpoint(address: str) -> str | None:
+    return os.environ.get(ENDPOINTS[address.partition("//")[0] + "//"])
 
 
 def _entry(meta: Any) -> Entry:

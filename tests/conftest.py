@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
 
@@ -53,20 +54,25 @@ def fresh(built: Shop, tmp_path: Path) -> Shop:
     return built.without_artifacts(tmp_path / "shop")
 
 
-S3_KEYS = {"AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "canary-4711", "AWS_REGION": "us-east-1"}
+@pytest.fixture
+def scheme() -> str:
+    """Of the object store; tests of what a store must do are run with others too."""
+    return "s3"
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+def server(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """Ours, which can be told to fail."""
-    with serving() as s3:
-        for name, value in {**S3_KEYS, "AWS_ENDPOINT_URL": s3.url, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
+    with serving(SPOKEN[scheme]) as found:
+        said = environment(scheme, found.url, tmp_path)
+        for name, value in {**said, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
             monkeypatch.setenv(name, value)
-        yield s3
+        yield found
 
 
 @pytest.fixture
-def address(server: S3, monkeypatch: pytest.MonkeyPatch) -> str:
+def address(scheme: str, server: S3, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a workspace on our server; on the one that AMALGAM_TEST_S3 names, in the bucket `bucket`, where it is set."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
-    return f"s3://bucket/tests/{time.time_ns()}"
+    if scheme == "s3":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
+    return f"{scheme}://bucket/tests/{time.time_ns()}"

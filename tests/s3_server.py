@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import formatdate
 from hashlib import md5
@@ -27,8 +27,8 @@ class S3(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Request)
+    def __init__(self, speaks: type[Request]) -> None:
+        super().__init__(("127.0.0.1", 0), speaks)
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.lock = threading.Lock()
         self._order: list[str] | None = None
@@ -69,8 +69,8 @@ class S3(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving() -> Iterator[S3]:
-    server = S3()
+def serving(speaks: type[Request] | None = None) -> Iterator[S3]:
+    server = S3(speaks or Request)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -81,7 +81,13 @@ def serving() -> Iterator[S3]:
         thread.join()
 
 
-class _Request(BaseHTTPRequestHandler):
+class Request(BaseHTTPRequestHandler):
+    """As S3 says it."""
+
+    COPIED_FROM = "x-amz-copy-source"
+    IF_ABSENT = "If-None-Match"
+    STANDS_ALREADY = 412
+    LISTS = "list-type"
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: S3
@@ -101,37 +107,46 @@ class _Request(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(size)
-        source = self.headers.get("x-amz-copy-source")
+        source = self.source
         with self.server.lock:
-            if source is not None and unquote(source).strip("/") not in self.server.objects:
-                self._answer(404)
+            if source is not None and source not in self.server.objects:
+                self.answer(404)
                 return
             if source is not None:
-                body = self.server.objects[unquote(source).strip("/")][0]
-            elif self.server.puts_if_absent and "If-None-Match" in self.headers and self.key in self.server.objects:
-                self._answer(412)
+                body = self.server.objects[source][0]
+            elif self.server.puts_if_absent and self.IF_ABSENT in self.headers and self.key in self.server.objects:
+                self.answer(self.STANDS_ALREADY)
                 return
             self.server.put(self.key, body)
-        self._answer(200, b"<CopyObjectResult/>" if source else b"", ETag=_tag(body))
+        self.has_put(body, copied=source is not None)
+
+    @property
+    def source(self) -> str | None:
+        """Of a copy."""
+        said = self.headers.get(self.COPIED_FROM)
+        return None if said is None else unquote(said).strip("/")
+
+    def has_put(self, body: bytes, *, copied: bool) -> None:
+        self.answer(200, b"<CopyObjectResult/>" if copied else b"", ETag=tag(body))
 
     def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-        if "list-type" in query:
+        if self.LISTS in query:
             self._list({name: values[0] for name, values in query.items()})
             return
         self.server.asked[self.command] += 1
         found = self.server.objects.get(self.key)
         if found is None:
-            self._answer(404)
+            self.answer(404)
             return
         body, when = found
-        said = {"ETag": _tag(body), "Last-Modified": formatdate(when, usegmt=True)}
+        said = {"ETag": tag(body), "Last-Modified": formatdate(when, usegmt=True)}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if match:
             first, last = int(match[1]), min(int(match[2]), len(body) - 1)
-            self._answer(206, body[first : last + 1], **said, Content_Range=f"bytes {first}-{last}/{len(body)}")
+            self.answer(206, body[first : last + 1], **said, Content_Range=f"bytes {first}-{last}/{len(body)}")
         else:
-            self._answer(200, body, **said)
+            self.answer(200, body, **said)
 
     do_HEAD = do_GET  # noqa: N815  the base class says so
 
@@ -139,7 +154,7 @@ class _Request(BaseHTTPRequestHandler):
         self.server.asked["DELETE"] += 1
         with self.server.lock:
             self.server.put(self.key, None)
-        self._answer(204)
+        self.answer(204)
 
     def do_POST(self) -> None:
         """Many deletions at once."""
@@ -150,12 +165,12 @@ class _Request(BaseHTTPRequestHandler):
             for key in keys:
                 self.server.put(f"{self.key}/{unescape(key)}", None)
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
-        self._answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+        self.answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
 
     def _list(self, query: dict[str, str]) -> None:
         self.server.asked["LIST"] += 1
         bucket, prefix, delimiter = self.key, query.get("prefix", ""), query.get("delimiter")
-        after = query.get("continuation-token") or query.get("start-after") or ""
+        after = query.get("continuation-token") or query.get("marker") or query.get("start-after") or ""
         keys = [key[len(bucket) + 1 :] for key in self.server.keys(f"{bucket}/{prefix}")]
         if after:
             keys = keys[bisect_left(keys, after) :]
@@ -171,21 +186,25 @@ class _Request(BaseHTTPRequestHandler):
             if folder:
                 prefixes[folder] = None
             else:
-                contents.append(self._content(bucket, key))
+                contents.append(key)
         more = bool(keys) and last != "" and last != keys[-1]
-        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
-        common = [f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in prefixes]
-        page = "".join([*contents, *common])
-        said = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}<KeyCount>{len(contents)}</KeyCount>"
-        self._answer(200, f"<ListBucketResult><Name>{bucket}</Name>{said}{page}</ListBucketResult>".encode())
+        self.answer(200, self.page(contents, list(prefixes), last if more else "").encode())
 
-    def _content(self, bucket: str, key: str) -> str:
-        body, when = self.server.objects[f"{bucket}/{key}"]
+    def page(self, keys: Sequence[str], folders: Sequence[str], last: str) -> str:
+        """Of a listing; `last`: where the next one begins, if there is one."""
+        said = "".join(self._content(key) for key in keys)
+        said += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
+        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if last else ""
+        more = f"<IsTruncated>{str(bool(last)).lower()}</IsTruncated>{token}<KeyCount>{len(keys)}</KeyCount>"
+        return f"<ListBucketResult><Name>{self.key}</Name>{more}{said}</ListBucketResult>"
+
+    def _content(self, key: str) -> str:
+        body, when = self.server.objects[f"{self.key}/{key}"]
         changed = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(when))
-        said = f"<Key>{escape(key)}</Key><LastModified>{changed}</LastModified><ETag>{_tag(body)}</ETag>"
+        said = f"<Key>{escape(key)}</Key><LastModified>{changed}</LastModified><ETag>{tag(body)}</ETag>"
         return f"<Contents>{said}<Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
 
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         time.sleep(self.server.seconds)
         self.send_response(status)
         for name, value in headers.items():
@@ -197,5 +216,5 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _tag(body: bytes) -> str:
+def tag(body: bytes) -> str:
     return f'"{md5(body, usedforsecurity=False).hexdigest()}"' if len(body) < 1 << 16 else f'"{len(body):032x}"'

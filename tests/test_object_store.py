@@ -13,6 +13,7 @@ import pytest
 
 from amalgam.pipeline.runner import bring_up_to_date
 from amalgam.pipeline.store import MANIFEST, Store, open_store
+from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
@@ -106,6 +107,7 @@ def head_digests(store: Store) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.parametrize("scheme", SPOKEN)
 def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
     far: Shop, built: Shop, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

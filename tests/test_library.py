@@ -64,7 +64,7 @@ except AttributeError as error:
 
 def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
     package = ROOT / ".dev/amalgam"
-    there = {path.name for path in package.iterdir()} - {"__init__.py", "__pycache__"}
+    there = {path.name for path in package.iterdir()} - {"__init__.py", "__main__.py", "__pycache__"}
     assert there == {"benchmarks", "cli.py", "data", "pipeline", "py.typed", "stages", "tests"}
     assert all((package / name).resolve() == ROOT / name for name in there)
 
@@ -82,7 +82,13 @@ def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
         wheel = tmp_path / build.__name__ / build(str(tmp_path / build.__name__))
         names[build.__name__] = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names["build_editable"] == {"_amalgam.pth"}
-    own = {"amalgam/__init__.py", "amalgam/cli.py", "amalgam/py.typed", "amalgam/stages/library/experiment.py"}
+    own = {
+        "amalgam/__init__.py",
+        "amalgam/__main__.py",
+        "amalgam/cli.py",
+        "amalgam/py.typed",
+        "amalgam/stages/library/experiment.py",
+    }
     assert own <= names["build_wheel"]
     rooms = {"/".join(name.split("/")[:2]) for name in names["build_wheel"]}
     assert rooms == {*own, "amalgam/data", "amalgam/pipeline", "amalgam/stages"} - {

@@ -144,7 +144,8 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 def in_company(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
-    """The kinds together, each beside its mean over the neighbours that are worth it, as far as a teacher shows in it.
+    """The kinds together: each beside its mean over the neighbours that are worth it, and heard on each teacher as far
+    as it bears out there.
 
     Noise of one kind is not that of another. So where what a kind says of a text and of its neighbours foretells the
     other kinds better than what it says of the text alone, the neighbours are like the text; each kind takes the

@@ -23,8 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
-EVENLY = 0.7
-"""How much of a kind's part in what speaks for a teacher is alike for all kinds."""
+AGAINST = 0.1
+"""From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
 
 
 def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
@@ -142,21 +142,16 @@ def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = N
     }
 
 
-def heard(found: Mapping[str, Array]) -> dict[str, Array]:
-    """Each kind's part in what speaks for each teacher: EVENLY, and the rest by how well it foretells that nothing
-    speaks for the others. So a teacher that is sure of every text is heard by its states.
+def speaking_against(found: Mapping[str, Array]) -> dict[str, Array]:
+    """[teachers] by kind: how well it foretells that something speaks for the other teachers. A teacher that is sure of
+    every text, and surest where it knows nothing, shows it here.
     """
     whole = together(list(found.values()))
-    against = whole - whole.sum(axis=1, keepdims=True)
-    borne = np.array(
-        [
-            [max(0.0, correlation(one, other)) for one, other in zip(own.T, against.T, strict=True)]
-            for own in found.values()
-        ]
-    )
-    borne[:, borne.sum(axis=0) == 0] = 1.0
-    parts = EVENLY / len(found) + (1 - EVENLY) * borne / borne.sum(axis=0)
-    return dict(zip(found, parts, strict=True))
+    others = whole.sum(axis=1, keepdims=True) - whole
+    return {
+        kind: np.array([correlation(one, other) for one, other in zip(own.T, others.T, strict=True)])
+        for kind, own in found.items()
+    }
 
 
 def _relative(signal: Array) -> Array:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.stages.weigh_teachers.signals import (
+    AGAINST,
     AGREEING,
     agreement,
     answers,
     correlation,
-    heard,
     keys_of,
     kinds,
     provenance,
     read_states,
+    speaking_against,
     together,
 )
 from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
@@ -144,8 +145,7 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 def in_company(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
-    """The kinds together: each beside its mean over the neighbours that are worth it, and heard on each teacher as far
-    as it bears out there.
+    """The kinds together, each beside its mean over the neighbours that are worth it.
 
     Noise of one kind is not that of another. So where what a kind says of a text and of its neighbours foretells the
     other kinds better than what it says of the text alone, the neighbours are like the text; each kind takes the
@@ -158,9 +158,10 @@ def in_company(
         kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(found[kind][2], 4)}
         for kind, own in kept.items()
     }
-    parts = heard(kept)
-    facts["heard"] = {kind: part.round(4).tolist() for kind, part in parts.items()}
-    return standard(np.sum([parts[kind] * signal for kind, (signal, _, _) in found.items()], axis=0))
+    against = speaking_against(kept)
+    facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
+    parts = [np.where(against[kind] > AGAINST, 0.5, 1.0) * standard(found[kind][0]) for kind in kept]
+    return standard(np.sum(parts, axis=0))
 
 
 def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:

@@ -10,7 +10,15 @@ import torch
 
 from amalgam.stages.cache_features.pooling import mean_over_tokens
 from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_side, smoothed
-from amalgam.stages.weigh_teachers.signals import AGREEING, EVENLY, agreement, heard, margin, of_states, together
+from amalgam.stages.weigh_teachers.signals import (
+    AGAINST,
+    AGREEING,
+    agreement,
+    margin,
+    of_states,
+    speaking_against,
+    together,
+)
 from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
 from amalgam.stages.weigh_teachers.weights import (
     COHERENT,
@@ -229,21 +237,18 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
     return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
 
 
-def test_a_teacher_that_is_sure_of_every_text_is_heard_by_what_else_it_shows() -> None:
-    right = np.random.default_rng(0).choice(2, 6000)
-    kept = views(right, noise=[0.7, 0.7])
-    kept["1"][:, 0] = np.random.default_rng(1).normal(size=6000)
-    parts = heard(kept)
-    assert sum(parts.values()) == pytest.approx([1.0, 1.0])
-    assert parts["1"][0] == pytest.approx(EVENLY / 2, abs=0.02)
-    assert parts["1"][1] == pytest.approx(0.5, abs=0.1)
-    found = in_company(kept, {}, 0, {})
-    assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.005
-
-
-def test_kinds_are_heard_alike_where_no_other_teacher_judges_them() -> None:
-    kept = {kind: np.arange(4.0)[:, None] for kind in "abc"}
-    assert all(part == pytest.approx([1 / 3]) for part in heard(kept).values())
+def test_a_kind_that_speaks_for_a_teacher_where_others_are_right_is_heard_half() -> None:
+    random = np.random.default_rng(1)
+    right = random.choice(2, 6000)
+    kept = {**views(right, noise=[0.7]), "1": random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]}
+    against = speaking_against(kept)
+    assert against["1"][0] > AGAINST
+    assert max(against["0"].max(), against["1"][1]) < 0
+    facts: dict[str, Any] = {}
+    found = in_company(kept, {}, 0, facts)
+    assert found[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
+    assert found[:, 0] == pytest.approx(standard(standard(kept["0"]) + standard(kept["1"]) / 2)[:, 0])
+    assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
 
 
 def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:
@@ -261,7 +266,7 @@ def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     facts: dict[str, Any] = {"notes": []}
     found = in_company(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
     assert set(facts["neighbours"].values()) == {"none"}
-    assert np.array_equal(found, in_company(kept, {}, 0, facts))
+    assert np.array_equal(found, together(list(kept.values())))
 
 
 def test_of_two_spaces_the_one_that_tells_teachers_apart_is_taken() -> None:

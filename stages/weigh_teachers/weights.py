@@ -72,6 +72,7 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
 def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
     """The signal, and the teachers' shares of the texts where they are known."""
     from amalgam.stages.cache_features.stage import features_of
+    from amalgam.stages.teachers import label_space
 
     features, states = features_of(run, buckets), read_states(run, buckets)
     kept = agreed(kinds(run, answered, features, states), facts)
@@ -80,7 +81,9 @@ def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
     written = provenance(run, buckets)
     kept = kept if written is None else with_provenance(kept, standard(written), facts)
     spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
-    return in_company(kept, spaces, run.experiment.targets.neighbours, facts), written_shares(written)
+    signal = in_company(kept, spaces, run.experiment.targets.neighbours, facts)
+    facts["notes"] += heard_half(facts["against"], list(label_space(run).columns))
+    return signal, written_shares(written)
 
 
 def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, None]:
@@ -162,6 +165,15 @@ def in_company(
     facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
     parts = [np.where(against[kind] > AGAINST, 0.5, 1.0) * standard(found[kind][0]) for kind in kept]
     return standard(np.sum(parts, axis=0))
+
+
+def heard_half(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
+    return [
+        f"teacher {teacher}: what its {kind} say is higher where others are right ({value:.2f}), and was heard half"
+        for kind, values in against.items()
+        for teacher, value in zip(teachers, values, strict=True)
+        if value > AGAINST
+    ]
 
 
 def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:

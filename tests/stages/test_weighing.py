@@ -25,6 +25,7 @@ from amalgam.stages.weigh_teachers.weights import (
     EXCLUSIVE,
     agreed,
     exclusion,
+    heard_half,
     in_company,
     over_neighbours,
     with_provenance,
@@ -247,6 +248,8 @@ def test_a_kind_that_speaks_for_a_teacher_where_others_are_right_is_heard_half()
     facts: dict[str, Any] = {}
     found = in_company(kept, {}, 0, facts)
     assert found[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
+    [note] = heard_half(facts["against"], ["six", "three"])
+    assert note.startswith("teacher six: what its 1 say is higher where others are right (0.")
     assert found[:, 0] == pytest.approx(standard(standard(kept["0"]) + standard(kept["1"]) / 2)[:, 0])
     assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
 

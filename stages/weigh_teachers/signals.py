@@ -23,6 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
+SHOWN = ("answers", "states")
+"""Kinds that a teacher itself gives."""
 AGAINST = 0.1
 """From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
 
@@ -143,14 +145,15 @@ def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = N
 
 
 def speaking_against(found: Mapping[str, Array]) -> dict[str, Array]:
-    """[teachers] by kind: how well it foretells that something speaks for the other teachers. A teacher that is sure of
-    every text, and surest where it knows nothing, shows it here.
+    """[teachers] by kind, of what a teacher itself shows: how well it foretells that something speaks for the others.
+    One that is surest of what it knows nothing about is seen here.
     """
     whole = together(list(found.values()))
     others = whole.sum(axis=1, keepdims=True) - whole
     return {
-        kind: np.array([correlation(one, other) for one, other in zip(own.T, others.T, strict=True)])
-        for kind, own in found.items()
+        kind: np.array([correlation(one, other) for one, other in zip(found[kind].T, others.T, strict=True)])
+        for kind in SHOWN
+        if kind in found
     }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class WeighTeachers(UnitByUnit):
     name: ClassVar[str] = "weigh-teachers"
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
     spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
     measure: ClassVar[str] = "weighings"
 

@@ -163,8 +163,8 @@ def in_company(
     }
     against = speaking_against(kept)
     facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
-    parts = [np.where(against[kind] > AGAINST, 0.5, 1.0) * standard(found[kind][0]) for kind in kept]
-    return standard(np.sum(parts, axis=0))
+    heard = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
+    return standard(np.sum([heard.get(kind, 1.0) * standard(one) for kind, (one, _, _) in found.items()], axis=0))
 
 
 def heard_half(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:

@@ -238,20 +238,29 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
     return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
 
 
-def test_a_kind_that_speaks_for_a_teacher_where_others_are_right_is_heard_half() -> None:
+def test_what_a_teacher_shows_where_others_are_right_is_heard_half() -> None:
     random = np.random.default_rng(1)
     right = random.choice(2, 6000)
-    kept = {**views(right, noise=[0.7]), "1": random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]}
+    sure = random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]
+    kept = {"answers": sure, "states": views(right, noise=[0.7])["0"]}
     against = speaking_against(kept)
-    assert against["1"][0] > AGAINST
-    assert max(against["0"].max(), against["1"][1]) < 0
+    assert against["answers"][0] > AGAINST
+    assert max(against["states"].max(), against["answers"][1]) < 0
     facts: dict[str, Any] = {}
     found = in_company(kept, {}, 0, facts)
     assert found[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
+    assert found[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
     [note] = heard_half(facts["against"], ["six", "three"])
-    assert note.startswith("teacher six: what its 1 say is higher where others are right (0.")
-    assert found[:, 0] == pytest.approx(standard(standard(kept["0"]) + standard(kept["1"]) / 2)[:, 0])
+    assert note.startswith("teacher six: what its answers say is higher where others are right (0.")
     assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
+
+
+def test_names_are_no_teachers_own_and_are_heard_wholly() -> None:
+    random = np.random.default_rng(1)
+    right = random.choice(2, 6000)
+    kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
+    assert set(speaking_against(kept)) == {"states"}
+    assert np.array_equal(in_company(kept, {}, 0, {}), together(list(kept.values())))
 
 
 def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:

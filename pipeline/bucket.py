@@ -284,7 +284,8 @@ def cache_folder(address: str) -> Path:
 
 
 def _endpoint(address: str) -> str | None:
-    return os.environ.get(ENDPOINTS[address.partition("//")[0] + "//"])
+    """None on a disk, and where no other server is named."""
+    return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
 
 
 def _entry(meta: Any) -> Entry:

@@ -37,12 +37,12 @@ class AzureRequest(Request):
 
     @property
     def key(self) -> str:
-        return super().key.removeprefix(f"{ACCOUNT}/")
+        return _without_account(self.path)
 
     @property
     def source(self) -> str | None:
         said = self.headers.get(self.COPIED_FROM)
-        return None if said is None else unquote(urlsplit(said).path).strip("/").removeprefix(f"{ACCOUNT}/")
+        return None if said is None else _without_account(said)
 
     def has_put(self, body: bytes, *, copied: bool) -> None:
         self.answer(202 if copied else 201, ETag=tag(body), x_ms_copy_status="success")
@@ -53,7 +53,7 @@ class AzureRequest(Request):
         asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         said = []
         for number, path in enumerate(re.findall(r"^DELETE (\S+) HTTP", asked, re.MULTILINE)):
-            key = unquote(path).strip("/").removeprefix(f"{ACCOUNT}/")
+            key = _without_account(path)
             with self.server.lock:
                 status = "202 Accepted" if key in self.server.objects else "404 The specified blob does not exist."
                 self.server.put(key, None)
@@ -72,6 +72,10 @@ class AzureRequest(Request):
         said = f"<Last-Modified>{formatdate(when, usegmt=True)}</Last-Modified><Etag>{tag(body)}</Etag>"
         said += f"<Content-Length>{len(body)}</Content-Length><Content-Type>application/octet-stream</Content-Type>"
         return f"<Blob><Name>{escape(key)}</Name><Properties>{said}</Properties></Blob>"
+
+
+def _without_account(url: str) -> str:
+    return unquote(urlsplit(url).path).strip("/").removeprefix(f"{ACCOUNT}/")
 
 
 SPOKEN: dict[str, type[Request]] = {"s3": Request, "gs": GoogleRequest, "az": AzureRequest}

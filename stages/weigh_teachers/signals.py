@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
-SHOWN = ("answers", "states")
+OWN = ("answers", "states")
 """Kinds that a teacher itself gives."""
 AGAINST = 0.1
 """From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
@@ -152,7 +152,7 @@ def speaking_against(found: Mapping[str, Array]) -> dict[str, Array]:
     others = whole.sum(axis=1, keepdims=True) - whole
     return {
         kind: np.array([correlation(one, other) for one, other in zip(found[kind].T, others.T, strict=True)])
-        for kind in SHOWN
+        for kind in OWN
         if kind in found
     }
 

@@ -87,6 +87,7 @@ class DataSet:
 
 
 DATA_SETS = {"ag_news": DataSet(2, 3), "5abstracts": DataSet(2, 4)}
+OTHERS = DataSet(2, 4)
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
 def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
-    parser.add_argument("--sets", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    parser.add_argument("--sets", nargs="+", default=list(DATA_SETS), help="folders of --data")
     parser.add_argument("--language-model", required=True, help="a folder, or a Hub id")
     parser.add_argument(
         "--general", type=Path, help="texts for cross-domain (Parquet); without them the row is left out"
@@ -164,7 +165,7 @@ def _rows(options: argparse.Namespace) -> list[str]:
 
 def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {}) -> list[Path]:
     """The experiment that makes the teachers, with texts, and the one without; in one folder and workspace."""
-    said = DATA_SETS[name]
+    said = DATA_SETS.get(name, OTHERS)
     groups = options.groups or said.groups
     base = (options.folder / f"{name}-{groups}-{options.limit}").absolute()
     base.mkdir(parents=True, exist_ok=True)

@@ -65,12 +65,18 @@ DATA_SETS = {
     "trec6": DataSet(2, 4, 1e-4),
     "banking77": DataSet(2, 8, 4e-4),
 }
+OTHERS = DataSet(2, 4, 1e-4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
-    parser.add_argument("--sets", nargs="+", default=list(DATA_SETS), help="A+B: both at once, a teacher for each")
+    parser.add_argument(
+        "--sets",
+        nargs="+",
+        default=list(DATA_SETS),
+        help=f"folders of --data, {', '.join(DATA_SETS)} or others; A+B: both at once, a teacher for each",
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
@@ -83,6 +89,8 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, help="of the teachers in the texts: 4 1 keeps a quarter")
     parser.add_argument("--foreign", type=Path, help="texts of no teacher (Parquet): one to ten others are put in")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
+    parser.add_argument("--epochs", type=int, help="of teachers and students, instead of each data set's own number")
+    parser.add_argument("--rate", type=float, help="their learning rate, instead of each data set's own")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="where the experiments stand")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -92,15 +100,15 @@ def main() -> None:
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     parts = name.split("+")
-    said = max((DATA_SETS[part] for part in parts), key=lambda one: one.epochs)
+    said = max((DATA_SETS.get(part, OTHERS) for part in parts), key=lambda one: one.epochs)
     groups = len(parts) if len(parts) > 1 else options.groups or said.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / f"amalgam{kind}.yaml"  # one workspace for all: teachers and answers are shared
     data = (options.data / name).absolute() if len(parts) == 1 else _put_together(options.data, parts, base)
-    fields: dict[str, Any] = {"epochs": said.epochs, "rate": said.rate, "passes": options.passes}
-    fields["tokens"] = options.max_tokens
+    fields: dict[str, Any] = {"epochs": options.epochs or said.epochs, "rate": options.rate or said.rate}
+    fields |= {"passes": options.passes, "tokens": options.max_tokens}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
         "test": test_texts(data, base, options.test_limit),

@@ -200,6 +200,8 @@ class Targets(Section):
     ] = "entropy"
     """The last three weigh teachers against each other, by how foreign a text is to each among its own: its state's
     (relative) Mahalanobis distance, or its largest probability."""
+    surest: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of a teacher's own texts that rmd, md and msp learn from, of each class those that it is surest of."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
     distribution: Literal["deterministic", "mc-mean", "label"] = "deterministic"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from amalgam.pipeline.experiment import ExperimentFile
+from amalgam.pipeline.experiment import ExperimentFile, Targets
 from amalgam.pipeline.experiment_file import ON_GENERATED
 
 
@@ -143,6 +143,8 @@ def _strata_name(experiment: ExperimentFile) -> str:
     """Its ablations are told as the experiment names them."""
     said, measure = experiment.objective, experiment.targets.uncertainty
     parts: list[str] = [measure] if measure != "rmd" else []
+    share = experiment.targets.surest
+    parts += [f"surest {share:g}"] if share != Targets().surest else []
     parts += [said.strata] if said.name == "stratanet" and said.strata != "st" else []
     told = f"stratanet ({', '.join(parts)})" if parts else "stratanet"
     return told if said.name == "stratanet" else f"{told} w/o amalgamated states"

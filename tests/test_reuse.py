@@ -67,6 +67,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "cache.dtype": (["cache.dtype=bf16"], CACHE_ON),
     "targets.mode": (["targets.mode=hard"], TARGETS_ON),
     "targets.uncertainty": (["targets.uncertainty=energy"], TARGETS_ON),
+    "targets.surest": (["targets.surest=1"], NOTHING),  # read by rmd, md and msp: test_stratanet.py
     "targets.temperature": (["targets.temperature=0.5"], TARGETS_ON),
     "targets.distribution": (["targets.distribution=mc-mean"], TARGETS_ON),
     "targets.reweight": (["targets.reweight=none"], TARGETS_ON),

@@ -18,6 +18,7 @@ METHOD = "student.method=stratanet"
 HELD_OUT = "generate.held_out=0.3"
 STUDENT_ON = {"train-student", "report"}
 TARGETS_ON = {"build-targets", *STUDENT_ON}
+OWN = "that it is surest of, of those written for it"
 
 
 def without_mode(shop: Shop) -> Shop:
@@ -76,9 +77,10 @@ def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Shop) -> None:
 def test_it_runs_from_generated_texts_and_learns_statistics_from_those_held_out(written: Shop) -> None:
     parts = manifest(written, "read-corpus")["facts"]["parts"]
     found = manifest(written, "fit-statistics")["facts"]["teachers"]
-    assert {facts["which"] for facts in found.values()} == {"written for it"}
+    assert {facts["which"] for facts in found.values()} == {OWN}
     assert {facts["background"] for facts in found.values()} == {parts["held-out"]["texts"]}
-    assert sum(facts["texts"] for facts in found.values()) >= parts["held-out"]["texts"]
+    half = sum(facts["texts"] for facts in found.values())
+    assert 0 < half < parts["held-out"]["texts"]
     shares = confidence(written)
     assert len(shares) == parts["train"]["texts"]
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
@@ -88,9 +90,7 @@ def test_without_held_out_texts_it_says_so_and_learns_from_the_training_texts(ge
     shop = without_mode(generated.copy(tmp_path / "shop"))
     said = shop("run", METHOD)
     assert "generate.held_out=0.1 keeps some apart" in said.err
-    assert {facts["which"] for facts in manifest(shop, "fit-statistics")["facts"]["teachers"].values()} == {
-        "written for it"
-    }
+    assert {facts["which"] for facts in manifest(shop, "fit-statistics")["facts"]["teachers"].values()} == {OWN}
 
 
 def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Shop, tmp_path: Path) -> None:
@@ -100,6 +100,19 @@ def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Shop, tm
     assert {facts["which"] for facts in found.values()} == {"that it is surest of"}
     for facts in found.values():  # rounded up for each class
         assert 0 <= facts["texts"] - facts["background"] / 4 < 4
+
+
+def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_student_of_that_name(
+    written: Shop, tmp_path: Path
+) -> None:
+    half = sum(facts["texts"] for facts in manifest(written, "fit-statistics")["facts"]["teachers"].values())
+    shop = written.copy(tmp_path / "shop")
+    paper = ("targets.surest=1", HELD_OUT, METHOD)
+    assert shop.stale(*paper) == {"fit-statistics", *TARGETS_ON}
+    assert "student (stratanet (surest 1))" in shop("run", *paper).out
+    found = manifest(shop, "fit-statistics")["facts"]["teachers"].values()
+    held_out = manifest(shop, "read-corpus")["facts"]["parts"]["held-out"]["texts"]
+    assert sum(facts["texts"] for facts in found) >= held_out > half
 
 
 # ---- what is done once

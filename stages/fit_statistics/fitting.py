@@ -1,13 +1,14 @@
 """From the cache to a teacher's statistics: which texts are its own, and of which class each is.
 
-Generated texts are the teacher's they were written for, of the class they were written for. Of other texts those are
-its own, of each class that it says, that it is surest of by the margin of its logits: half as many as were its own if
-all teachers had equally many, since of more too many are others'. Over all classes the loudest would be all there is.
+Its own may be those that were written for it, or any where nobody knows. Of each class that it says those are taken
+that it is surest of by the margin of its logits, a share (`targets.surest`) of what is its own if all teachers have
+equally many: written texts drift, and of others more would be others'. Over all classes the loudest would be all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,8 @@ from amalgam.stages.fit_statistics.statistics import Statistics
 from amalgam.stages.read_corpus.generated import generated_file
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 Keys = NDArray[np.bytes_]
+ROUNDING = 1e-9
 
 
 def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
@@ -33,15 +32,17 @@ def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
     keys: Keys = np.concatenate([read_keys(run.store.checked(bucket.file)) for bucket in buckets])
     logits = cached_logits(run, teacher, [bucket.prefix for bucket in buckets], keys)
     states = state_of(run, teacher, keys, statistics_states)
-    groups = _written_for(run, teacher, keys, logits)
-    how = "written for it"
-    if not (groups >= 0).any():
-        groups, how = surest(logits, len(teachers_of(run))), "that it is surest of"
+    mine, share, which = _written_for(run, teacher, keys), run.experiment.targets.surest, "that it is surest of"
+    if mine.any():
+        which += ", of those written for it"
+    else:
+        mine, share = ~mine, share / len(teachers_of(run))
+    groups = surest(logits, mine, share)
     found = Statistics.of(states, logits, groups)
     present = np.unique(groups[groups >= 0])
     facts = {
         "texts": int((groups >= 0).sum()),
-        "which": how,
+        "which": which,
         "background": len(keys),
         "absent": [label for place, label in enumerate(teacher.labels) if place not in present],
         "width": states.width,
@@ -51,15 +52,15 @@ def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
     return found, facts
 
 
-def surest(logits: NDArray[Any], teachers: int) -> NDArray[np.int64]:
-    """The class that is said of each of the texts; of each class -1 but for one in twice as many as are teachers."""
+def surest(logits: NDArray[Any], mine: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
+    """Of each class that is said of `mine` the surest share, rounded up: the class; -1 for every other text."""
     ordered = np.partition(logits.astype(np.float64), -2, axis=1)
     order = np.argsort(ordered[:, -2] - ordered[:, -1], kind="stable")
-    said = logits.argmax(axis=1)
+    said = np.where(mine, logits.argmax(axis=1), -1)
     groups = np.full(len(logits), -1, np.int64)
-    for label in np.unique(said):
-        mine = order[said[order] == label]
-        groups[mine[: -(-len(mine) // (2 * teachers))]] = label
+    for label in np.unique(said[mine]):
+        those = order[said[order] == label]
+        groups[those[: math.ceil(share * len(those) - ROUNDING)]] = label
     return groups
 
 
@@ -81,26 +82,11 @@ def written(run: Run) -> bool:
     return said is not None and said.source != "cross-domain"
 
 
-def _written_for(run: Run, teacher: KnownTeacher, keys: Keys, logits: NDArray[Any]) -> NDArray[np.int64]:
-    """-1 where a text was not; of texts for no class, what the teacher says."""
-    groups = np.full(len(keys), -1, np.int64)
+def _written_for(run: Run, teacher: KnownTeacher, keys: Keys) -> NDArray[np.bool_]:
+    """Which texts were; none where nobody knows."""
     if not written(run):
-        return groups
-    classes = _classes(run, teacher.name)
-    places = {label: place for place, label in enumerate(teacher.labels)}
-    said = logits.argmax(axis=1)
-    for row, key in enumerate(key_list(keys)):
-        if key in classes:
-            label = classes[key]
-            groups[row] = said[row] if label is None else places[label]
-    return groups
-
-
-def _classes(run: Run, teacher: str) -> Mapping[bytes, str | None]:
-    """By key, of the texts that were written for this teacher; the first of equal ones counts."""
-    table = read_table(run.store.checked(generated_file(run)), ["text", "teacher", "class"])
-    found: dict[bytes, str | None] = {}
-    for text, whose, label in zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True):
-        if whose == teacher:
-            found.setdefault(text_key((text,)), label)
-    return found
+        return np.zeros(len(keys), bool)
+    table = read_table(run.store.checked(generated_file(run)), ["text", "teacher"])
+    texts, whose = (table.column(name).to_pylist() for name in table.column_names)
+    own = {text_key((text,)) for text, name in zip(texts, whose, strict=True) if name == teacher.name}
+    return np.array([key in own for key in key_list(keys)], bool)

@@ -24,7 +24,7 @@ FEW = 5
 
 class FitStatistics(UnitByUnit):
     name: ClassVar[str] = "fit-statistics"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "teachers"
 
@@ -46,7 +46,7 @@ class FitStatistics(UnitByUnit):
         }
         if run.experiment.generate:
             inputs["written"] = generated_file(run).sha256
-        return Identity({}, inputs)
+        return Identity({"surest": run.experiment.targets.surest}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]

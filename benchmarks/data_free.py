@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from amalgam.pipeline.stage import Run
 
 TEACHERS = """\
-corpus: {{train: {data}/train.parquet, test: {test}, label: label, limit: {limit}}}
+corpus: {{train: {data}/train.parquet, test: {test}, label: label, rename: {rename}, limit: {limit}}}
 train_teachers:
   encoder: {encoder}
   groups: {groups}
@@ -39,7 +39,7 @@ cache: {{passes: 0, max_tokens: 128}}
 student: {{method: supervised, encoder: "{student}", epochs: {teacher_epochs}, learning_rate: {rate}}}
 """
 EXPERIMENT = """\
-corpus: {{test: {test}, label: label}}
+corpus: {{test: {test}, label: label, rename: {rename}}}
 teachers: [{teachers}]
 generate:
   language_model: {language_model}
@@ -110,6 +110,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
     parser.add_argument("--steer", type=float, default=2.0)
     parser.add_argument("--prompt", help="what stands before a steered text and is no part of it; {label}: its class")
+    parser.add_argument("--rename", type=json.loads, default={}, help='labels that say little: {"as it is": "in words"}')
     parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
     parser.add_argument("--fast", type=int, help="score so many candidates a token at most: not exact")
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the texts, for StrataNet's statistics")
@@ -179,6 +180,7 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
         "data": (options.data / name).absolute(),
         "test": test_texts((options.data / name).absolute(), base, options.test_limit),
         "groups": groups,
+        "rename": json.dumps(options.rename),
         "teacher_epochs": said.teacher_epochs,
         "teachers": ", ".join(
             f"{{name: {one}, model: ./{OTHERS if place % 2 and options.other_encoder else ''}teachers/{one}}}"

@@ -150,6 +150,7 @@ class _Check:
         corpus = reading.corpus
         self._bad, self._source, self._require_label = reading.bad, reading.name, reading.require_label
         self._text, self._id, self._label = corpus.text, corpus.id, corpus.label
+        self._rename = corpus.rename
         self._width, self._has_id = len(corpus.text), corpus.id != "auto"
         self._size = self._width + self._has_id
         labels = corpus.labels or []
@@ -180,6 +181,7 @@ class _Check:
             value = str(value)
         if type(value) is not str or not value or value.isspace():
             return None
+        value = self._rename.get(value, value)
         return self._names.get(value) if self._names else value
 
     def _bad_text(self, number: int, texts: Values, id_value: object) -> BadRow:

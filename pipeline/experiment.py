@@ -60,6 +60,8 @@ class Corpus(Section):
     """The column of gold labels."""
     labels: Annotated[list[Text], Field(min_length=2)] | None = None
     """Every allowed gold label; also names integer labels, by position."""
+    rename: dict[Text, Text] = {}  # noqa: RUF012
+    """Gold labels to change: {as it stands in the files: as the teachers call it}. Several may become one."""
     limit: Positive | None = None
     """At most this many training texts: a sample by content, the same whatever the order of the rows."""
     on_bad_row: Literal["error", "skip"] = "error"

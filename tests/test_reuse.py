@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "corpus.id_type": (["corpus.id_type=string"], ALL),
     "corpus.label": (["corpus.label=text"], ALL),
     "corpus.labels": (["corpus.labels=[banking, law]"], ALL),
+    "corpus.rename": (["corpus.rename={banking: money}"], ALL),
     "corpus.limit": (["corpus.limit=50"], ALL),
     "corpus.on_bad_row": (["corpus.on_bad_row=skip"], ALL),
     "teachers.name": (["teachers.0.name=other"], CACHE_ON),

@@ -147,11 +147,12 @@ def _describe(run: Run) -> None:
 
 def _warn_of_names(run: Run) -> None:
     settings = settings_of(run)
-    if settings.source != "prompted" or not any("{label}" in prompt for prompt in settings.prompt or ["{label}"]):
+    prompts = settings.prompt or (["{label}"] if settings.source == "prompted" else [])
+    if not settings.writes or not any("{label}" in prompt for prompt in prompts):
         return
     strange = [f"{label} ({known.name})" for known in teachers_of(run) for label in known.labels if no_word(label)]
     if strange:
         run.console.note(
             f"prompts name the class, and {', '.join(strange[:5])} tells a language model nothing: "
-            "rename such labels (teachers: rename), or use source: steered"
+            "rename such labels (teachers: rename), or leave {label} out and steer"
         )

@@ -22,7 +22,7 @@ from amalgam.stages.read_corpus.generated import (
 REMOTE = ("hf://", "s3://")
 PATHS = {"train", "validation", "test"}
 KEPT = "kept.parquet"
-AS_GENERATED = {"text": ["text"], "id": "auto", "label": None, "labels": None, "on_bad_row": "error"}
+AS_GENERATED = {"text": ["text"], "id": "auto", "label": None, "labels": None, "rename": {}, "on_bad_row": "error"}
 
 
 class ReadCorpus(UnitByUnit):
@@ -40,7 +40,7 @@ class ReadCorpus(UnitByUnit):
             fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
-        said: dict[str, Any] = {"corpus": run.experiment.corpus.model_dump(exclude=PATHS)}
+        said: dict[str, Any] = {"corpus": _said(run.experiment.corpus)}
         if run.experiment.generate and run.experiment.reads_texts:
             said["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
@@ -132,8 +132,13 @@ def corpus_for(experiment: ExperimentFile, part: str) -> Corpus:
 
 def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
-    config = corpus_for(run.experiment, part).model_dump(exclude=PATHS)
+    config = _said(corpus_for(run.experiment, part))
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
+
+
+def _said(corpus: Corpus) -> dict[str, Any]:
+    """What parts depend on. Where nothing is renamed nothing is said of it: older parts stand."""
+    return corpus.model_dump(exclude=PATHS if corpus.rename else {*PATHS, "rename"})
 
 
 def sources_of(experiment: ExperimentFile) -> dict[str, list[str]]:

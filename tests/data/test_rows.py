@@ -230,6 +230,17 @@ def test_a_label_outside_the_list_is_named_with_the_allowed_ones(tmp_path: Path)
     assert bad.fix == "corpus.labels allows: good, bad"
 
 
+def test_a_renamed_label_is_the_new_one_everywhere_after(tmp_path: Path) -> None:
+    """Labels that are allowed are the new names; two that become one are one."""
+    said: dict[str, Any] = {"label": "label", "rename": {"Trans": "traffic", "3": "traffic"}}
+    content = "text,label\na,Trans\nb,law\nc,3\n"
+    assert [row[3] for row in _good(_read(tmp_path / "a.csv", content, **said))] == ["traffic", "law", "traffic"]
+    rows = _read(tmp_path / "a.csv", content, **said, labels=["law", "traffic"])
+    assert [row.label for row in rows if isinstance(row, Row)] == ["traffic", "law", "traffic"]
+    rows = _read(tmp_path / "a.csv", content, **said, labels=["law", "Trans"])
+    assert [row.value for row in rows if isinstance(row, BadRow)] == ["Trans", "3"]
+
+
 def test_whole_numbers_are_positions_among_the_labels_in_every_format(tmp_path: Path) -> None:
     for name, content in {
         "a.csv": "text,label\na,1\nb,0\nc,2\n",

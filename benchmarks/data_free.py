@@ -110,7 +110,9 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
     parser.add_argument("--steer", type=float, default=2.0)
     parser.add_argument("--prompt", help="what stands before a steered text and is no part of it; {label}: its class")
-    parser.add_argument("--rename", type=json.loads, default={}, help='labels that say little: {"as it is": "in words"}')
+    parser.add_argument(
+        "--rename", type=json.loads, default={}, help='labels that say little: {"as it is": "in words"}'
+    )
     parser.add_argument("--tokens", type=int, default=48, help="longest generated text, in the language model's tokens")
     parser.add_argument("--fast", type=int, help="score so many candidates a token at most: not exact")
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the texts, for StrataNet's statistics")

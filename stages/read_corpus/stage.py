@@ -22,7 +22,14 @@ from amalgam.stages.read_corpus.generated import (
 REMOTE = ("hf://", "s3://")
 PATHS = {"train", "validation", "test"}
 KEPT = "kept.parquet"
-AS_GENERATED = {"text": ["text"], "id": "auto", "label": None, "labels": None, "rename": {}, "on_bad_row": "error"}
+AS_GENERATED: dict[str, Any] = {
+    "text": ["text"],
+    "id": "auto",
+    "label": None,
+    "labels": None,
+    "rename": {},
+    "on_bad_row": "error",
+}
 
 
 class ReadCorpus(UnitByUnit):

@@ -141,9 +141,10 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     found, failed = _all_runs(config, options)
     top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
-    ensemble = top[0]["ensemble"]
+    given = next((runs[0] for runs in found.values()), top[0])  # --other-encoder's own teachers, not only the first
+    ensemble = given["ensemble"]
     plain = {
-        one: value for one, value in top[0].items() if one.startswith("teacher:") or one in {"ensemble", "zero-shot"}
+        one: value for one, value in given.items() if one.startswith("teacher:") or one in {"ensemble", "zero-shot"}
     }
     rows = [row("data_free", one, **about, accuracy=round(value, 4)) for one, value in plain.items()]
     for one, runs in {**found, SUPERVISED: top}.items():

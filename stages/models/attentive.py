@@ -72,8 +72,8 @@ class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: AttentiveConfig) -> None:
         super().__init__(config)
-        body = AutoModel.from_config(config.text_config)
-        body = without_pooler(body)
+        # In the dtype that is being loaded: else it is the one that the encoder's own configuration was saved with.
+        body = without_pooler(AutoModel.from_config(config.text_config, dtype=torch.get_default_dtype()))
         self.base_model_prefix = body.base_model_prefix
         setattr(self, self.base_model_prefix, body)
         self.attentive = head_for(config.text_config, config.num_labels, config.query_width)

@@ -65,6 +65,20 @@ def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> No
     assert any("attentive" in site for site in teacher.describe_sites())
 
 
+def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
+    """Whatever the encoder was saved in: its configuration within this one's says fp32."""
+    body = tiny("bert")[0].base_model
+    body.config.dtype = torch.float32
+    classifier: Any = attentive_classifier(without_pooler(body), head_for(body.config, len(LABELS)), LABELS)
+    save_pretrained_folder(classifier, tiny("bert")[1], tmp_path / "teacher")
+    files = resolve(
+        str(tmp_path / "teacher"), revision=None, base=tmp_path, pins=Store(tmp_path / "pins"), digest_of=file_digest
+    )
+    found = load_classifier(files, dropout=0.1, dtype="bf16", labels=3)
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
+    assert found(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
 def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Path) -> None:
     classifier, files = saved(tmp_path / "teacher", "bert")
     student: Any = load_student(files, labels=["p", "q"], layers=1, seed=0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 REAL = """\
-corpus: {{train: {data}/train.parquet, test: {test}, label: label, limit: {count}}}
+corpus: {{train: {data}/train.parquet, test: {test}, label: label, rename: {rename}, limit: {count}}}
 teachers: [{teachers}]
 cache: {{passes: 0, max_tokens: 128}}
 student: {{method: vanilla-kd, encoder: "{encoder}"}}

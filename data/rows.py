@@ -149,8 +149,7 @@ class _Check:
     def __init__(self, reading: _Reading) -> None:
         corpus = reading.corpus
         self._bad, self._source, self._require_label = reading.bad, reading.name, reading.require_label
-        self._text, self._id, self._label = corpus.text, corpus.id, corpus.label
-        self._rename = corpus.rename
+        self._text, self._id, self._label, self._rename = corpus.text, corpus.id, corpus.label, corpus.rename
         self._width, self._has_id = len(corpus.text), corpus.id != "auto"
         self._size = self._width + self._has_id
         labels = corpus.labels or []

@@ -274,7 +274,7 @@ def test_labels_that_are_no_words_are_told_where_prompts_name_them(shop: Shop) -
     assert "c1 (first) tells a language model nothing: rename such labels" in said.err
     quiet = shop("generate", "teachers.0.rename={banking: c1}")
     assert "tells a language model nothing" not in quiet.err
-    steered = shop("generate", "teachers.0.rename={banking: c1}", "generate.prompt=On {label}:", "generate.texts=2")
+    steered = shop("generate", "teachers.0.rename={banking: c1}", "generate.prompt=On {label}, ", "generate.texts=2")
     assert "c1 (first) tells a language model nothing" in steered.err
 
 

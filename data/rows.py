@@ -176,8 +176,7 @@ class _Check:
 
     def _label_of(self, value: object) -> str | None:
         """The label's name; None if the value is not one."""
-        if type(value) is int:
-            value = str(value)
+        value = str(value) if type(value) is int else value
         if type(value) is not str or not value or value.isspace():
             return None
         value = self._rename.get(value, value)

@@ -126,13 +126,15 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, stage: str, measure: str, total: int, reused: int) -> Iterator[None]:
-        progress = self._progress = Progress(self, stage, measure, total, reused) if total else None
+        before = self._tally
+        found = before.reused if before.measure else reused  # at first: later it finds what this run did
+        progress = self._progress = Progress(self, stage, measure, total, found) if total else None
         try:
             yield
         finally:
             self._progress = None
-            if progress:  # a stage may go through its units more than once: what it found at first was reused
-                self._tally = Tally(measure, self._tally.done + progress.done, self._tally.reused or reused)
+            if progress:
+                self._tally = Tally(measure, before.done + progress.done, found)
             self._clear()
 
     def advance(self, amount: int) -> None:

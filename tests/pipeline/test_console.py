@@ -85,6 +85,19 @@ def test_through_a_pipe_there_are_whole_lines_and_few_of_them(clock: list[float]
     assert "\x1b" not in err.getvalue()
 
 
+@pytest.mark.parametrize(("found", "said"), [(0, "81 texts (1.4/s)"), (16, "81 texts (1.4/s), 16 reused")])
+def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(found: int, said: str) -> None:
+    """Stage 0 writes blocks, then gathers them."""
+    err = io.StringIO()
+    console = console_of(err)
+    console.starting(STATE)
+    for done, there in [(80, found), (1, found + 80)]:
+        with console.progress("generate", "texts", done, there):
+            console.advance(done)
+    console.finished(STATE, 60, str(Path("x").absolute()))
+    assert err.getvalue().splitlines()[-1] == f"cache-teachers: done in 1 min 00 s, {said} -> x"
+
+
 def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
     err = io.StringIO()
     console = console_of(err)

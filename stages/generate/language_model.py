@@ -6,7 +6,8 @@ writes each text by itself.
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,13 @@ from amalgam.stages.cache_teachers.agreement import alike
 from amalgam.stages.models.loading import token_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 WHERE = "generate.language_model"
 BEGINNINGS = ("\n", " ", "The")
 PROBE = 6
+PROMPTS = 32
+"""Read ones that are kept in memory."""
 WINDOWS = ("sliding_window", "window_size", "attention_window")
 
 
@@ -53,14 +56,24 @@ class LanguageModel:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return [self.tokenizer.decode(list(row), **options) for row in rows]
 
+    def begin_text(self, slot: int, given: Sequence[int]) -> None:
+        """The slot is a new text's, before which these tokens stand; all but the one that its first step is told."""
+        with self._memory_for(1):
+            self.slots.begin(slot, given)
+
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
+        with self._memory_for(len(rows)):
+            return self.slots.step(at, rows).float()
+
+    @contextmanager
+    def _memory_for(self, texts: int) -> Iterator[None]:
         try:
             with torch.inference_mode():
-                return self.slots.step(at, rows).float()
+                yield
         except torch.OutOfMemoryError as error:
             raise WorkError(
-                f"the language model: out of memory, {len(rows)} texts of up to {self.longest} tokens at once",
+                f"the language model: out of memory, {texts} texts of up to {self.longest} tokens at once",
                 where=WHERE,
                 fix=f"generate.max_tokens={max(1, self.longest // 2)}, a smaller model, or execution.device=cpu",
             ) from error
@@ -117,8 +130,11 @@ class LanguageModel:
         count = min(PROBE, self.longest)
         rows = [[(7 * i + 3 * row + 1) % self.vocabulary for i in range(count)] for row in range(2)]
         at = [0, self.slots.count - 1][: self.slots.count]
+        given = count // 2
         try:
-            for place in range(count):
+            for slot, row in zip(at, rows, strict=False):
+                self.begin_text(slot, row[:given])
+            for place in range(given, count):
                 found = self.step(at, [row[: place + 1] for row in rows[: len(at)]])
             with torch.inference_mode():
                 expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
@@ -149,6 +165,20 @@ class Slots:
         self.model, self.count, self.length = model, count, length
         self.positions = torch.zeros(count, dtype=torch.long, device=model.device)
         self.cache = Cache(layer_class_to_replicate=partial(SlotLayer, self))
+        self.read = lru_cache(PROMPTS)(self._read)
+
+    def begin(self, slot: int, given: Sequence[int]) -> None:
+        if given:
+            for place, (keys, values) in enumerate(self.read(tuple(given))):
+                while len(self.cache.layers) <= place:
+                    self.cache.layers.append(SlotLayer(self))
+                self.cache.layers[place].place(slot, keys, values)
+
+    def _read(self, given: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's keys and values of a prompt, which one pass reads for all texts that stand behind it."""
+        ids = torch.tensor([given], device=self.model.device)
+        layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
+        return [(layer.keys, layer.values) for layer in layers]
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         device = self.model.device
@@ -178,17 +208,26 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized: bool = False
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        slots = self.slots
-        if not self.is_initialized:
-            self.dtype, self.device = key_states.dtype, key_states.device
-            shape = (*key_states.shape[:2], slots.length)
-            self.keys = key_states.new_zeros((*shape, key_states.shape[-1]))
-            self.values = value_states.new_zeros((*shape, value_states.shape[-1]))
-            self.is_initialized = True
-        rows = torch.arange(slots.count, device=self.device)
-        self.keys[rows, :, slots.positions] = key_states[:, :, 0]
-        self.values[rows, :, slots.positions] = value_states[:, :, 0]
+        self._make_room(key_states, value_states)
+        rows = torch.arange(self.slots.count, device=self.device)
+        self.keys[rows, :, self.slots.positions] = key_states[:, :, 0]
+        self.values[rows, :, self.slots.positions] = value_states[:, :, 0]
         return self.keys, self.values
+
+    def place(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """What one text [1, heads, tokens, width] begins with."""
+        self._make_room(keys, values)
+        self.keys[slot, :, : keys.shape[2]] = keys[0]
+        self.values[slot, :, : values.shape[2]] = values[0]
+
+    def _make_room(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if not self.is_initialized:
+            self.dtype, self.device = keys.dtype, keys.device
+            self.keys, self.values = (
+                like.new_zeros((self.slots.count, like.shape[1], self.slots.length, like.shape[3]))
+                for like in (keys, values)
+            )
+            self.is_initialized = True
 
     def get_seq_length(self, *_: Any) -> int:
         return 0
@@ -201,11 +240,14 @@ class Alone:
         self.model, self.count = model, count
         self.kept: dict[int, Any] = {}
 
+    def begin(self, slot: int, given: Sequence[int]) -> None:  # noqa: ARG002  the first step reads them
+        self.kept.pop(slot, None)
+
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.cat([self._one(slot, row) for slot, row in zip(at, rows, strict=True)])
 
     def _one(self, slot: int, row: Sequence[int]) -> torch.Tensor:
-        past = self.kept.get(slot) if len(row) > 1 else None
+        past = self.kept.get(slot)
         ids = torch.tensor([row if past is None else row[-1:]], device=self.model.device)
         found = self.model(input_ids=ids, past_key_values=past, use_cache=True)
         self.kept[slot] = getattr(found, "past_key_values", None)

@@ -22,7 +22,7 @@ from amalgam.stages.teachers import KnownTeacher, teachers_of
 if TYPE_CHECKING:
     Done = Callable[[Unit, Sequence[Written]], None]
 
-SLOTS = {"cpu": 16, "cuda": 64, "mps": 32}
+SLOTS = {"cpu": 32, "cuda": 64, "mps": 32}
 """Texts that advance together."""
 PROMPT_ROOM = 64
 """Tokens that may stand before a text."""

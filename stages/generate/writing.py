@@ -72,8 +72,6 @@ class _Text(Generic[Tag]):
     row: list[int]
     begun: int
     """Where its own tokens begin in the row; up to there they are given."""
-    fed: int = 1
-    """Of the row's tokens, how many the language model has been given, this step's included."""
     so_far: str = ""
     scored: int = 0
     offered: int = 0
@@ -119,7 +117,9 @@ class Writer(Generic[Tag]):
         active: dict[int, _Text[Tag]] = {}
         while True:
             for order in islice(waiting, len(free)):
-                active[free.pop()] = self._begun(order)
+                slot = free.pop()
+                active[slot] = self._begun(order)
+                self.model.begin_text(slot, active[slot].row[:-1])
             if not active:
                 return
             self.stop()
@@ -140,16 +140,12 @@ class Writer(Generic[Tag]):
         return _Text(order, row, len(row))
 
     def _step(self, active: dict[int, _Text[Tag]]) -> None:
-        """One token for every text: given, while it is the prompt's, and chosen after it."""
-        slots = list(active)
-        logits = self.model.step(slots, [active[slot].row[: active[slot].fed] for slot in slots])
-        ready = [place for place, slot in enumerate(slots) if active[slot].fed == len(active[slot].row)]
-        turns = self._turns([active[slots[place]] for place in ready], logits[ready]) if ready else []
+        """One token for every text."""
+        texts = list(active.values())
+        turns = self._turns(texts, self.model.step(list(active), [text.row for text in texts]))
         self._score(turns)
         for turn in turns:
             self._take(turn)
-        for text in active.values():
-            text.fed += 1
 
     def _turns(self, texts: list[_Text[Tag]], logits: torch.Tensor) -> list[_Turn[Tag]]:
         found = offers(logits, [text.order.how for text in texts], torch.stack([self._banned(text) for text in texts]))

@@ -134,12 +134,20 @@ def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pyte
     assert {tag: text.choices for tag, text in wide.items()} == {tag: text.choices for tag, text in narrow.items()}
 
 
-def test_a_text_that_ends_makes_room_for_another() -> None:
-    """More texts than slots; each launch of the language model is as full as it can be."""
-    model, steps = language_model(slots=4), list[int]()
+@pytest.mark.parametrize("prompts", [("",), ("word3 word4 word5", "word6 word7")], ids=["no prompt", "two prompts"])
+def test_a_text_that_ends_makes_room_for_another(prompts: Sequence[str]) -> None:
+    """More texts than slots; each launch of the language model is as full as it can be, and a prompt is read once."""
+    model, steps, read = language_model(slots=4), list[int](), list[int]()
+
+    def listen(_: Any, __: Any, told: dict[str, Any]) -> None:
+        if told["use_cache"] and "past_key_values" not in told:
+            read.append(told["input_ids"].shape[1])
+
+    model.model.register_forward_pre_hook(listen, with_kwargs=True)
     own = model.slots.step
     model.slots.step = lambda at, rows: (steps.append(len(at)), own(at, rows))[1]  # type: ignore[func-returns-value, method-assign]
-    found = written(model, teacher_of(), orders(8), Steering(2.0, 8))
+    found = written(model, teacher_of(), orders(8, prompt=prompts), Steering(2.0, 8))
+    assert sorted(read) == ([] if prompts == ("",) else [2, 3])
     assert len(found) == 24
     assert steps[0] == 4
     assert sum(steps) == sum(text.tokens for text in found.values())

@@ -63,7 +63,9 @@ ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "vanilla-kd, cross-domain": ("vanilla-kd", "cross-domain", ()),
     "vanilla-kd, prompted": ("vanilla-kd", "prompted", ()),
     "vanilla-kd, steered": ("vanilla-kd", "steered", ()),
+    "amalgam, prompted": ("amalgam", "prompted", ()),
     "amalgam": ("amalgam", "steered", ()),
+    "stratanet, prompted": ("stratanet", "prompted", ()),
     "stratanet": ("stratanet", "steered", ()),
     "stratanet, 4 layers": ("stratanet", "steered", ("student.layers=4",)),
     "stratanet, md": ("stratanet", "steered", ("targets.uncertainty=md",)),
@@ -109,7 +111,12 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=PLAIN)
     parser.add_argument("--texts", type=int, default=200, help="per teacher and class; as-dfd: pseudo embeddings")
     parser.add_argument("--steer", type=float, default=2.0)
-    parser.add_argument("--prompt", help="what stands before a steered text and is no part of it; {label}: its class")
+    parser.add_argument(
+        "--prompt",
+        nargs="+",
+        default=[],
+        help="what stands before a steered or prompted text and is no part of it, by turns; {label}: its class",
+    )
     parser.add_argument(
         "--rename", type=json.loads, default={}, help='labels that say little: {"as it is": "in words"}'
     )
@@ -224,7 +231,8 @@ def written_by(source: str, options: argparse.Namespace) -> list[str]:
     """What an experiment is told of the source of its texts."""
     told = [f"generate.source={source}"]
     told += [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []
-    return told + ([f"generate.prompt={json.dumps(options.prompt)}"] if source == "steered" and options.prompt else [])
+    behind = source in {"steered", "prompted"} and options.prompt
+    return told + ([f"generate.prompt={json.dumps(options.prompt)}"] if behind else [])
 
 
 def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, float]:

@@ -3,10 +3,10 @@
 python benchmarks/data_free_parts.py --data ../shared/data --language-model LM --general BROWN.parquet [--json]
     [--sources steered real] and options of data_free.py; the same folder, so that teachers and texts are shared
 
-Rows: texts (random-words, cross-domain, steered, real) by what they are taught: all logits side by side, amalgam's
-weights, StrataNet's confidences, and two oracles: the teacher that knows the text's class, and the class itself. Of
-generated texts that is the one they were written for. A linear map of the bare encoder's states learns it, so that
-seconds judge the material, and no training's luck. right: how often the weightiest teacher is the oracle's.
+Rows: texts (random-words, cross-domain, prompted, steered, real) by what they are taught: all logits side by side,
+amalgam's weights, StrataNet's confidences, and two oracles: the teacher that knows the text's class, and the class
+itself. Of generated texts that is the one they were written for. A linear map of the bare encoder's states learns it,
+so that seconds judge the material, and no training's luck. right: how often the weightiest teacher is the oracle's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHOICES = {
     "md": ["student.method=stratanet", "targets.kd_temperature=1", "targets.uncertainty=md"],
     "msp": ["student.method=stratanet", "targets.kd_temperature=1", "targets.uncertainty=msp"],
 }
-SOURCES = ("random-words", "cross-domain", "steered", "real")
+SOURCES = ("random-words", "cross-domain", "prompted", "steered", "real")
 LENGTH = 10.0
 """Of the states, as the linear map sees them."""
 DECAY = 1e-3

@@ -58,22 +58,22 @@ class LanguageModel:
 
     def begin_text(self, slot: int, given: Sequence[int]) -> None:
         """The slot is a new text's, before which these tokens stand; all but the one that its first step is told."""
-        with self._memory_for(1):
+        with self._memory_for("one text"):
             self.slots.begin(slot, given)
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
-        with self._memory_for(len(rows)):
+        with self._memory_for(f"{len(rows)} texts"):
             return self.slots.step(at, rows).float()
 
     @contextmanager
-    def _memory_for(self, texts: int) -> Iterator[None]:
+    def _memory_for(self, texts: str) -> Iterator[None]:
         try:
             with torch.inference_mode():
                 yield
         except torch.OutOfMemoryError as error:
             raise WorkError(
-                f"the language model: out of memory, {texts} texts of up to {self.longest} tokens at once",
+                f"the language model: out of memory, {texts} of up to {self.longest} tokens at once",
                 where=WHERE,
                 fix=f"generate.max_tokens={max(1, self.longest // 2)}, a smaller model, or execution.device=cpu",
             ) from error

@@ -115,7 +115,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
         "--prompt",
         nargs="+",
         default=[],
-        help="what stands before a steered or prompted text and is no part of it; each text draws its own; {label}: its class",
+        help="what stands before a steered or prompted text, no part of it; each draws its own; {label}: its class",
     )
     parser.add_argument(
         "--rename", type=json.loads, default={}, help='labels that say little: {"as it is": "in words"}'

@@ -23,7 +23,7 @@ from amalgam.stages.cache_teachers.hardware import pick_device
 from amalgam.stages.cache_teachers.teacher import Teacher
 from amalgam.stages.generate.choice import Drawing
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.making import SLOTS
+from amalgam.stages.generate.making import STEERED
 from amalgam.stages.generate.noise import text_word
 from amalgam.stages.generate.scoring import Scorer
 from amalgam.stages.generate.writing import Order, Steering, Writer, Written
@@ -142,7 +142,7 @@ def prepared(options: argparse.Namespace) -> Bench:
     device = pick_device(options.device)
     model, tokenizer = loaded(options.language_model, "AutoModelForCausalLM") or random_language_model()
     longest = options.tokens + 1
-    language_model = LanguageModel(model, tokenizer, slots=SLOTS[device.type], longest=longest, device=device)
+    language_model = LanguageModel(model, tokenizer, slots=STEERED[device.type], longest=longest, device=device)
     judge, reader = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
     limit = token_limit(judge.config, reader, 128)
     teacher = Teacher(judge, reader, digest="benchmark", seed=0, limit=limit, device=device)

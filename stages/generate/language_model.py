@@ -6,6 +6,7 @@ writes each text by itself.
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,17 @@ WINDOWS = ("sliding_window", "window_size", "attention_window")
 class LanguageModel:
     """The model, the tokens that begin and end a text, and those that may never be chosen."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, slots: int, longest: int, device: torch.device | str) -> None:
-        """`longest`: tokens of a text, what stands in front of it included."""
+    def __init__(  # noqa: PLR0913  what writes (two) and how (four, by name)
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        slots: int,
+        longest: int,
+        device: torch.device | str,
+        memory: int = sys.maxsize,
+    ) -> None:
+        """`longest`: tokens of a text, what stands in front of it included. Fewer `slots` if `memory` has no room."""
         self.model = model.to(device).eval()
         self.tokenizer = tokenizer
         self.device = torch.device(device)
@@ -44,10 +54,22 @@ class LanguageModel:
         self.ends = self._ends()
         self.banned = self._banned()
         _check_causal(self.model, self.vocabulary, self.device)
+        slots = max(1, min(slots, memory // self._bytes_of_a_text()))
         self.slots: Slots | Alone = Slots(self.model, slots, self.longest)
         if not self._agrees():
             self.slots = Alone(self.model, slots)
             self.notes.append("this language model writes one text after the other: its cache cannot be shared out")
+
+    def _bytes_of_a_text(self) -> int:
+        """In the cache, as one token shows; of a model whose cache cannot be shared out, one."""
+        try:
+            with torch.inference_mode():
+                ids = torch.tensor([self.begin], device=self.device)
+                layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
+            read: int = sum(one.keys.nbytes + one.values.nbytes for one in layers)
+            return max(1, read // len(self.begin) * self.longest)
+        except (AttributeError, TypeError):
+            return 1
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -159,11 +181,14 @@ def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
 
 
 class Slots:
-    """`count` texts beside each other. Unused slots compute too, and nobody looks."""
+    """`count` texts beside each other. Unused slots before the last used one compute too, and nobody looks."""
 
     def __init__(self, model: Any, count: int, length: int) -> None:
         self.model, self.count, self.length = model, count, length
-        self.positions = torch.zeros(count, dtype=torch.long, device=model.device)
+        self.positions = torch.zeros(0, dtype=torch.long, device=model.device)
+        """Of a step: where the token of each slot stands."""
+        self.reach = 0
+        """Up to where the longest text has come; what is behind it is not looked at."""
         self.cache = Cache(layer_class_to_replicate=partial(SlotLayer, self))
         self.read = lru_cache(PROMPTS)(self._read)
 
@@ -182,12 +207,14 @@ class Slots:
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         device = self.model.device
-        last = torch.zeros(self.count, 1, dtype=torch.long)
-        positions = torch.zeros(self.count, dtype=torch.long)
+        used = max(at) + 1
+        last = torch.zeros(used, 1, dtype=torch.long)
+        positions = torch.zeros(used, dtype=torch.long)
         for slot, row in zip(at, rows, strict=True):
             last[slot, 0], positions[slot] = row[-1], len(row) - 1
-        self.positions.copy_(positions)
-        seen = torch.arange(self.length)[None, :] <= positions[:, None]
+        self.positions = positions.to(device)
+        self.reach = int(positions.max()) + 1
+        seen = torch.arange(self.reach)[None, :] <= positions[:, None]
         mask = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill_(~seen, torch.finfo(self.model.dtype).min)
         logits = self.model(
             input_ids=last.to(device),
@@ -209,10 +236,11 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         self._make_room(key_states, value_states)
-        rows = torch.arange(self.slots.count, device=self.device)
-        self.keys[rows, :, self.slots.positions] = key_states[:, :, 0]
-        self.values[rows, :, self.slots.positions] = value_states[:, :, 0]
-        return self.keys, self.values
+        positions, reach = self.slots.positions, self.slots.reach
+        rows = torch.arange(len(positions), device=self.device)
+        self.keys[rows, :, positions] = key_states[:, :, 0]
+        self.values[rows, :, positions] = value_states[:, :, 0]
+        return self.keys[: len(rows), :, :reach], self.values[: len(rows), :, :reach]
 
     def place(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """What one text [1, heads, tokens, width] begins with."""

@@ -22,8 +22,12 @@ from amalgam.stages.teachers import KnownTeacher, teachers_of
 if TYPE_CHECKING:
     Done = Callable[[Unit, Sequence[Written]], None]
 
-SLOTS = {"cpu": 32, "cuda": 64, "mps": 32}
-"""Texts that advance together."""
+STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
+"""Texts that advance together, if the cache has room for them: most of the time goes to the teacher, text by text."""
+PROMPTED = {"cpu": 128, "cuda": 256, "mps": 128}
+"""The same where no teacher is asked: the more, the less a token costs the language model."""
+CACHE = {"cpu": 1 << 29, "cuda": 1 << 32, "mps": 1 << 29}
+"""Bytes for what the language model keeps of texts in the making."""
 PROMPT_ROOM = 64
 """Tokens that may stand before a text."""
 FEWEST_WORDS = 5
@@ -107,8 +111,14 @@ def _language_model(run: Run) -> LanguageModel:
         device = pick_device(run.experiment.execution.device)
         tokenizer = load_tokenizer(files)
         longest = settings.max_tokens + PROMPT_ROOM
+        slots = STEERED if settings.source == "steered" and settings.steer else PROMPTED
         model = LanguageModel(
-            load_language_model(files), tokenizer, slots=SLOTS[device.type], longest=longest, device=device
+            load_language_model(files),
+            tokenizer,
+            slots=slots[device.type],
+            longest=longest,
+            device=device,
+            memory=CACHE[device.type],
         )
         for note in model.notes:
             run.console.note(note)

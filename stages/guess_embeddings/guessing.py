@@ -109,7 +109,8 @@ def _search(  # noqa: PLR0913 - what is moved, by what, towards what
         its.step()
         mine.zero_grad()
         hard = adversary(embeddings, hidden).sum()
-        (cross_entropy(asked().float(), wanted, reduction="sum") - said.adversarial * hard).backward(inputs=[embeddings])
+        loss = cross_entropy(asked().float(), wanted, reduction="sum") - said.adversarial * hard
+        loss.backward(inputs=[embeddings])
         mine.step()
 
 

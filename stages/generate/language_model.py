@@ -27,6 +27,8 @@ BEGINNINGS = ("\n", " ", "The")
 PROBE = 6
 PROMPTS = 32
 """Read ones that are kept in memory."""
+UNSHARED = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What a model raises whose cache is not of keys and values by position."""
 WINDOWS = ("sliding_window", "window_size", "attention_window")
 
 
@@ -68,7 +70,7 @@ class LanguageModel:
                 layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
             read: int = sum(one.keys.nbytes + one.values.nbytes for one in layers)
             return max(1, read // len(self.begin) * self.longest)
-        except (AttributeError, TypeError):
+        except UNSHARED:
             return 1
 
     def encode(self, text: str) -> list[int]:
@@ -161,7 +163,7 @@ class LanguageModel:
             with torch.inference_mode():
                 expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
             return alike(found.T, expected[: len(found)].T, torch.float32)
-        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except UNSHARED as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             return False

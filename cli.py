@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -293,6 +294,8 @@ def main() -> None:
     try:
         app(arguments, prog_name="amalgam")
     except AmalgamError as error:
+        if isinstance(error, InterruptedRunError):  # one more interrupt finds a process that is leaving: no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         if debug:
             raise
         from amalgam.pipeline.console import print_error

@@ -70,7 +70,7 @@ def _model(tokenizer: Any) -> Any:
 
     end = tokenizer.eos_token_id
     shape = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": POSITIONS}
-    # GPT-2's own activation in one kernel; without dropout attention has one too. No text is seen three times.
+    # GPT-2's own activation in one kernel; without dropout attention has one too. A text is seen some twice.
     quick = {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape, **quick))
 

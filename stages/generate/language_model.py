@@ -62,17 +62,6 @@ class LanguageModel:
             self.slots = Alone(self.model, slots)
             self.notes.append("this language model writes one text after the other: its cache cannot be shared out")
 
-    def _bytes_of_a_text(self) -> int:
-        """In the cache, as one token shows; of a model whose cache cannot be shared out, one."""
-        try:
-            with torch.inference_mode():
-                ids = torch.tensor([self.begin], device=self.device)
-                layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
-            read: int = sum(one.keys.nbytes + one.values.nbytes for one in layers)
-            return max(1, read // len(self.begin) * self.longest)
-        except UNSHARED:
-            return 1
-
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -145,6 +134,17 @@ class LanguageModel:
         banned[special] = True  # also those that have no name of their own, such as <repo_name>
         banned[sorted(self.ends)] = False
         return banned.to(self.device)
+
+    def _bytes_of_a_text(self) -> int:
+        """In the cache, as one token shows; of a model whose cache cannot be shared out, one."""
+        try:
+            with torch.inference_mode():
+                ids = torch.tensor([self.begin], device=self.device)
+                layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
+            token: int = sum(one.keys.nbytes + one.values.nbytes for one in layers)
+            return max(1, token * self.longest)
+        except UNSHARED:
+            return 1
 
     def _agrees(self) -> bool:
         """Two rows in slots beside the model's own way: numbers decide, not names. The slots know no sliding window."""

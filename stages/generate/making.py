@@ -20,6 +20,8 @@ from amalgam.stages.generate.writing import Order, Steering, Writer, Written
 from amalgam.stages.teachers import KnownTeacher, teachers_of
 
 if TYPE_CHECKING:
+    from amalgam.pipeline.experiment import Generate
+
     Done = Callable[[Unit, Sequence[Written]], None]
 
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
@@ -98,9 +100,12 @@ def writer_for(run: Run, known: KnownTeacher) -> Writer[tuple[int, int]]:
     batch_tokens = run.experiment.execution.batch_tokens
     teacher = loaded_teacher(run, known, "fp32", passes=0)
     scorer = Scorer(teacher, batch_tokens=batch_tokens, stop=run.signals.check)
-    steer = settings.steer if settings.source == "steered" else 0.0
-    steering = Steering(steer, settings.max_tokens, settings.fast)
+    steering = Steering(_steer(settings), settings.max_tokens, settings.fast)
     return Writer(_language_model(run), scorer, steering, stop=run.signals.check)
+
+
+def _steer(settings: Generate) -> float:
+    return settings.steer if settings.source == "steered" else 0.0
 
 
 def _language_model(run: Run) -> LanguageModel:
@@ -111,7 +116,7 @@ def _language_model(run: Run) -> LanguageModel:
         device = pick_device(run.experiment.execution.device)
         tokenizer = load_tokenizer(files)
         longest = settings.max_tokens + PROMPT_ROOM
-        slots = STEERED if settings.source == "steered" and settings.steer else PROMPTED
+        slots = STEERED if _steer(settings) else PROMPTED
         model = LanguageModel(
             load_language_model(files),
             tokenizer,

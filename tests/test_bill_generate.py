@@ -103,7 +103,7 @@ def test_a_trial_that_was_cut_short_goes_on_in_a_straight_line() -> None:
     marks = [(4 * step, float(4 * sum(range(step + 1)))) for step in range(4)]
     seconds, tokens = Trial(4, marks).of_a_text(10)
     assert seconds == pytest.approx(55.0)
-    assert tokens == 10.0
+    assert tokens == pytest.approx(10.0)
 
 
 def test_texts_end_later_as_often_as_they_ended_in_the_trial() -> None:
@@ -116,4 +116,4 @@ def test_texts_end_later_as_often_as_they_ended_in_the_trial() -> None:
 
 def test_what_a_prompt_takes_is_no_token() -> None:
     marks = [(0, 0.0), (0, 3.0), (1, 4.0), (2, 5.0)]
-    assert Trial(1, marks).of_a_text(8) == (8.0, 8.0)
+    assert Trial(1, marks).of_a_text(8) == pytest.approx((8.0, 8.0))  # of a fit, which CPUs round differently

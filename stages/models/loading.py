@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from amalgam.stages.models.files import ModelFiles
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+ALIGNMENT = 64  # bytes: what torch's own allocations have on a CPU, one cache line
 ABSURD_LENGTH = 1_000_000  # what tokenizers say when they do not know: 1e30, and rounded forms of it
 # Their positions start after the padding id, so that many of the position embeddings are never reached.
 POSITIONS_AFTER_PADDING = frozenset(
@@ -163,6 +165,20 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
     return notes
 
 
+def align_weights(model: torch.nn.Module) -> None:
+    """Copy weights and buffers that lie unaligned in memory, as those from a safetensors file do.
+
+    Matrix libraries round differently there, so equal weights would give unequal answers.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = aligned(tensor.data)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself, or a copy where its memory is not aligned to ALIGNMENT bytes."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """A plain Hugging Face folder, that loads without amalgam: config with id2label, safetensors, tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -209,6 +225,7 @@ def _load(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    align_weights(model)
     return model, loading
 
 

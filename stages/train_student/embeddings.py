@@ -20,6 +20,7 @@ from amalgam.pipeline.stage import Run
 from amalgam.stages.fine_tuning.batches import Examples, Rows
 from amalgam.stages.fine_tuning.learner import WeightedKL
 from amalgam.stages.models.encoder import Beginner, beginner
+from amalgam.stages.models.loading import aligned
 from amalgam.stages.read_corpus.parts import part_of
 from amalgam.stages.teachers import label_space, teachers_of
 from amalgam.stages.train_student.lessons import labelled
@@ -108,7 +109,7 @@ def gathered(run: Run, new: Beginner, temperature: float) -> Material:
             found = load_file(run.store.checked(files[one["file"]]))
             padded = torch.zeros(len(found["logits"]), len(space.names))
             padded[:, list(space.columns[known.name])] = torch.softmax(found["logits"] / temperature, dim=-1)
-            embeddings.append(frame(found["embeddings"] @ matrix))
+            embeddings.append(frame(aligned(found["embeddings"]) @ matrix))
             targets.append(padded)
     return Material(torch.cat(embeddings), torch.cat(targets))
 

@@ -1,9 +1,8 @@
-"""The rooms keep to themselves, nothing heavy is loaded to look, and README's tree is the tree."""
+"""The rooms keep to themselves, and nothing heavy is loaded to look."""
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,28 +122,3 @@ def test_files_and_functions_stay_small_and_say_their_purpose(path: Path) -> Non
         purpose = ast.get_docstring(tree, clean=True)
         assert purpose
         assert path.name == "errors.py" or len(purpose.splitlines()) <= 5
-
-
-# ---- README's tree
-
-
-def _tree() -> dict[str, str]:
-    """Path -> what it is, from the lines between README's markers."""
-    found = re.search(r"<!-- tree -->\n(.*?)<!-- /tree -->", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert found, "README.md has no <!-- tree --> ... <!-- /tree -->"
-    lines = [line for line in found[1].splitlines() if line.strip() and not line.startswith("```")]
-    pairs = [re.fullmatch(r"\s*(\S+)\s{2,}(\S.*)", line) for line in lines]
-    assert all(pairs), [line for line, pair in zip(lines, pairs, strict=True) if not pair]
-    named = [pair[1] for pair in pairs if pair]
-    assert len(set(named)) == len(named)
-    return {pair[1]: pair[2] for pair in pairs if pair}
-
-
-def test_everything_in_readmes_tree_exists() -> None:
-    wrong = [path for path in _tree() if not ((ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).exists())]
-    assert wrong == []
-
-
-def test_every_module_has_its_line_in_readmes_tree() -> None:
-    modules = {str(path.relative_to(ROOT)) for path in _modules("cli.py", *ROOMS) if path.name != "__init__.py"}
-    assert modules - set(_tree()) == set()

@@ -1,10 +1,11 @@
-"""One tiny experiment is run once per session (and worker of pytest-xdist); tests work on copies of it."""
+"""Fixtures: one tiny experiment is run once for all workers of pytest-xdist; tests work on copies of it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,37 @@ def _as_wide_as_a_pipe() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """In this process alone: tests kill processes, not machines, and the kernel keeps what was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", id)
+        yield
+
+
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of pytest that all its workers see."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def build_once(folder: Path, build: Callable[[Path], Shop]) -> Shop:
+    """Return the workspace below `folder`; the first worker to ask builds it and runs all stages, others wait."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "shop").exists():
+            shop = build(folder / "unfinished")
+            shop("run")
+            shop.folder.rename(folder / "shop")
+    return Shop(folder / "shop")
+
+
+@pytest.fixture(scope="session")
+def built(shared: Path) -> Shop:
     """Never to be changed: `shop` is a copy."""
-    shop = new_shop(tmp_path_factory.mktemp("built") / "shop")
-    shop("run")
-    return shop
+    return build_once(shared / "built", new_shop)
 
 
 @pytest.fixture
@@ -41,11 +67,9 @@ def shop(built: Shop, tmp_path: Path) -> Shop:
 
 
 @pytest.fixture(scope="session")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def generated(shared: Path) -> Shop:
     """An experiment without texts that is up to date; never to be changed."""
-    shop = new_generating_shop(tmp_path_factory.mktemp("generated") / "shop")
-    shop("run")
-    return shop
+    return build_once(shared / "generated", new_generating_shop)
 
 
 @pytest.fixture

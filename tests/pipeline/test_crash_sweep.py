@@ -48,12 +48,6 @@ def _assert_all_or_nothing(run: Run) -> list[str]:
     return standing
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes die here, not machines: what the kernel holds survives, and thousands of syncs would take minutes."""
-    monkeypatch.setattr(os, "fsync", id)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome(_complete(toy_base(tmp_path_factory.mktemp("whole"))))

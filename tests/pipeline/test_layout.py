@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from amalgam.tests.pipeline.toy_stages import toy_base
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("pipeline", "stages", "data")
-MOST_LINES = 400
+MOST_LINES = 600
 MOST_FUNCTION_LINES = 60
 HEAVY = ("torch", "transformers", "polars", "pyarrow", "numpy", "accelerate", "huggingface_hub")
 
@@ -27,7 +28,12 @@ def _modules(*places: str) -> list[Path]:
     return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
-def _imports(path: Path) -> Iterator[str]:
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    return tuple(_each_import(path))
+
+
+def _each_import(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -53,16 +59,16 @@ def test_the_rooms_have_one_name_each() -> None:
     assert "amalgam.pipeline.store" in sys.modules or _in_child("import amalgam.pipeline.store") == ""
 
 
-@pytest.mark.parametrize("path", _modules("cli.py", *ROOMS, "tests"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_our_own_code_is_imported_as_amalgam(path: Path) -> None:
+def test_our_own_code_is_imported_as_amalgam() -> None:
     own = {"pipeline", "stages", "data", "cli", "tests"}
-    assert [name for name in _imports(path) if name.split(".")[0] in own] == []
+    modules = _modules("cli.py", *ROOMS, "tests")
+    assert [(path, name) for path in modules for name in _imports(path) if name.split(".")[0] in own] == []
 
 
-@pytest.mark.parametrize("path", _modules("pipeline", "data"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_pipeline_and_data_know_no_stage(path: Path) -> None:
+def test_pipeline_and_data_import_no_stage() -> None:
     forbidden = ("amalgam.stages", "amalgam.cli", "amalgam.tests")
-    assert [name for name in _imports(path) if name.startswith(forbidden)] == []
+    modules = _modules("pipeline", "data")
+    assert [(path, name) for path in modules for name in _imports(path) if name.startswith(forbidden)] == []
 
 
 def test_data_knows_no_runner() -> None:
@@ -106,19 +112,22 @@ def test_looking_loads_nothing_heavy(tmp_path: Path, arguments: list[str]) -> No
 # ---- size
 
 
-@pytest.mark.parametrize("path", _modules("cli.py", *ROOMS, "tests"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_stay_small_and_say_their_purpose(path: Path) -> None:
+def test_files_and_functions_stay_small_and_have_a_purpose() -> None:
+    modules = _modules("cli.py", *ROOMS, "tests")
+    assert {str(path.relative_to(ROOT)): faults for path in modules if (faults := list(_size_faults(path)))} == {}
+
+
+def _size_faults(path: Path) -> Iterator[str]:
     text = path.read_text("utf-8")
     tree = ast.parse(text)
-    assert len(text.splitlines()) <= MOST_LINES
-    long = [
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
-    ]
-    assert long == []
-    if text.strip():
-        purpose = ast.get_docstring(tree, clean=True)
-        assert purpose
-        assert path.name == "errors.py" or len(purpose.splitlines()) <= 5
+    if len(text.splitlines()) > MOST_LINES:
+        yield f"more than {MOST_LINES} lines"
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        if (function.end_lineno or 0) - function.lineno >= MOST_FUNCTION_LINES:
+            yield f"{function.name} has more than {MOST_FUNCTION_LINES} lines"
+    purpose = ast.get_docstring(tree, clean=True)
+    if text.strip() and not purpose:
+        yield "no docstring"
+    if purpose and path.name != "errors.py" and len(purpose.splitlines()) > 5:
+        yield "a docstring of more than 5 lines"

@@ -27,7 +27,6 @@ FOLDER = "cache-teachers/family/units"
 @pytest.fixture(autouse=True)
 def _a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "fsync", id)  # processes die here, not machines
 
 
 @pytest.fixture(params=["disk", "bucket"])

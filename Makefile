@@ -26,7 +26,7 @@ test-ray: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest tests/test_ray.py
 
-# moto wants other versions of what we are tested with.
+# moto needs other versions of our dependencies.
 test-s3: $(INSTALLED)
 	test -d .venv-moto || $(PYTHON) -m venv .venv-moto
 	.venv-moto/bin/python -m pip install --quiet 'moto[s3]>=5.2' 'flask>=3' 'flask-cors>=6'
@@ -52,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
-# No virtual environment: on a GPU machine torch is there already, and often nothing else may be installed.
+# Uses no virtual environment: a GPU machine has its own torch, and often does not allow other installs.
 check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 

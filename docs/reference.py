@@ -1,6 +1,6 @@
-"""The reference pages, made from the code when the site is built: nothing in them is written twice.
+"""Generates the reference pages from the code when the site is built.
 
-MkDocs calls `on_files` (mkdocs.yml, hooks). What is new in the code and has no place here stops the build.
+MkDocs calls `on_files` (mkdocs.yml, hooks). A new column, error or reason without an entry here stops the build.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ FILES = {
     "WRITTEN": "`generate/FAMILY/units/*.parquet`",
     "GENERATED": "`generate/FINGERPRINT/texts-*.parquet`",
     "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",
-    "CACHE_LOGITS": "the same, in files that hold answers with dropout off",
-    "CACHE_PASSES": "the same, in files that hold passes",
+    "CACHE_LOGITS": "the same, in files of answers without dropout",
+    "CACHE_PASSES": "the same, in files of passes",
     "FEATURES": "`cache-teachers/FAMILY/units/*.parquet` of an encoder",
     "SIMILARITIES": "`report/zero-shot-*/*.parquet`",
     "STATES": "`cache-teachers/FAMILY/units/*/keys.parquet` of hidden states",
     "TOKENS": "`tokens/FINGERPRINT/*.parquet`",
-    "TOKEN_TYPES": "the same, where the model tells the texts of a pair apart",
+    "TOKEN_TYPES": "the same, for models that distinguish the two texts of a pair",
     "WEIGHTS": "`weigh-teachers/FINGERPRINT/units/*.parquet`",
     "TARGETS": "`build-targets/FINGERPRINT/units/*.parquet`",
-    "PREDICTIONS": "what `amalgam predict --out` writes, beside the columns of `--top` and `--explain`",
+    "PREDICTIONS": "output of `amalgam predict --out`, in addition to the columns of `--top` and `--explain`",
 }
-"""Where the columns of data/schemas.py lie in the workspace."""
+"""Maps the column sets of data/schemas.py to their files in the workspace."""
 
 REASONS = {
-    "first-run": "it has never been built here",
-    "config": "fields of the experiment changed; the field is named",
+    "first-run": "this workspace has no result of the stage",
+    "config": "fields of the experiment changed; the message names the field",
     "input": "texts or model files changed",
-    "upstream": "a stage before it will run, or made another result",
-    "code": "this version of amalgam computes it in another way",
-    "missing": "work of it is not there: an interrupted run, another part, a deleted file",
-    "damaged": "a stored file is not what was written",
-    "forced": "`--force` was said",
+    "upstream": "an earlier stage will run or has a new result",
+    "code": "this version of amalgam computes it differently",
+    "missing": "units are missing: an interrupted run, another part, a deleted file",
+    "damaged": "a stored file differs from its digest",
+    "forced": "the command has `--force`",
 }
 
 WHEN = {
-    "AmalgamError": "anything amalgam can name; a disk's own error, with the path",
-    "ExperimentError": "the experiment file or the command line; nothing has run",
-    "ModelError": "a model that the experiment names cannot serve",
-    "DataError": "the texts: the file, the row and the field are named",
-    "WorkError": "a unit of work failed; what was committed before it stays",
-    "DiskFullError": "no room is left; free some and run again",
-    "DamagedError": "a stored file is not what was written: set aside, and made again by the next run",
-    "InterruptedRunError": "Ctrl-C or SIGTERM: 128 and the signal's number; running again goes on",
+    "AmalgamError": "the base class of all errors; also a disk error, with the path",
+    "ExperimentError": "an error in the experiment file or the command line; no stage has run",
+    "ModelError": "a model of the experiment cannot be used",
+    "DataError": "an error in the texts; the message names file, row and field",
+    "WorkError": "a unit of work failed; earlier committed units stay",
+    "DiskFullError": "the disk is full; free some space and run again",
+    "DamagedError": "a stored file differs from its digest: it is quarantined, and the next run recomputes it",
+    "InterruptedRunError": "Ctrl-C or SIGTERM: 128 plus the signal's number; the next run resumes",
 }
 
 
@@ -75,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def pages() -> dict[str, str]:
-    """Path in docs/ -> Markdown."""
+    """Returns the Markdown of each page by its path in docs/."""
     return {
         "reference/experiment.md": "\n".join(_experiment()),
         "reference/commands.md": "\n".join(_commands()),
@@ -91,9 +91,9 @@ def pages() -> dict[str, str]:
 def _experiment() -> Iterator[str]:
     yield "# The experiment file\n"
     yield (
-        "Every field that may be said. The file is YAML; any field can also be given on the command line, as "
-        "`section.field=value`. A field that is not listed here is refused, with the nearest name. Paths start from "
-        "the file's folder. `amalgam schema` prints the same as JSON Schema, for editors.\n"
+        "This page lists every field. The file is YAML; the command line accepts any field as `section.field=value`. "
+        "An unknown field is an error that suggests the nearest name. Paths are relative to the file's folder. "
+        "`amalgam schema` prints the same as JSON Schema, for editors.\n"
     )
     top = {name: _section(field) for name, field in ExperimentFile.model_fields.items()}
     yield from _fields({name: field for name, field in ExperimentFile.model_fields.items() if not top[name]}, "")
@@ -101,7 +101,7 @@ def _experiment() -> Iterator[str]:
         if section is not None:
             several = " (a list)" if name == "teachers" else ""
             yield f"## {name}{several}\n"
-            yield f"{_flowing(section.__doc__)}\n" if _own_docstring(section) else ""
+            yield f"{_one_line(section.__doc__)}\n" if _own_docstring(section) else ""
             prefix = f"{name}.0." if several else f"{name}."
             yield from _fields(section.model_fields, prefix)
 
@@ -110,14 +110,14 @@ def _fields(fields: dict[str, FieldInfo], prefix: str) -> Iterator[str]:
     yield from _table(
         ["field", "value", "default", "meaning"],
         [
-            [f"`{prefix}{name}`", _kind(field), _default(field), _flowing(field.description)]
+            [f"`{prefix}{name}`", _kind(field), _default(field), _one_line(field.description)]
             for name, field in fields.items()
         ],
     )
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field of the file is, if it is one: itself, a list of it, or it or nothing."""
+    """Returns the section class of a field, or of its list or optional type, if it has one."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -130,23 +130,23 @@ def _own_docstring(section: type[BaseModel]) -> bool:
 
 def _kind(field: FieldInfo) -> str:
     annotated: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    told = _said(TypeAdapter(annotated).json_schema())
-    return f"{told}, or one alone" if "_as_" in repr((field.annotation, field.metadata)) else told
+    kind = _schema_kind(TypeAdapter(annotated).json_schema())
+    return f"{kind}, or a single one" if "_as_" in repr((field.annotation, field.metadata)) else kind
 
 
-def _said(schema: dict[str, Any]) -> str:
+def _schema_kind(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(_said(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(_schema_kind(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
-        return ", ".join(f"`{_yaml(one)}`" for one in schema["enum"])
+        return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{_yaml(schema['const'])}`"
     kind = schema["type"]
     if kind == "array":
-        return f"list of {_said(schema['items'])}{_between(schema, 'minItems', 'maxItems')}"
+        return f"list of {_schema_kind(schema['items'])}{_between(schema, 'minItems', 'maxItems')}"
     if kind == "object":
         values = schema.get("additionalProperties") or next(iter(schema["patternProperties"].values()))
-        return f"names, each with {_said(values)}"
+        return f"names, each with {_schema_kind(values)}"
     word = {"string": "text", "integer": "whole number", "number": "number", "boolean": "`true` or `false`"}[kind]
     low = [f"> {schema['exclusiveMinimum']:g}"] if "exclusiveMinimum" in schema else []
     low += [f">= {schema['minimum']:g}"] if "minimum" in schema else []
@@ -155,15 +155,15 @@ def _said(schema: dict[str, Any]) -> str:
     return " ".join([word, ", ".join([*low, *high])]).strip()
 
 
-def _between(schema: dict[str, Any], least: str, most: str) -> str:
-    low, high = schema.get(least, 0), schema.get(most)
+def _between(schema: dict[str, Any], minimum: str, maximum: str) -> str:
+    low, high = schema.get(minimum, 0), schema.get(maximum)
     if high is not None:
-        return f", {low} to {high} of them" if low != high else f", {low} of them"
+        return f", {low} to {high} items" if low != high else f", {low} items"
     return f", at least {low}" if low > 1 else ""
 
 
 def _default(field: FieldInfo) -> str:
-    return "must be said" if field.is_required() else f"`{_yaml(field.get_default(call_default_factory=True))}`"
+    return "required" if field.is_required() else f"`{_yaml(field.get_default(call_default_factory=True))}`"
 
 
 def _yaml(value: Any) -> str:
@@ -180,8 +180,8 @@ def _commands() -> Iterator[str]:
 
     yield "# Commands\n"
     yield (
-        "What `--help` prints. Results go to stdout, everything that informs to stderr. `--debug`, anywhere on the "
-        "line, shows tracebacks. `amalgam --install-completion` teaches the shell the names.\n"
+        "This page has the output of `--help`. Results go to stdout, progress and notes to stderr. `--debug`, anywhere "
+        "on the line, shows tracebacks. `amalgam --install-completion` installs shell completion.\n"
     )
     yield _help([])
     for name in get_command(app).commands:  # type: ignore[attr-defined]
@@ -194,60 +194,61 @@ def _help(arguments: Sequence[str]) -> str:
 
     from amalgam.cli import app
 
-    kept = os.environ.get("COLUMNS")
-    done = CliRunner(env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}).invoke(
+    width = os.environ.get("COLUMNS")
+    result = CliRunner(env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}).invoke(
         app, [*arguments, "--help"], prog_name="amalgam"
     )
-    if done.exit_code or os.environ.get("COLUMNS") != kept:
-        raise RuntimeError(f"amalgam {' '.join(arguments)} --help: {done.output}")
-    return f"```text\n{done.output.strip()}\n```\n"
+    if result.exit_code or os.environ.get("COLUMNS") != width:
+        raise RuntimeError(f"amalgam {' '.join(arguments)} --help: {result.output}")
+    return f"```text\n{result.output.strip()}\n```\n"
 
 
 # ---- columns, methods, errors
 
 
 def _columns() -> Iterator[str]:
-    found = {name: value for name, value in vars(schemas).items() if _is_columns(value)}
-    if found.keys() != FILES.keys():
-        raise RuntimeError(f"columns without a place in docs/reference.py: {found.keys() ^ FILES.keys()}")
+    column_sets = {name: value for name, value in vars(schemas).items() if _is_columns(value)}
+    if column_sets.keys() != FILES.keys():
+        raise RuntimeError(
+            f"column sets without an entry in FILES of docs/reference.py: {column_sets.keys() ^ FILES.keys()}"
+        )
     yield "# Columns\n"
     yield (
-        "Every column of every Parquet file, from `data/schemas.py`. Paths start from the workspace, `artifacts`. "
-        "`key` is 16 fixed bytes; `array<...>` is a list of fixed length, `list<...>` one of any length. What may be "
-        "null says so.\n"
+        "This page lists every column of every Parquet file (`data/schemas.py`). Paths are relative to the workspace, "
+        "`artifacts`. `key` has 16 bytes; `array<...>` is a list of fixed length, `list<...>` of any length.\n"
     )
-    for name, columns in found.items():
+    for name, columns in column_sets.items():
         yield f"## {name.lower().replace('_', ' ')}\n"
         yield f"{FILES[name]}\n"
-        rows = [[f"`{one.name}`", f"`{one.dtype}`", "yes" if one.nullable else "", one.meaning] for one in columns]
+        rows = [[f"`{col.name}`", f"`{col.dtype}`", "yes" if col.nullable else "", col.meaning] for col in columns]
         yield from _table(["column", "dtype", "null", "meaning"], rows)
 
 
 def _is_columns(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(one, Column) for one in value)
+    return isinstance(value, tuple) and bool(value) and all(isinstance(column, Column) for column in value)
 
 
 def _methods() -> Iterator[str]:
     yield "# Method names\n"
     yield (
-        "What `student.method` may be. A name sets defaults; what the file says stands over them. The formulas are on "
-        "[the page of the methods](../methods.md), the default's reasons on [its own](../method.md).\n"
+        "This page lists the values of `student.method`. A name sets defaults, which the experiment file can override. "
+        "[Methods](../methods.md) has the formulas, and [the default method](../method.md) its reasons.\n"
     )
     rows = []
     for name, method in METHODS.items():
         sets = [f"`{s}.{k}={v}`" for s, fields in method.defaults.items() for k, v in fields.items()]
-        rows.append([f"`{name}`", method.source, method.needs, ", ".join(sets) or "trains nothing"])
+        rows.append([f"`{name}`", method.source, method.needs, ", ".join(sets) or "no training"])
     yield from _table(["`student.method`", "from", "needs", "sets"], rows)
 
 
 def _errors() -> Iterator[str]:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AmalgamError)]
     if {kind.__name__ for kind in kinds} != WHEN.keys() or set(get_args(Reason)) != REASONS.keys():
-        raise RuntimeError("an error or a reason has no sentence in docs/reference.py")
+        raise RuntimeError("an error or a reason is missing in docs/reference.py: add it to WHEN or REASONS")
     yield "# Exit codes, errors, reasons\n"
     yield (
-        "An error is up to three lines on stderr: what is wrong, `where:` and `fix:`. The exit code tells a script "
-        "which kind it is; 0 is success, and 2 also a command line that is not understood.\n"
+        "An error has up to three lines on stderr: the problem, `where:` and `fix:`. The exit code shows its kind. "
+        "0 is success, and 2 includes an invalid command line.\n"
     )
     rows = [
         [f"`{kind.__name__}`", "130, 143" if kind is errors.InterruptedRunError else str(kind.exit_code),
@@ -256,7 +257,7 @@ def _errors() -> Iterator[str]:
     ]  # fmt: skip
     yield from _table(["error", "exit code", "when"], rows)
     yield "## Why a stage runs\n"
-    yield "`amalgam plan` and every run name one of these; `amalgam explain STAGE` goes into the fields.\n"
+    yield "`amalgam plan` and every run print one of these reasons. `amalgam explain STAGE` lists the changed fields.\n"
     yield from _table(["reason", "meaning"], [[f"`{reason}`", REASONS[reason]] for reason in get_args(Reason)])
 
 
@@ -271,5 +272,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     yield ""
 
 
-def _flowing(text: str | None) -> str:
+def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())

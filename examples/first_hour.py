@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The first hour, from Python
 #
-# `amalgam demo` has made an ordinary experiment in `amalgam-demo`; put your own file in its place. In an editor that
-# knows `# %%` each part is a cell; `python examples/first_hour.py` runs them all.
+# `amalgam demo` creates an ordinary experiment in `amalgam-demo`; replace it by your own file. Editors that support
+# `# %%` show each part as a cell. `python examples/first_hour.py` runs all of them.
 
 # %%
 import polars as pl
@@ -13,7 +13,7 @@ FILE = "amalgam-demo/amalgam.yaml"
 experiment = Experiment.load(FILE, quiet=True)
 
 # %% [markdown]
-# What would run, and why? After the demo: nothing.
+# The plan lists the stages that would run, with the reason. After the demo all are current.
 
 # %%
 for stage in experiment.plan():
@@ -21,43 +21,43 @@ for stage in experiment.plan():
 experiment.run()
 
 # %% [markdown]
-# The teachers' answers, the targets made of them, the texts: lazy frames, joined by key.
+# Predictions, targets and texts are lazy frames, joined by key.
 
 # %%
 texts, targets = experiment.texts(), experiment.targets
 closest = texts.join(targets, on="key").sort("weight").select("text", "weight").head(5).collect()
-print("the texts that weigh least in training:")
+print("the texts with the lowest weight in training:")
 for text, weight in closest.iter_rows():
     print(f"  {weight:.3f}  {text}")
 
 # %% [markdown]
-# Another rule for the targets asks no teacher: seconds. (MUKA's hard rule names one teacher for each text.)
+# Another target method runs no teacher and takes seconds. (MUKA's hard rule names one teacher for each text.)
 
 # %%
 hard = Experiment.load(FILE, {"student.method": "muka-hard"}, quiet=True)
 hard.run(until="build-targets")
 won = hard.targets.group_by("teacher").agg(pl.len().alias("texts")).sort("teacher").collect()
-print("how many texts each teacher wins:")
+print("texts won by each teacher:")
 for teacher, count in won.iter_rows():
     print(f"  {teacher}: {count:,}")
 
 # %% [markdown]
-# The student beside everything else, on labelled texts it has not seen.
+# Student, teachers and baselines on labelled test texts.
 
 # %%
 print(experiment.evaluation.select("system", "accuracy", "macro_f1").collect())
 
 # %% [markdown]
-# And what it says of new texts, with what each teacher's labels hold of the probability.
+# Predictions for new texts, with each teacher's share of the probability.
 
 # %%
-print(experiment.predict(["the chef fried the onion", "the court heard the banker"], explain=True).collect())
+print(experiment.predict(["the chef fried the onion", "the banker approved the loan"], explain=True).collect())
 
 # %% [markdown]
-# Texts need not be in a file: a datasets.Dataset, a frame or an Arrow table will do. They are written into the
-# workspace once, and known by their content: texts that were asked before are not asked again.
+# Texts can also be a datasets.Dataset, a frame or an Arrow table. The workspace stores them once, by content. Teachers
+# run only on new texts.
 
 # %%
-some = texts.select("text").head(20).collect()
-smaller = Experiment.load(FILE, texts={"train": some}, quiet=True)
+few_texts = texts.select("text").head(20).collect()
+smaller = Experiment.load(FILE, texts={"train": few_texts}, quiet=True)
 print([(stage.stage, stage.state) for stage in smaller.plan()])

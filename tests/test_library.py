@@ -283,6 +283,6 @@ def test_the_first_hours_script_runs_as_it_stands(
     monkeypatch.chdir(tmp_path)
     left = runpy.run_path(str(ROOT / "examples/first_hour.py"))
     assert left["experiment"].evaluation.collect()["system"].to_list()[-1].startswith("student")
-    assert "how many texts each teacher wins" in capsys.readouterr().out
+    assert "texts won by each teacher" in capsys.readouterr().out
     assert json.loads((tmp_path / "amalgam-demo/artifacts/HEAD.json").read_text())["build-targets"]
     shutil.rmtree(tmp_path / "amalgam-demo")

@@ -15,7 +15,7 @@ from amalgam.stages.build_targets.uncertainty import confidence, sums_over_passe
 from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
 from amalgam.stages.cache_teachers.statistics import statistics
-from amalgam.tests.workshop import SAME, Shop, apart, finish, torchrun
+from amalgam.tests.workshop import SAME, Shop, apart, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
 
@@ -140,7 +140,7 @@ def test_the_audit_takes_one_text_in_a_hundred_whatever_their_order() -> None:
 def test_two_processes_climb_the_ladder_together(fresh: Shop) -> None:
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")
     assert alone("build-targets", *ADAPTIVE).code == 0
-    said = finish(torchrun(fresh, "build-targets", *ADAPTIVE))
+    said = ranks(fresh, "build-targets", *ADAPTIVE)
     assert said.code == 0, said.err
     assert passes_of(fresh) == passes_of(alone)
     assert apart(fresh.targets(), alone.targets()) < SAME

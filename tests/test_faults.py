@@ -183,7 +183,7 @@ MANY = ("cache.passes=256", "execution.batch_tokens=2048")
 
 def interrupted(shop: Shop, *signals: signal.Signals) -> tuple[int, str]:
     """cache-teachers, stopped as soon as one unit is committed."""
-    process = shop.process("cache-teachers", *MANY)
+    process = shop.new_process("cache-teachers", *MANY)
     until(lambda: bool(list((shop.artifacts / "cache-teachers").glob("*/units/*.json"))), process)
     for number in signals:
         process.send_signal(number)

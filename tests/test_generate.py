@@ -19,12 +19,11 @@ from amalgam.tests.workshop import (
     KNOWS,
     TIMEOUT,
     Shop,
-    finish,
     flip,
     new_generating_shop,
+    ranks,
     reweigh,
     reweigh_all,
-    torchrun,
 )
 
 TEXTS = 12
@@ -227,7 +226,7 @@ def test_killed_again_and_again_it_ends_where_an_uninterrupted_run_does(fresh: S
 
 
 def test_two_processes_write_the_very_texts_of_one(fresh: Shop, generated: Shop) -> None:
-    said = finish(torchrun(fresh, "generate"))
+    said = ranks(fresh, "generate")
     assert said.code == 0, said.err
     assert fresh.digests("generate") == generated.digests("generate")
     assert manifest(fresh)["files"] == manifest(generated)["files"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import TIMEOUT, Shop, finish, torchrun
+from amalgam.tests.workshop import TIMEOUT, Shop, finish, ranks, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +51,17 @@ def test_one_process_speaks_for_two_and_takes_its_leave(by_two: tuple[Shop, str]
 def test_a_process_without_work_does_not_hang(by_two: tuple[Shop, str]) -> None:
     """Build-targets has one unit and two processes; a run of what is current has none at all."""
     shop, _ = by_two
-    said = finish(torchrun(shop, "run", "targets.temperature=0.5"))
+    said = ranks(shop, "run", "targets.temperature=0.5")
     assert said.code == 0, said.err
     assert "cache-teachers: reused" in said.err
-    again = finish(torchrun(shop, "run", "targets.temperature=0.5"))
+    again = ranks(shop, "run", "targets.temperature=0.5")
     assert again.code == 0, again.err
     assert again.err.count(": reused") == 5
 
 
 def test_an_error_ends_both_processes_with_its_message(fresh: Shop) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "test")
-    said = finish(torchrun(fresh, "run"))
+    said = ranks(fresh, "run")
     assert said.code != 0
     assert "not in the union: sailing" in said.err
 

@@ -216,7 +216,7 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
 
 def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Shop, cluster: Cluster) -> None:
     on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
-    driver = fresh.process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
+    driver = fresh.new_process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
     until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
     driver.send_signal(signal.SIGTERM)
     said = finish(driver)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from amalgam.tests.test_states import states
-from amalgam.tests.workshop import Shop, finish, torchrun, word_list, write_model
+from amalgam.tests.workshop import Shop, ranks, word_list, write_model
 
 STATEFUL = ("layerwise", "dfa", "cfl")
 OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
@@ -87,7 +87,7 @@ def test_layerwise_learns_in_the_phases_it_is_told(plain: Shop, learning: str) -
 
 
 def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Shop) -> None:
-    said = finish(torchrun(plain, "train-student", "student.method=layerwise", "student.seed=5"))
+    said = ranks(plain, "train-student", "student.method=layerwise", "student.seed=5")
     assert said.code == 0, said.err
     assert {name: facts["steps"] for name, facts in learned(plain)["phases"].items()} == {"layer-wise": 4, "joint": 4}
 

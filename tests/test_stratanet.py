@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.tests.test_state_methods import learned, second_teacher
 from amalgam.tests.test_states import states
-from amalgam.tests.workshop import TRAIN, Shop, finish, torchrun, word_list, write_model
+from amalgam.tests.workshop import TRAIN, Shop, ranks, word_list, write_model
 
 METHOD = "student.method=stratanet"
 HELD_OUT = "generate.held_out=0.3"
@@ -210,7 +210,7 @@ def test_four_teachers_of_other_widths_and_depths_and_a_student_from_one_of_them
 def test_two_processes_fit_a_teacher_each_and_give_the_very_statistics_of_one(plain: Shop, tmp_path: Path) -> None:
     plain("run", METHOD)
     other = plain.without_artifacts(tmp_path / "other")
-    said = finish(torchrun(other, "train-student", METHOD))
+    said = ranks(other, "train-student", METHOD)
     assert said.code == 0, said.err
     found = [manifest(shop, "fit-statistics")["identity"] for shop in (plain, other)]
     assert found[0] == found[1]

@@ -11,8 +11,10 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 from amalgam.data.synthetic import generate
 from amalgam.pipeline.store import Record, canonical_record
+from amalgam.tests.forking import Forked
 
 KNOWS = {
     "first": ["banking", "computing", "cooking", "football"],
@@ -103,7 +106,12 @@ class Shop:
         """The stages that `run` would run."""
         return {name for name, stage in self.plan(*overrides).items() if stage["state"] != "current"}
 
-    def process(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def process(self, *arguments: str, **environment: str) -> Forked:
+        """The command in a process of its own, that starts at once."""
+        return Forked(arguments, self.folder, quiet_environment(**environment))
+
+    def new_process(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """The command as a shell starts it: Python itself starts too, and loads everything."""
         return subprocess.Popen(
             [sys.executable, "-m", "amalgam.cli", *arguments],
             cwd=self.folder,
@@ -208,7 +216,7 @@ def amalgam(*arguments: str, folder: Path) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def finish(process: subprocess.Popen[str], seconds: float = TIMEOUT) -> Said:
+def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) -> Said:
     """Waits; a process that hangs is ended, and fails the test."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -216,7 +224,26 @@ def finish(process: subprocess.Popen[str], seconds: float = TIMEOUT) -> Said:
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"still running after {seconds} s: {process.args!r}\n{out}\n{err}") from None
-    return Said(process.returncode, out, err)
+    return Said(process.wait(), out, err)
+
+
+def ranks(shop: Shop, *arguments: str, processes: int = 2) -> Said:
+    """As `torchrun` on one node, without the launcher: what one rank cannot do ends the others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "1"}
+    running = [
+        shop.process(*arguments, **meeting, **world, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(processes)
+    ]
+    deadline = time.monotonic() + TIMEOUT
+    while not all(rank.poll() is not None for rank in running):
+        if any(rank.poll() for rank in running) or time.monotonic() > deadline:
+            for rank in running:
+                rank.kill()
+        time.sleep(0.01)
+    code = next((code for rank in running if (code := rank.wait())), 0)
+    outputs = [rank.communicate() for rank in running]
+    return Said(code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs))
 
 
 def torchrun(shop: Shop, *arguments: str, processes: int = 2, meeting: str | None = None) -> subprocess.Popen[str]:

@@ -1,0 +1,151 @@
+"""`amalgam` in processes of its own that start at once: forks of a server that has torch loaded and started no thread.
+
+A fork has a folder, environment, signals, output and exit code of its own. A test of how a process starts, or of an
+environment that Python itself reads, starts a new process instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+LOADED = (
+    *("accelerate", "numpy", "pydantic", "safetensors.torch", "torch.distributed", "amalgam.cli"),
+    *("transformers.models.auto", "transformers.models.bert.modeling_bert"),
+)
+"""Not polars and not pyarrow, which start threads when they are imported."""
+MOST_BYTES = 1 << 18
+"""Of a request."""
+
+
+class Forked:
+    """A forked command, with those members of subprocess.Popen that tests use."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.args = ["amalgam", *arguments]
+        self.returncode: int | None = None
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  communicate closes them
+        self._reply, reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps([self.args, str(folder), dict(environment)]).encode()
+        with reply:
+            descriptors = [reply.fileno(), self._out.fileno(), self._err.fileno()]
+            socket.send_fds(_server(), [request], descriptors)
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._reply.settimeout(timeout)
+            try:
+                self.returncode = self._number()
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._reply.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        texts = []
+        for file in (self._out, self._err):
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode())
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        answer = self._reply.recv(32)
+        assert answer, "the fork server has ended"
+        return int(answer)
+
+
+@cache
+def _server() -> socket.socket:
+    """Start the server of this test process; it ends when its end of the socket is closed."""
+    control, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with given:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "amalgam.tests.forking", str(given.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[given.fileno()],
+        )
+
+    @atexit.register
+    def stop() -> None:
+        control.close()
+        process.wait()
+
+    return control
+
+
+def serve(control: socket.socket) -> None:
+    """Fork for each request, and run the command in the fork; exit when the test process has closed its end."""
+    for name in LOADED:
+        importlib.import_module(name)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes no threads along"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        content, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
+        if not content:
+            sys.exit()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            _watch(*descriptors)
+            _become(*json.loads(content))
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _watch(reply: int, out: int, err: int) -> None:
+    """Fork once more: return in the command; its parent reports its process id, then its exit code."""
+    process = os.fork()
+    if process:
+        os.write(reply, str(process).encode())
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(reply, str(status).encode())
+        os._exit(0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for descriptor in (reply, out, err):
+        os.close(descriptor)
+
+
+def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from amalgam.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

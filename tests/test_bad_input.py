@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +19,10 @@ HEADLESS = "a base model without a head"
 
 @dataclass(frozen=True)
 class Case:
-    """A file written over the training texts (or overrides said), and what must be answered."""
+    """A file written over the training texts, or overrides; the exit code, and names that the message must contain."""
 
     code: int
-    says: tuple[str, ...]
+    named: tuple[str, ...]
     content: bytes | None = None
     name: str = "texts/train.csv"
     overrides: tuple[str, ...] = ()
@@ -40,9 +41,7 @@ CASES = {
         "texts/train.jsonl",
         ("corpus.id=id",),
     ),
-    "an id given twice": Case(
-        3, ("given more than once", "corpus.id: auto"), b"text,id\none,7\ntwo,7\n", overrides=("corpus.id=id",)
-    ),
+    "an id given twice": Case(3, ("7", "corpus.id: auto"), b"text,id\none,7\ntwo,7\n", overrides=("corpus.id=id",)),
     "a row without text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n,law\ntwo,law\n"),
     "a blank text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n   ,law\ntwo,law\n"),
     "a ragged row": Case(3, ("train.csv",), b"text,label\none,law\ntwo,law,three\n"),
@@ -50,8 +49,8 @@ CASES = {
     "an empty file": Case(3, ("no rows", "train.csv"), b""),
     "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),
     "a column renamed": Case(3, ("text", "corpus.text: texte"), b"texte,label\none,law\n"),
-    "columns separated otherwise": Case(3, ("separated by ';'", ".tsv"), b"text;label\none;law\n"),
-    "plain text": Case(3, ("no kind", "a csv of one column"), b"one\ntwo\n", "texts/train.txt"),
+    "columns separated otherwise": Case(3, ("';'", ".tsv"), b"text;label\none;law\n"),
+    "plain text": Case(3, ("train.txt", "csv"), b"one\ntwo\n", "texts/train.txt"),
     "a label that is not allowed": Case(
         3,
         ("train.csv", "banking"),
@@ -60,7 +59,7 @@ CASES = {
     ),
     "texts that are not there": Case(3, ("nowhere.csv",), overrides=("corpus.train=nowhere.csv",)),
     "a text too long, and that an error": Case(
-        3, ("longer than 4 tokens", "cache.on_long"), overrides=("cache.on_long=error", "cache.max_tokens=4")
+        3, ("4 tokens", "cache.on_long"), overrides=("cache.on_long=error", "cache.max_tokens=4")
     ),
     "an unknown field": Case(2, ("student.epoch", "did you mean 'epochs'?"), overrides=("student.epoch=2",)),
     "a wrong type": Case(2, ("student.epochs",), overrides=("student.epochs=many",)),
@@ -68,15 +67,11 @@ CASES = {
     "a value that is no choice": Case(2, ("targets.mode", "soft"), overrides=("targets.mode=sfot",)),
     "a name that leads outside": Case(2, ("student.name", "letters"), overrides=("student.name=../../x",)),
     "an absolute name": Case(2, ("student.name", "letters"), overrides=("student.name=/elsewhere/x",)),
-    "a secret": Case(2, ("looks like a secret",), overrides=("student.encoder=hf_abcdefghijklmnopqrstuv",)),
-    "more processes than there are": Case(
-        2, ("asked for 2 processes, got 1", "torchrun"), overrides=("execution.processes=2",)
-    ),
+    "a secret": Case(2, ("secret", "hf auth login"), overrides=("student.encoder=hf_abcdefghijklmnopqrstuv",)),
+    "more processes than there are": Case(2, ("2 processes", "torchrun"), overrides=("execution.processes=2",)),
     "more passes than are cached": Case(2, ("targets.passes",), overrides=("targets.passes=9",)),
     "a rename of no label": Case(2, ("'bankink'", "banking"), overrides=("teachers.0.rename={bankink: money}",)),
-    "too few labels for the outputs": Case(
-        2, ("2 names for 4 outputs", "fix: "), overrides=("teachers.0.labels=[a, b]",)
-    ),
+    "too few labels for the outputs": Case(2, ("2", "4 outputs", "fix: "), overrides=("teachers.0.labels=[a, b]",)),
     "a model that is not there": Case(2, ("secand", "second"), overrides=("teachers.1.model=./models/secand",)),
     HEADLESS: Case(
         2,
@@ -97,7 +92,7 @@ def assert_three_lines(err: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_cannot_be_used_is_refused_in_three_lines(fresh: Shop, name: str) -> None:
+def test_unusable_input_is_refused_in_three_lines(fresh: Shop, name: str) -> None:
     case = CASES[name]
     if case.content is not None:
         (fresh.folder / TRAIN).unlink()
@@ -106,14 +101,14 @@ def test_what_cannot_be_used_is_refused_in_three_lines(fresh: Shop, name: str) -
     said = fresh.tries("cache-teachers", *case.overrides)
     assert (said.code, said.out) == (case.code, ""), said.err
     assert_three_lines(said.err)
-    for piece in case.says:
+    for piece in case.named:
         assert piece in said.err
     assert not (fresh.artifacts / "build-targets").exists()
     assert name == HEADLESS or not fresh.units()  # that it has no head is known when its turn comes
     assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["shop"]
 
 
-def test_all_problems_of_the_file_are_told_at_once_with_their_lines(fresh: Shop) -> None:
+def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Shop) -> None:
     fresh.edit("  mode: soft", "  mode: sfot\n  temprature: 1")
     fresh.edit("  epochs: 1", "  epochs: 0")
     said = fresh.tries("plan", "student.laers=2")
@@ -129,11 +124,11 @@ def test_all_problems_of_the_file_are_told_at_once_with_their_lines(fresh: Shop)
         assert piece in said.err
 
 
-def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_way_out(fresh: Shop) -> None:
+def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_fix(fresh: Shop) -> None:
     fresh.edit("    model: ./models/first", "    model: ./models/first\n    labels: [yes, no, a, b]")
     said = fresh.tries("plan")
     assert said.code == 2
-    assert 'is true, not text: quote it ("yes")' in said.err
+    assert '("yes")' in said.err
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system {}\n", "corpus: {}\ncorpus: {}\n", "- a list\n", ""])
@@ -147,61 +142,62 @@ def test_hostile_or_senseless_yaml_is_refused(fresh: Shop, text: str) -> None:
 # ---- rows that may be skipped
 
 
-def test_rows_that_cannot_be_used_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
+def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Shop) -> None:
     fresh.write([*fresh.texts()[:60], ("", "law"), ("   ", "law")])
     said = fresh("cache-teachers", "corpus.on_bad_row=skip")
-    assert "train: 60 texts, 2 rows skipped (skipped.parquet)" in said.err
+    assert "60 texts, 2 rows skipped" in said.err
+    assert "skipped.parquet" in said.err
 
 
-def test_texts_that_are_in_test_and_in_train_are_told(fresh: Shop) -> None:
+def test_test_texts_that_are_also_in_train_are_counted(fresh: Shop) -> None:
     fresh.write([*fresh.texts(), *fresh.texts("test")[:3]])
-    assert "3 test texts are also in train" in fresh("read-corpus").err
+    assert "3 test texts" in fresh("read-corpus").err
 
 
 def test_the_same_text_twice_is_one_text(fresh: Shop) -> None:
     fresh.write([*fresh.texts(), *fresh.texts()[:9]])
-    assert "train: 120 texts, 9 duplicate rows" in fresh("read-corpus").err
+    assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err
 
 
-def test_cut_texts_are_counted_for_each_teacher(fresh: Shop) -> None:
+def test_truncated_texts_are_counted_for_each_teacher(fresh: Shop) -> None:
     said = fresh("cache-teachers", "cache.max_tokens=8")
-    assert "teacher first: " in said.err
-    assert "were longer than its limit and were cut" in said.err
+    assert re.search(r"teacher first: \d+ .*texts", said.err)
 
 
-# ---- gold labels that no teacher knows
+# ---- gold labels outside the union of the teachers' labels
 
 
-def test_a_gold_label_that_no_teacher_knows_stops_before_any_teacher_runs(fresh: Shop) -> None:
+def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fresh: Shop) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh.tries("run")
     assert said.code == 3
-    assert "1 test text has a gold label that is not in the union: sailing" in said.err
+    assert "sailing" in said.err
     assert "where: corpus.test, column label" in said.err
     assert "corpus.on_bad_row: skip" in said.err
     assert not fresh.units()
 
 
-def test_labels_that_differ_in_case_are_shown_as_what_to_rename(fresh: Shop) -> None:
+def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Shop) -> None:
     fresh.write([(text, label.title()) for text, label in fresh.texts("test")], "test")
     said = fresh.tries("run")
     assert 'rename: {"banking": "Banking", ' in said.err
 
 
-def test_such_texts_are_left_out_and_counted_if_wished(fresh: Shop) -> None:
+def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Shop) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh("run", "corpus.on_bad_row=skip")
-    assert "1 test text left out: no teacher knows sailing" in said.err
+    assert re.search(r"1 test text .*sailing", said.err)
     [path] = (fresh.artifacts / "report").glob("*/*/evaluation.json")
-    found = json.loads(path.read_text())
-    assert (found["n"], found["left_out"]) == (40, 1)
+    evaluation = json.loads(path.read_text())
+    assert (evaluation["n"], evaluation["left_out"]) == (40, 1)
 
 
-def test_a_validation_part_that_no_teacher_knows_is_refused_even_if_skipping(fresh: Shop) -> None:
+def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Shop) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "validation")
     said = fresh.tries("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
     assert said.code == 3
-    assert "1 validation text has a gold label that is not in the union" in said.err
+    assert "sailing" in said.err
+    assert "corpus.validation" in said.err
 
 
 def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Shop) -> None:
@@ -211,7 +207,7 @@ def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fr
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     said = fresh.tries("run", "targets.mode=supervised")
     assert said.code == 3
-    assert "not in the union: sailing" in said.err
+    assert "sailing" in said.err
 
 
 # ---- models
@@ -238,7 +234,7 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: S
     assert apart(ours, built_shop.targets()) < 1e-5
 
 
-def test_a_teacher_that_does_not_name_its_labels_is_refused(fresh: Shop) -> None:
+def test_a_teacher_without_label_names_is_refused(fresh: Shop) -> None:
     path = fresh.folder / "models/first/config.json"
     config = json.loads(path.read_text())
     config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
@@ -246,13 +242,13 @@ def test_a_teacher_that_does_not_name_its_labels_is_refused(fresh: Shop) -> None
     path.write_text(json.dumps(config))
     said = fresh.tries("run")
     assert said.code == 2
-    assert "does not say what its labels mean: LABEL_0" in said.err
-    assert "fix: give labels: the 4 names, by position" in said.err
+    assert "LABEL_0" in said.err
+    assert re.search("^fix: .*labels.* 4 ", said.err, re.MULTILINE)
     assert "teacher first" in said.err
     fresh("cache-teachers", "teachers.0.labels=[banking, computing, cooking, football]")
 
 
-def test_a_teacher_without_dropout_is_refused_with_the_ways_out(fresh: Shop) -> None:
+def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Shop) -> None:
     path = fresh.folder / "models/first/config.json"
     config = json.loads(path.read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -265,19 +261,20 @@ def test_a_teacher_without_dropout_is_refused_with_the_ways_out(fresh: Shop) -> 
     fresh("build-targets", "teachers.0.dropout=0.1")
 
 
-def test_a_teacher_whose_logits_are_no_numbers_fails_with_its_name_and_the_texts(fresh: Shop) -> None:
+def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Shop) -> None:
     reweigh(fresh.folder / "models/second", {"classifier.bias": float("nan")})
     said = fresh.tries("run")
     assert said.code == 1
     assert_three_lines(said.err)
     assert "second" in said.err
-    assert "fix: leave the texts or this teacher out" in said.err  # fp32 it is already
+    assert "fix: " in said.err
+    assert "fp32" not in said.err[said.err.index("fix: ") :]  # the teacher runs in fp32 already
     assert not (fresh.artifacts / "build-targets").exists()
 
 
-def test_two_teachers_that_are_the_same_model_are_told(fresh: Shop) -> None:
+def test_two_teachers_of_the_same_model_get_a_warning(fresh: Shop) -> None:
     said = fresh("cache-teachers", "teachers.1.model=./models/first", "corpus.on_bad_row=skip")
-    assert "teachers first and second are the very same model" in said.err
+    assert re.search("first and second .*same model", said.err)
 
 
 def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
@@ -294,16 +291,16 @@ def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
     fresh("cache-teachers", "teachers.0.allow_pickle=true")
 
 
-def test_what_a_last_stage_lacks_is_told_before_a_first_one_works(fresh: Shop) -> None:
+def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Shop) -> None:
     said = fresh.tries("run", "student.encoder=./models/encodr")
     assert said.code == 2
     assert_three_lines(said.err)
-    assert "there is no folder ./models/encodr" in said.err
+    assert "./models/encodr" in said.err
     assert not (fresh.artifacts / "read-corpus").exists()
     fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
 
 
-def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop) -> None:
+def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Shop) -> None:
     folder = fresh.folder / "models/first"
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
@@ -319,8 +316,8 @@ def test_code_in_a_models_folder_is_never_run_and_never_asked_about(fresh: Shop)
 # ---- results
 
 
-def test_a_cache_of_no_numbers_never_reaches_a_student(shop: Shop) -> None:
-    """A cache as another hand might have left it, its digests in order: the rule itself refuses what is no number."""
+def test_cached_nan_logits_never_reach_a_student(shop: Shop) -> None:
+    """The digests are in order: the target rule itself refuses NaN."""
     made = {}
     for path in shop.units():
         before = str(path.relative_to(shop.artifacts))
@@ -331,12 +328,12 @@ def test_a_cache_of_no_numbers_never_reaches_a_student(shop: Shop) -> None:
             rewrite(path, lambda record: replace(record, files=tuple(made[file.path] for file in record.files)))
     said = shop.tries("build-targets", "targets.temperature=0.7")
     assert said.code == 1
-    assert "120 texts have a weight or target that is not a number >= 0" in said.err
-    assert "rule soft, uncertainty entropy" in said.err
+    assert "120 texts" in said.err
+    assert re.search("^where: .*soft.*entropy", said.err, re.MULTILINE)
 
 
 def spoiled(path: Path) -> str:
-    """Logits that are no numbers; the new digest."""
+    """Replace the logits by NaN; return the new digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -349,13 +346,13 @@ def spoiled(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_folder_that_is_not_ours_is_never_written_over(fresh: Shop) -> None:
+def test_a_folder_that_amalgam_did_not_write_is_never_overwritten(fresh: Shop) -> None:
     mine = fresh.folder / "students/student"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
     said = fresh.tries("run")
     assert said.code == 2
-    assert "students/student exists and was not made by amalgam" in said.err
+    assert "students/student" in said.err
     assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
     fresh("run", "student.name=other")
 
@@ -365,13 +362,13 @@ def test_a_link_that_leads_outside_is_refused(fresh: Shop, tmp_path: Path) -> No
     (fresh.folder / "students").symlink_to(tmp_path / "outside")
     said = fresh.tries("run")
     assert said.code == 2
-    assert "leads out of the experiment's folder" in said.err
+    assert "students" in said.err
     assert not list((tmp_path / "outside").iterdir())
 
 
-def test_a_workspace_that_cannot_be_written_to_is_said_before_any_model_loads(fresh: Shop) -> None:
-    fresh.artifacts.write_text("a file stands there")
+def test_a_workspace_without_write_permission_is_an_error_before_any_model_loads(fresh: Shop) -> None:
+    fresh.artifacts.write_text("a file")
     said = fresh.tries("run")
     assert said.code == 2
-    assert "the workspace cannot be written to" in said.err
+    assert "workspace" in said.err
     assert "execution.workspace=DIR" in said.err

@@ -1,11 +1,11 @@
-# make demo    three small classifiers become one student: offline, in minutes
-# make test    the test-suite, by two workers; WORKERS=8 where there are more cores
-# make check   ruff, mypy, the documentation, the wheel built, listed and installed
-# make test-ray   the same on a Ray cluster of this machine's own: installs the extra `ray`
-# make test-s3    object stores again, on moto's S3 server, which has a .venv of its own
-# make docs    the documentation as a site, in site/
-# make check-gpu   the engine on this machine's GPU: right, and how fast (torch, transformers and numpy alone)
-# Each sets itself up: a .venv in this folder with the versions of constraints.txt.
+# make demo        distils three small classifiers into one student: offline, in minutes
+# make test        runs the test suite with two workers (WORKERS=8 for more cores)
+# make check       runs ruff and mypy, builds the documentation, builds and installs the wheel
+# make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
+# make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
+# make docs        builds the documentation into site/
+# make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
+# Every target but check-gpu creates a .venv in this folder with the versions of constraints.txt.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -45,7 +45,7 @@ docs: $(INSTALLED)
 # torch first and by its exact version: a bare `torch` may bring gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "amalgam needs Python 3.11 or newer"'
-	@echo "setting up .venv with the libraries, once: some minutes"
+	@echo "creating .venv and installing the libraries (once, takes minutes)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"

@@ -1,1 +1,1 @@
-"""What amalgam costs beside its rivals, by one protocol."""
+"""Measures amalgam and its rivals by one protocol."""

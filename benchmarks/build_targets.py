@@ -1,9 +1,9 @@
-"""Stage 2 beside merely scanning the same files with Polars, and its memory from 10^5 texts to 10^7.
+"""Compares build-targets with a plain Polars scan of the same files, in time and memory from 10^5 to 10^7 texts.
 
 python benchmarks/build_targets.py [--texts 100000 1000000 10000000] [--mode soft] [--json]
 
-The texts are keys and the answers drawn numbers (synthetic_workspace.py), written by the store as stage 1 writes them.
-Each figure is from a process of its own, its imports before the clock; files are warm from the pass before.
+The texts are keys and the answers random numbers (synthetic_workspace.py), in the format of cache-teachers.
+Each figure comes from a separate process with its imports done. The files are in the page cache.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--teachers", type=int, default=2)
-    parser.add_argument("--labels", type=int, default=4, help="of each teacher")
+    parser.add_argument("--labels", type=int, default=4, help="labels of each teacher")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--mode", choices=("soft", "hard", "vanilla-kd"), default="soft")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scratch", type=Path, help="where the synthetic workspaces stand; default: the system's")
+    parser.add_argument("--scratch", type=Path, help="folder of the synthetic workspaces (default: the system's)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         what, folder = options.worker
-        print(json.dumps(WORKERS[what](Path(folder), options.mode)))  # noqa: T201  read by the process that measures
+        print(json.dumps(WORKERS[what](Path(folder), options.mode)))  # noqa: T201  the parent process reads it
         return
     rows = []
     for texts in options.texts:
@@ -64,29 +64,29 @@ def _compared(base: Path, texts: int, options: argparse.Namespace) -> list[dict[
     write_corpora(experiments, shape)
     write_answers(experiments.first, lacking(experiments.first), shape)
     peaks: dict[str, list[float]] = {name: [] for name in WORKERS}
-    said: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
 
-    def ask(what: str) -> float:
-        said[what] = _in_own_process(what, base, options.mode)
-        peaks[what].append(said[what]["peak_rss_mb"])
-        return float(said[what]["seconds"])
+    def measure(worker: str) -> float:
+        figures[worker] = _in_own_process(worker, base, options.mode)
+        peaks[worker].append(figures[worker]["peak_rss_mb"])
+        return float(figures[worker]["seconds"])
 
-    seconds = interleaved({what: partial(ask, what) for what in WORKERS}, options.repeats)
+    seconds = interleaved({worker: partial(measure, worker) for worker in WORKERS}, options.repeats)
     _gate(base, shape, options.mode)
     return [
         row(
             "build-targets",
-            what,
+            worker,
             texts=texts,
             texts_per_s=round(texts / median(taken)),
             seconds=round(median(taken), 2),
             spread=round(spread(taken), 3),
             of_scan=round(paired(taken, seconds["polars scan"]), 2),
-            peak_rss_mb=round(max(peaks[what])),
-            mb_read=round(said[what]["bytes"] / 1e6),
-            files=said[what]["files"],
+            peak_rss_mb=round(max(peaks[worker])),
+            mb_read=round(figures[worker]["bytes"] / 1e6),
+            files=figures[worker]["files"],
         )
-        for what, taken in seconds.items()
+        for worker, taken in seconds.items()
     ]
 
 
@@ -97,7 +97,7 @@ def _in_own_process(what: str, base: Path, mode: str) -> dict[str, Any]:
 
 
 def _build(base: Path, mode: str) -> dict[str, Any]:
-    """`amalgam build-targets`, from the decision what is missing to the closed manifest."""
+    """Runs `amalgam build-targets`, from the search for missing units to the closed manifest."""
     from amalgam.pipeline.runner import bring_up_to_date
     from amalgam.stages.build_targets import rules, summary  # noqa: F401  imported before the clock starts
     from amalgam.stages.order import STAGES
@@ -106,7 +106,7 @@ def _build(base: Path, mode: str) -> dict[str, Any]:
     shutil.rmtree(run.store.root / "build-targets", ignore_errors=True)
     began = time.perf_counter()
     bring_up_to_date(STAGES, run, target="build-targets")
-    return _said(began, _with_passes(run))
+    return _figures(began, _with_passes(run))
 
 
 def _run(base: Path, mode: str) -> Run:
@@ -117,7 +117,7 @@ def _run(base: Path, mode: str) -> Run:
 
 
 def _with_passes(run: Run) -> list[Path]:
-    """The files about training texts; of test texts only the dropout-off logits are there."""
+    """Returns the files of training texts. Test texts have only the logits without dropout."""
     manifest = run.store.record(next(run.store.root.glob("cache-teachers/*/MANIFEST.json")))
     if manifest is None:
         raise SystemExit("the synthetic workspace has no cache")
@@ -126,17 +126,17 @@ def _with_passes(run: Run) -> list[Path]:
 
 
 def _scan(base: Path, mode: str) -> dict[str, Any]:
-    """What any reader of these files must do: unpack the columns that stage 2 uses, and add them up."""
+    """Reads and sums the columns that build-targets uses: the minimum work on these files."""
     import polars as pl
 
     files = _with_passes(_run(base, mode))
     began = time.perf_counter()
     columns = pl.col("key").max(), *(pl.col(name).arr.sum().sum() for name in ("logits", "passes"))
     pl.scan_parquet(files).select(columns).collect(engine="streaming")
-    return _said(began, files)
+    return _figures(began, files)
 
 
-def _said(began: float, files: list[Path]) -> dict[str, Any]:
+def _figures(began: float, files: list[Path]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
@@ -145,7 +145,7 @@ def _said(began: float, files: list[Path]) -> dict[str, Any]:
 
 
 def _gate(base: Path, shape: Shape, mode: str) -> None:
-    """Every text has a target, and those of a sample are what NumPy makes of the raw passes by the book."""
+    """Checks that every text has a target, and compares a sample with NumPy's result for the raw passes."""
     import numpy as np
     import polars as pl
 
@@ -154,24 +154,24 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
 
     run = _run(base, mode)
     bring_up_to_date(STAGES, run, target="build-targets")
-    made = pl.scan_parquet([run.store.path(file) for file in run.result("build-targets").files])
-    if made.select(pl.len()).collect().item() != shape.texts:
-        raise SystemExit("not every text has a target")
+    targets = pl.scan_parquet([run.store.path(file) for file in run.result("build-targets").files])
+    if targets.select(pl.len()).collect().item() != shape.texts:
+        raise SystemExit("some texts have no target")
     if mode != "soft":
         return
-    sample = made.head(SAMPLE).collect()
+    sample = targets.head(SAMPLE).collect()
     cached = pl.scan_parquet(_with_passes(run), include_file_paths="file")
-    found = cached.filter(pl.col("key").is_in(sample["key"].implode())).collect()
+    answers = cached.filter(pl.col("key").is_in(sample["key"].implode())).collect()
     confidences = []
-    for _, one in found.group_by(pl.col("file").str.extract(r"([^/]+)/[^/]+/[^/]+$"), maintain_order=True):
-        ordered = sample.select("key").join(one, on="key", how="left", maintain_order="left")
+    for _, teacher in answers.group_by(pl.col("file").str.extract(r"([^/]+)/[^/]+/[^/]+$"), maintain_order=True):
+        ordered = sample.select("key").join(teacher, on="key", how="left", maintain_order="left")
         passes = ordered["passes"].to_numpy().astype(np.float64).reshape(SAMPLE, shape.passes, shape.labels)
         mean = _softmax(passes).mean(axis=1)
         confidences.append(1 + (mean * np.log(mean)).sum(axis=1) / np.log(shape.labels))
     expected = [np.sort(confidence) for confidence in np.stack(confidences, axis=1)]
-    got = np.sort(sample["confidence"].to_numpy(), axis=1)
-    if not np.allclose(got, expected, atol=1e-5) or not np.allclose(sample["target"].arr.sum(), 1, atol=CLOSE):
-        raise SystemExit("the targets are not what the raw passes say")
+    actual = np.sort(sample["confidence"].to_numpy(), axis=1)
+    if not np.allclose(actual, expected, atol=1e-5) or not np.allclose(sample["target"].arr.sum(), 1, atol=CLOSE):
+        raise SystemExit("the targets differ from those computed from the raw passes")
 
 
 def _softmax(logits: Any) -> Any:

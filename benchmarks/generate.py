@@ -1,11 +1,11 @@
-"""Steered writing, lazy beside naive: the same tokens, the teacher's evaluations a token, and texts a second.
+"""Compares exact steered sampling with full scoring: tokens, teacher evaluations per token, texts per second.
 
 python benchmarks/generate.py --language-model LM --teacher TEACHER [--steer 0.5 1 2 5 10] [--json]
 
-LM: a folder such as benchmarks/train_lm.py writes; TEACHER: a fine-tuned classifier's folder. Without them both are
-tiny and random, which shows that it works and nothing else. Evaluations are counted over --texts texts of --tokens
-tokens; naive scores every candidate, which is too slow for that, so both are timed on --timed-texts of --timed-tokens,
-turn by turn. `same at n`: how often the exact token is among the n that `generate.fast: n` would score.
+LM is the output of benchmarks/train_lm.py; TEACHER is the folder of a fine-tuned classifier. Without them, both models
+are tiny and random, for a test run only. Evaluations are counted on --texts texts of --tokens tokens. Full scoring is
+too slow for them, so both methods are timed on --timed-texts of --timed-tokens, interleaved.
+`same at n` is the share of exact tokens among the n candidates of `generate.fast: n`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Bench:
     how: Drawing
 
     def orders(self, texts: int) -> list[Order[tuple[int, int]]]:
-        """Every class as often as the others."""
+        """Returns requests with equally many texts per class."""
         labels = range(self.teacher.labels)
         numbers = range(max(1, texts // len(labels)))
         return [
@@ -54,7 +54,7 @@ class Bench:
         ]
 
     def write(self, texts: int, steering: Steering, watched: tuple[int, ...] = ()) -> tuple[Texts, Scorer, Writer[Any]]:
-        """With a scorer that remembers nothing of another run."""
+        """Generates texts with a new scorer, which has no cached scores."""
         scorer = Scorer(self.teacher)
         writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, watched=watched)
         return dict(writer.write(self.orders(texts))), scorer, writer
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     bench = prepared(options)
-    rows = [found for steer in options.steer for found in measured(bench, steer, options)]
+    rows = [figures for steer in options.steer for figures in measured(bench, steer, options)]
     show(rows, as_json=options.json)
 
 
@@ -85,23 +85,24 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
     seconds = timed(bench, steer, options) if steer in options.timed_steer else {}
     texts, scorer, writer = bench.write(options.texts, Steering(steer, options.tokens), FAST)
     figures = counted(list(texts.values()))
-    said = {"steer": steer, "teacher_classes": bench.teacher.labels}
+    settings = {"steer": steer, "teacher_classes": bench.teacher.labels}
     tokens = figures.pop("tokens")
     lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": figures["offered"] / figures["scored"]}
     same = {f"same_at_{most}": round(count / writer.steps, 4) for most, count in writer.agreed.items()}
     more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "launched_per_token": scorer.computed / tokens}
     speed = {
-        name: {"texts_per_s": options.timed_texts / median(one), "spread": spread(one)} for name, one in seconds.items()
+        name: {"texts_per_s": options.timed_texts / median(runs), "spread": spread(runs)}
+        for name, runs in seconds.items()
     }
     faster = {"faster_than_naive": paired(seconds["naive"], seconds["amalgam"])} if seconds else {}
     quality = {"class_probability": figures["class_probability"], "peak_rss_mb": round(peak_rss_mb())}
     naive = {"evaluations_per_token": figures["offered"] / tokens, **speed.get("naive", {})}
     return [
-        row("generate", "naive", **said, **rounded(naive)),
+        row("generate", "naive", **settings, **rounded(naive)),
         row(
             "generate",
             "amalgam",
-            **said,
+            **settings,
             **rounded({**lazy, **speed.get("amalgam", {}), **faster, **more, **quality}),
             **same,
         ),
@@ -109,14 +110,14 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
 
 
 def timed(bench: Bench, steer: float, options: argparse.Namespace) -> dict[str, list[float]]:
-    """The gate first: the same tokens, text by text."""
+    """Checks that both methods generate equal tokens, then times them."""
     ways = {
         "naive": Steering(steer, options.timed_tokens, lazy=False),
         "amalgam": Steering(steer, options.timed_tokens),
     }
     naive, lazy = (bench.write(options.timed_texts, way)[0] for way in ways.values())
     if any(naive[tag].choices != lazy[tag].choices for tag in naive):
-        raise SystemExit(f"steer {steer}: the lazy rule chose other tokens than scoring all candidates")
+        raise SystemExit(f"steer {steer}: exact sampling and full scoring generate different tokens")
 
     def run(way: Steering) -> None:
         bench.write(options.timed_texts, way)
@@ -143,9 +144,9 @@ def prepared(options: argparse.Namespace) -> Bench:
     model, tokenizer = loaded(options.language_model, "AutoModelForCausalLM") or random_language_model()
     longest = options.tokens + 1
     language_model = LanguageModel(model, tokenizer, slots=STEERED[device.type], longest=longest, device=device)
-    judge, reader = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
-    limit = token_limit(judge.config, reader, 128)
-    teacher = Teacher(judge, reader, digest="benchmark", seed=0, limit=limit, device=device)
+    classifier, classifier_tokenizer = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
+    limit = token_limit(classifier.config, classifier_tokenizer, 128)
+    teacher = Teacher(classifier, classifier_tokenizer, digest="benchmark", seed=0, limit=limit, device=device)
     return Bench(language_model, teacher, Drawing(1.0, None, options.top_p, options.candidates))
 
 
@@ -180,7 +181,7 @@ def random_teacher() -> tuple[Any, Any]:
 
 
 def word_tokenizer() -> Any:
-    """The words of the synthetic corpus."""
+    """Returns a tokenizer with the words of the demo corpus."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""One protocol for every benchmark: rivals in one run, interleaved, medians with their spread, one row per line."""
+"""Runs rivals interleaved in one process and prints medians with their spread, one row per line."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ def row(benchmark: str, name: str, **figures: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    releases = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            releases[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "not installed"
-    return found
+            releases[library] = "not installed"
+    return releases
 
 
 def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["threads"] = torch.get_num_threads()
+        facts["threads"] = torch.get_num_threads()
         if torch.cuda.is_available():
-            found["gpu"] = torch.cuda.get_device_name()
-    return found
+            facts["gpu"] = torch.cuda.get_device_name()
+    return facts
 
 
 def _cpu_model() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  no file of ours
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  a system file
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def interleaved(candidates: Mapping[str, Callable[[], float | None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each candidate, run in turn after one warm-up; a candidate may return its own seconds."""
+    """Returns the seconds of each candidate, run in turn after a warm-up. A candidate may return its own seconds."""
     for work in candidates.values():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -70,12 +70,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the distance from the fastest to the slowest, as a share of the median."""
+    """Returns half the distance from the fastest to the slowest run, as a share of the median."""
     return (max(values) - min(values)) / 2 / median(values)
 
 
 def paired(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of ratios of neighbours in time: what slows the machine for a while slows both."""
+    """Returns the median ratio of consecutive runs. A temporary load on the machine slows both runs."""
     return median([a / b for a, b in zip(above, below, strict=True)])
 
 
@@ -85,14 +85,14 @@ def peak_rss_mb() -> float:
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """JSON lines, or a table of what is a number or a word."""
+    """Prints the rows as JSON lines or as a table of the figures."""
     if as_json:
-        for one in rows:
-            print(json.dumps(one))  # noqa: T201  a benchmark's output
+        for figures in rows:
+            print(json.dumps(figures))  # noqa: T201  a benchmark's output
         return
-    plain = [{k: v for k, v in one.items() if k not in {"benchmark", "versions", "machine"}} for one in rows]
-    names = list(dict.fromkeys(name for one in plain for name in one))
-    cells = [names, *([_cell(one.get(name)) for name in names] for one in plain)]
+    plain = [{k: v for k, v in line.items() if k not in {"benchmark", "versions", "machine"}} for line in rows]
+    names = list(dict.fromkeys(name for figures in plain for name in figures))
+    cells = [names, *([_cell(figures.get(name)) for name in names] for figures in plain)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())  # noqa: T201
@@ -111,7 +111,7 @@ def _cell(value: Any) -> str:
 
 
 def texts_from(path: Path, count: int, seed: int = 0) -> list[str]:
-    """A random sample, so that lengths are those of the whole file."""
+    """Returns a random sample, so that lengths represent the whole file."""
     import numpy as np
     import pyarrow.parquet as pq
 

@@ -1,10 +1,10 @@
-"""A small GPT-2-shaped language model of general English, for the benchmarks of stage 0: no such model is shipped.
+"""Trains a small language model of general English with GPT-2's architecture for the benchmarks of generation.
 
 python benchmarks/train_lm.py --texts ../shared/data/lm_brown/train.parquet ../shared/data/lm_abc/train.parquet \
     ../shared/data/wikitext2_valid_test/train.parquet --out lm [--layers 4 --width 256 --steps 2000] [--json]
 
-Tokenizer (byte-level BPE) and weights are learned from the texts alone; one text in fifty is held out. What comes out
-is a plain Hugging Face folder. Loss in nats per token, perplexity per token and per word, of the held-out texts.
+Tokenizer (byte-level BPE) and weights are trained on the texts. One text in fifty is held out. The result is a
+Hugging Face folder. The row has the loss in nats per token and the perplexity per token and word of held-out texts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP = 0.05
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids end to end, a text's end after each; and how many words the held-out part has."""
+    """Holds concatenated token ids with an end token after each text, and the number of held-out words."""
 
     learned: NDArray[np.int64]
     held_out: NDArray[np.int64]
@@ -44,12 +44,12 @@ class Corpus:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="Parquet files with a column `text`")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--context", type=int, default=160, help="the longest text in tokens")
+    parser.add_argument("--context", type=int, default=160, help="maximum length of a text in tokens")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -92,10 +92,10 @@ def new_tokenizer(texts: Sequence[str], size: int) -> Any:
 
 
 def ids_of(tokenizer: Any, texts: Sequence[str]) -> NDArray[np.int64]:
-    """As GPT-2 was trained: every text ends in the token that the next one begins with."""
+    """Returns the ids with one token between texts, as in the training of GPT-2."""
     rows = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
     end = tokenizer.eos_token_id
-    return np.array([end, *(token for one in rows for token in (*one, end))], np.int64)
+    return np.array([end, *(token for ids in rows for token in (*ids, end))], np.int64)
 
 
 def new_model(tokenizer: Any, options: argparse.Namespace) -> Any:
@@ -125,20 +125,20 @@ def train(model: Any, corpus: Corpus, options: argparse.Namespace) -> None:
 
 
 def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of each token after its row's first, in nats."""
+    """Returns the mean loss in nats, without the first token of each row."""
     logits = model(input_ids=ids).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 def pace(done: float) -> float:
-    """Up in a straight line, then down along a cosine to a tenth."""
+    """Returns the learning rate factor: linear warm-up, then a cosine decay to a tenth."""
     if done < WARM_UP:
         return done / WARM_UP
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
 def windows(ids: NDArray[np.int64], random: np.random.Generator, options: argparse.Namespace) -> torch.Tensor:
-    """Each begins where a text begins, so that the first position is always the beginning of one."""
+    """Returns random windows that start at the beginning of a text."""
     begins = np.flatnonzero(ids == ids[0])
     begins = begins[begins < len(ids) - options.context]
     starts = random.choice(begins, options.batch)
@@ -146,7 +146,7 @@ def windows(ids: NDArray[np.int64], random: np.random.Generator, options: argpar
 
 
 def measured(model: Any, corpus: Corpus, options: argparse.Namespace) -> dict[str, float]:
-    """Of the held-out texts, cut into windows: the loss is of every token but each window's first."""
+    """Returns loss and perplexity on windows of the held-out texts, without the first token of each window."""
     model.eval()
     losses, count = 0.0, 0
     with torch.inference_mode():

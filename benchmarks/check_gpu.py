@@ -1,8 +1,8 @@
-"""Is the engine right on this device, and how fast? Needs torch, transformers and numpy alone: `make check-gpu`.
+"""Checks correctness and speed on a GPU (`make check-gpu`). It needs only torch, transformers and numpy.
 
-Masks must be those of the CPU, bit for bit; logits must agree with the CPU's, dropout off and on; half precision must
-keep the variance between passes; captured and compiled launches must give the plain ones' logits. Then BERT-base,
-bf16, K = 16, beside its rivals. Exit 1: something is wrong; 4: no GPU.
+Masks must equal those of the CPU bit for bit. Logits must agree with the CPU, with and without dropout.
+Half precision must keep the variance between passes. Captured and compiled batches must give the logits of plain ones.
+The benchmark then compares BERT-base with its rivals (bf16, K = 16). Exit code 1 means an error, 4 no GPU.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ SHAPES: dict[str, dict[str, Any]] = {"distilbert": {"dim": 64, "n_layers": 3, "n
 TOLERANCE = {"fp32": 2e-4, "bf16": 0.06, "fp16": 0.01}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AG_NEWS_LENGTHS = (28, 34, 37, 40, 42, 43, 45, 47, 48, 50, 51, 53, 54, 56, 58, 60, 63, 66, 73, 99)
-"""Token lengths of AG News' test texts, cut at 128: every twentieth part's middle."""
+"""Median token length in each twentieth of AG News' test texts, truncated at 128."""
 
 
 class Plain:
-    """A tokenizer for ids that are made, not read: no file is needed."""
+    """Replaces a tokenizer for generated ids, without a file."""
 
     pad_token_id = 0
     eos_token_id = None
@@ -72,14 +72,16 @@ class Plain:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--texts", type=int, default=2048, help="for the benchmark; 0: correctness alone")
+    parser.add_argument(
+        "--texts", type=int, default=2048, help="number of texts for the benchmark; 0 checks correctness only"
+    )
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.set_verbosity_error()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: run this on a machine that has one, or --device cpu", file=sys.stderr)  # noqa: T201
+        print("no GPU here: run on a machine with a GPU, or set --device cpu", file=sys.stderr)  # noqa: T201
         raise SystemExit(NO_GPU)
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device(options.device)
@@ -96,7 +98,7 @@ def main() -> None:
     show(
         [
             row("check_gpu", "correct", masks="equal", models=", ".join(KINDS)),
-            *(row("check_gpu", kind, fast_ways=said) for kind, said in fast.items()),
+            *(row("check_gpu", kind, fast_ways=summary) for kind, summary in fast.items()),
         ],
         as_json=options.json,
     )
@@ -105,26 +107,26 @@ def main() -> None:
 
 
 def mask_faults(device: torch.device) -> list[str]:
-    """Equal to the CPU's, at the rate asked for, and alike for no two passes, texts or sites."""
+    """Compares masks with the CPU, and checks their rate and their independence between passes, texts and sites."""
     axes = (Axis("rows", 1), Axis("tokens", 1), Axis("fixed", 96))
     keys = [i.to_bytes(16, "big") for i in range(32)]
     words = site_words(row_words(1, "digest", keys * 4, np.repeat(np.arange(4), 32)), 3)
-    here, there = (
+    on_cpu, on_device = (
         torch.stack(
             [
-                Bank(1, device=one, dtype=torch.float32)
-                .mask(torch.from_numpy(site.view(np.int64)).to(one), axes, 0.1, (128, 40, 96))
+                Bank(1, device=place, dtype=torch.float32)
+                .mask(torch.from_numpy(site.view(np.int64)).to(place), axes, 0.1, (128, 40, 96))
                 .cpu()
                 for site in words
             ]
         )
-        for one in (torch.device("cpu"), device)
+        for place in (torch.device("cpu"), device)
     )
-    faults = [] if torch.equal(here, there) else ["masks differ from the CPU's"]
-    kept = (there > 0).double()
+    faults = [] if torch.equal(on_cpu, on_device) else ["masks differ from the CPU's"]
+    kept = (on_device > 0).double()
     error = abs(float(kept.mean()) - 0.9) / np.sqrt(0.09 / kept.numel())
     if error > 5:
-        faults.append(f"the rate is off by {error:.1f} standard errors")
+        faults.append(f"the rate is wrong by {error:.1f} standard errors")
     flat = kept.view(3 * 128, -1) - kept.mean()
     correlation = flat @ flat.T / flat.shape[1] / 0.09
     worst = float(correlation.fill_diagonal_(0).abs().max()) * np.sqrt(flat.shape[1])
@@ -139,42 +141,43 @@ def logit_faults(kind: str, device: torch.device) -> list[str]:
     random = np.random.default_rng(0)
     tokens = [_text(random, length) for length in random.integers(5, 60, 24)]
     keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
-    wanted = _answers(exact, tokens, keys)
+    expected = _answers(exact, tokens, keys)
     faults = []
     for dtype in sorted({"fp32", dtype_for(device)}):
         teacher = _teacher(model, device, dtype)
-        found = _answers(teacher, tokens, keys)
-        spread = float(np.std(wanted[1], axis=1).mean())
-        worst = max(float(np.abs(a - b).mean()) for a, b in zip(found, wanted, strict=True)) / spread
+        answers = _answers(teacher, tokens, keys)
+        spread = float(np.std(expected[1], axis=1).mean())
+        worst = max(float(np.abs(a - b).mean()) for a, b in zip(answers, expected, strict=True)) / spread
         if worst > TOLERANCE[dtype] * 4:
             faults.append(f"{kind}, {dtype}: logits differ from the CPU's by {worst:.3f} of their spread")
-        ratio = float(np.median(found[1].var(1) / wanted[1].var(1)))
+        ratio = float(np.median(answers[1].var(1) / expected[1].var(1)))
         if not 0.98 <= ratio <= 1.02:
-            faults.append(f"{kind}, {dtype}: passes vary {ratio:.3f} times as much as in fp32 on the CPU")
+            faults.append(f"{kind}, {dtype}: the variance of passes is {ratio:.3f} times that of fp32 on the CPU")
     return faults
 
 
 def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
-    """Launches captured, then captured and compiled, beside plain ones: padded and not, dropout off and on. And in
-    words how near they are.
+    """Compares captured and compiled batches with plain ones, and returns the faults and a summary.
+
+    The batches are padded and unpadded, with and without dropout.
     """
     teacher = _teacher(_model(kind), device, dtype_for(device))
     if teacher.graphs is None:
         return [], "on CUDA alone"
     launches = list(_launches())
     with plainly(teacher):
-        wanted = [teacher.run(rows).numpy() for rows in launches]
-    faults, said = [], []
+        expected = [teacher.run(rows).numpy() for rows in launches]
+    faults, summaries = [], []
     for way in ("captured", "captured and compiled"):
         if way != "captured":
             teacher.fuse(COMPILER)
-        # Three times: plain, then captured, then replayed.
-        found = [[teacher.run(rows).numpy() for _ in range(3)][-1] for rows in launches]
-        apart = max(float(np.abs(a - b).max() / b.std(0).max()) for a, b in zip(found, wanted, strict=True))
+        # The three runs are plain, captured and replayed.
+        replayed = [[teacher.run(rows).numpy() for _ in range(3)][-1] for rows in launches]
+        apart = max(float(np.abs(a - b).max() / b.std(0).max()) for a, b in zip(replayed, expected, strict=True))
         if apart > TOLERANCE[teacher.name]:
-            faults.append(f"{kind}: launches {way} differ from plain ones by {apart:.4f} of their spread")
-        said.append(f"{way}, {teacher.graphs.shapes} shapes: {f'within {apart:.1e}' if apart else 'equal'}")
-    return faults, "; ".join([*said, *teacher.notes])
+            faults.append(f"{kind}: batches {way} differ from plain ones by {apart:.4f} of their spread")
+        summaries.append(f"{way}, {teacher.graphs.shapes} shapes: {f'within {apart:.1e}' if apart else 'equal'}")
+    return faults, "; ".join([*summaries, *teacher.notes])
 
 
 def _launches() -> Iterator[Rows]:
@@ -188,7 +191,7 @@ def _launches() -> Iterator[Rows]:
 
 @contextmanager
 def plainly(teacher: Teacher, graphs: Graphs | None = None) -> Iterator[None]:
-    """Not compiled; and with these captured launches or none."""
+    """Runs without compilation, with the given captured batches or none."""
     lean = teacher.lean
     before = teacher.graphs, lean.fused if lean else None
     teacher.graphs = graphs
@@ -272,12 +275,12 @@ def race(device: torch.device, options: argparse.Namespace) -> list[dict[str, An
             figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
             figures["captured_shapes"] = teacher.graphs.shapes if teacher.graphs is not None else None
         rows.append(row("check_gpu", name, **figures, dtype="fp32" if name == "naive" else dtype))
-    rows += [row("check_gpu", "note", said=note) for note in teacher.notes]
+    rows += [row("check_gpu", "note", text=note) for note in teacher.notes]
     return [*rows, row("check_gpu", "matrix rate", tflops=round(rate / 1e12, 1), dtype=dtype)]
 
 
 def ways(bench: Bench) -> dict[str, Any]:
-    """Of the engine itself: all of it; what compiling adds; what capturing adds to that."""
+    """Returns the variants of the engine: complete, without compilation, and eager."""
     teacher = bench.teacher
     if teacher.graphs is None:
         return {"amalgam": partial(amalgam, bench)}
@@ -293,7 +296,7 @@ def ways(bench: Bench) -> dict[str, Any]:
         with context():
             amalgam(bench)
 
-    timed(ways["amalgam"])  # captures are made when a shape comes again: now, in the warm-up
+    timed(ways["amalgam"])  # a recurring shape is captured here, in the warm-up
     timed(ways["amalgam, not compiled"])
     return {name: partial(timed, context) for name, context in ways.items()}
 

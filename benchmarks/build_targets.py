@@ -29,7 +29,7 @@ from amalgam.benchmarks.synthetic_workspace import (
 )
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.stage import Run
+    from amalgam.pipeline.execution.stage import Run
 
 SAMPLE = 64
 CLOSE = 1e-6
@@ -98,9 +98,9 @@ def _in_own_process(what: str, base: Path, mode: str) -> dict[str, Any]:
 
 def _build(base: Path, mode: str) -> dict[str, Any]:
     """Runs `amalgam build-targets`, from the search for missing units to the closed manifest."""
-    from amalgam.pipeline.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import bring_up_to_date
     from amalgam.stages.build_targets import rules, summary  # noqa: F401  imported before the clock starts
-    from amalgam.stages.order import STAGES
+    from amalgam.stages.registry import STAGES
 
     run = _run(base, mode)
     shutil.rmtree(run.store.root / "build-targets", ignore_errors=True)
@@ -111,7 +111,7 @@ def _build(base: Path, mode: str) -> dict[str, Any]:
 
 def _run(base: Path, mode: str) -> Run:
     from amalgam.pipeline.console import Console
-    from amalgam.stages.library.session import open_run
+    from amalgam.stages.app.session import open_run
 
     return open_run(base / "first.yaml", [f"targets.mode={mode}"], console=Console(quiet=True))[1]
 
@@ -149,8 +149,8 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     import numpy as np
     import polars as pl
 
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.registry import STAGES
 
     run = _run(base, mode)
     bring_up_to_date(STAGES, run, target="build-targets")

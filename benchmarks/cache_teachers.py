@@ -18,9 +18,9 @@ import torch
 
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread, texts_from
 from amalgam.data.tokens import Tokens, encode
-from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device, tokens_at_once
-from amalgam.stages.cache_teachers.launches import plan_launches, run_passes
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.device import dtype_for, pick_device, tokens_at_once
+from amalgam.stages.common.inference.batches import plan_launches, run_passes
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def checkpoint(scratch: Path, shape: str) -> Path:
 def _texts(options: argparse.Namespace) -> list[str]:
     if options.texts is not None:
         return texts_from(options.texts, options.count)
-    from amalgam.data.synthetic import generate
+    from amalgam.data.demo_corpus import generate
 
     return [text for text, _ in generate(options.count, 0)]
 
@@ -231,12 +231,12 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     import pyarrow.parquet as pq
 
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.cache_teachers import pools
-    from amalgam.stages.cache_teachers.asking import loaded_teacher
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
-    from amalgam.stages.teachers import teachers_of
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.cache_teachers import batching as pools
+    from amalgam.stages.common.inference.load import loaded_teacher
+    from amalgam.stages.common.teachers import teachers_of
+    from amalgam.stages.registry import STAGES
 
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)

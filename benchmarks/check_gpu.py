@@ -32,11 +32,11 @@ from amalgam.benchmarks.cache_teachers import (
 )
 from amalgam.benchmarks.protocol import interleaved, median, paired, row, show
 from amalgam.data.tokens import Tokens
-from amalgam.stages.cache_teachers.graphs import CudaCapture, Graphs
-from amalgam.stages.cache_teachers.hardware import dtype_for, tokens_at_once
-from amalgam.stages.cache_teachers.launches import run_passes
-from amalgam.stages.cache_teachers.masks import Axis, Bank, row_words, site_words
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.device import dtype_for, tokens_at_once
+from amalgam.stages.common.inference.batches import run_passes
+from amalgam.stages.common.inference.cuda_graphs import CudaCapture, Graphs
+from amalgam.stages.common.inference.masks import Axis, Bank, row_words, site_words
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.benchmarks.protocol import peak_rss_mb, row, show
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from amalgam.pipeline.experiment import ExperimentFile
-    from amalgam.pipeline.store import Record
+    from amalgam.pipeline.config.schema import ExperimentFile
+    from amalgam.pipeline.storage.store import Record
 
 KILLED_IN = "cache-teachers"
 POLL_SECONDS = 0.02
@@ -104,7 +104,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _demo(folder: Path, nodes: Nodes, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from amalgam.stages.demo import write_demo
+    from amalgam.stages.app.demo.with_texts import write_demo
 
     alone, spread = folder / "alone", folder / "spread"
     for demo in (alone, spread):
@@ -239,9 +239,9 @@ class Nothing(UnitByUnit):
 def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
     """Measures wall seconds with two workers, and the driver's processor seconds."""
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.engines import Share, run_units
-    from amalgam.pipeline.experiment import ExperimentFile
-    from amalgam.pipeline.store import Store
+    from amalgam.pipeline.execution.workers import Share, run_units
+    from amalgam.pipeline.config.schema import ExperimentFile
+    from amalgam.pipeline.storage.store import Store
 
     (folder / "artifacts").mkdir(parents=True)
     execution = {"engine": "ray", "address": nodes.address}

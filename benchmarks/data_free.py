@@ -24,7 +24,7 @@ from amalgam.benchmarks.protocol import row, show
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from amalgam.pipeline.stage import Run
+    from amalgam.pipeline.execution.stage import Run
 
 TEACHERS = """\
 corpus: {{train: {data}/train.parquet, test: {test}, label: label, rename: {rename}, limit: {limit}}}
@@ -247,9 +247,9 @@ def _accuracy(config: Path, told: list[str], name: str, seed: int) -> dict[str, 
 
 def up_to_date(config: Path, told: list[str], target: str | None = None) -> Run:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.registry import STAGES
 
     _, run = open_run(config, told, console=Console(out=sys.stderr))
     with working(run):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from amalgam.pipeline.stage import Run
+    from amalgam.pipeline.execution.stage import Run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,9 +104,9 @@ def _where(
 
 def _material(run: Run, name: str) -> Material:
     from amalgam.data.tokens import encode
-    from amalgam.stages.cache_features.pooling import Encoder
-    from amalgam.stages.read_corpus.parts import fields, part_of, tables
-    from amalgam.stages.teachers import label_space
+    from amalgam.stages.common.corpus import fields, part_of, tables
+    from amalgam.stages.common.states.encoder import Encoder
+    from amalgam.stages.common.teachers import label_space
 
     part = part_of(run, name)
     if part is None:
@@ -128,8 +128,8 @@ def _material(run: Run, name: str) -> Material:
 
 def _written_for(run: Run) -> dict[bytes, str | None]:
     from amalgam.data.keys import text_key
-    from amalgam.data.shards import read_table
-    from amalgam.stages.read_corpus.generated import generated_file
+    from amalgam.data.parquet import read_table
+    from amalgam.stages.common.generated_texts import generated_file
 
     table = read_table(run.store.checked(generated_file(run)), ["text", "class"])
     texts, labels = (table.column(one).to_pylist() for one in table.column_names)
@@ -138,9 +138,9 @@ def _written_for(run: Run) -> dict[bytes, str | None]:
 
 def _taught(run: Run) -> tuple[Array, Array, Array | None]:
     """Targets, their weights, and the weightiest teacher by its place."""
-    from amalgam.data.shards import matrix
-    from amalgam.stages.build_targets.stage import read_targets
-    from amalgam.stages.teachers import label_space
+    from amalgam.data.parquet import matrix
+    from amalgam.stages.build_targets.read import read_targets
+    from amalgam.stages.common.teachers import label_space
 
     tables = list(read_targets(run))
     target = np.concatenate([matrix(table.column("target")) for table in tables]).astype(np.float64)
@@ -153,9 +153,9 @@ def _taught(run: Run) -> tuple[Array, Array, Array | None]:
 
 def _oracles(run: Run, material: Material) -> dict[str, Array]:
     """None where texts were made for no class. Of texts whose label two teachers know, both are right."""
-    from amalgam.stages.fit_statistics.fitting import cached_logits
-    from amalgam.stages.read_corpus.parts import train_part
-    from amalgam.stages.teachers import label_space, teachers_of
+    from amalgam.stages.common.corpus import train_part
+    from amalgam.stages.common.teachers import label_space, teachers_of
+    from amalgam.stages.fit_statistics.fit import cached_logits
 
     if (material.labels < 0).any():
         return {}

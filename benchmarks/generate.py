@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
-from amalgam.stages.cache_teachers.hardware import pick_device
-from amalgam.stages.cache_teachers.teacher import Teacher
-from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.models.loading import token_limit
+from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
+from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.making import STEERED
-from amalgam.stages.generate.noise import text_word
+from amalgam.stages.generate.lazy_sampling import Drawing
 from amalgam.stages.generate.scoring import Scorer
-from amalgam.stages.generate.writing import Order, Steering, Writer, Written
-from amalgam.stages.models.loading import token_limit
+from amalgam.stages.generate.sources import STEERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -185,7 +185,7 @@ def word_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from amalgam.data.synthetic import generate
+    from amalgam.data.demo_corpus import generate
 
     words = sorted({word for text, _ in generate(200, 0) for word in text.split()})
     vocabulary = {word: place for place, word in enumerate(("[PAD]", "[END]", "[UNK]", *words))}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.benchmarks.protocol import row, show
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.stage import Run
+    from amalgam.pipeline.execution.stage import Run
 
 EXPERIMENT = """\
 corpus:
@@ -182,9 +182,9 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
 
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.registry import STAGES
     from amalgam.stages.report.stage import evaluation
 
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
@@ -211,9 +211,9 @@ def _told(method: str) -> list[str]:
 def _choice(config: Path, method: str) -> dict[str, Any]:
     """No student: the targets, and what weigh-teachers found."""
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.registry import STAGES
 
     _, run = open_run(config, _told(method), console=Console(out=sys.stderr))
     with working(run):

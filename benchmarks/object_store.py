@@ -49,8 +49,8 @@ def main() -> None:
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from amalgam.benchmarks import synthetic_workspace as made
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.registry import STAGES
     from amalgam.tests.s3_server import serving
 
     made.CHARACTERS = options.characters

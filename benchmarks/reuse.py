@@ -41,7 +41,7 @@ def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.texts is not None:
         texts = texts_from(options.texts, options.count * 101 // 100)
     else:
-        from amalgam.data.synthetic import generate
+        from amalgam.data.demo_corpus import generate
 
         texts = [text for text, _ in generate(options.count * 101 // 100, 0)]
     most = texts[: options.count]
@@ -84,12 +84,12 @@ def _experiment(base: Path, texts: list[str], model: Path) -> None:
 
 def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.cache_teachers.asking import loaded_teacher
-    from amalgam.stages.cache_teachers.stage import dtype_of
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
-    from amalgam.stages.teachers import teachers_of
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.common.answers.families import dtype_of
+    from amalgam.stages.common.inference.load import loaded_teacher
+    from amalgam.stages.common.teachers import teachers_of
+    from amalgam.stages.registry import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
     run.console = Console(quiet=True)
@@ -158,9 +158,9 @@ def _tiny(folder: Path) -> None:
 def _work(base: Path) -> None:
     """Linux carries a peak over from the process that started this one, so it is asked for by name."""
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.library.session import open_run, working
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.registry import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [])
     run.console = Console(quiet=True)

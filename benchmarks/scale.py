@@ -139,7 +139,7 @@ def _shards() -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from amalgam.benchmarks.synthetic_workspace import Shape, drawn_keys, whole_answers
-    from amalgam.data.shards import write_table
+    from amalgam.data.parquet import write_table
 
     keys = np.sort(drawn_keys(np.random.default_rng(0), 0, 0, SHARD_TEXTS))
     with tempfile.TemporaryDirectory() as scratch:
@@ -207,10 +207,10 @@ def _run(arguments: list[str]) -> float:
 
 def _list(what: str, config: Path) -> float:
     from amalgam.benchmarks.synthetic_workspace import quiet_run
-    from amalgam.pipeline.runner import bring_up_to_date
-    from amalgam.stages.cache_teachers.family import cached_units, unit_keys
-    from amalgam.stages.cache_teachers.stage import families_of
-    from amalgam.stages.order import STAGES
+    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.stages.common.answers.coverage import cached_units, unit_keys
+    from amalgam.stages.common.answers.families import families_of
+    from amalgam.stages.registry import STAGES
 
     run = quiet_run(config)
     bring_up_to_date(STAGES, run, target="read-corpus")

@@ -21,24 +21,25 @@ import pyarrow as pa
 
 from amalgam.data.corpus import Bucket, PartFacts
 from amalgam.data.keys import KEY_BYTES, bits_for, keys_digest, prefix_name
+from amalgam.data.parquet import key_column, read_keys, write_table
 from amalgam.data.schemas import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema
-from amalgam.data.shards import key_column, read_keys, write_table
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.plan import library_versions, plan
-from amalgam.pipeline.runner import bring_up_to_date
+from amalgam.pipeline.execution.plan import plan
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.stages.app.session import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers
-from amalgam.stages.library.session import open_run
-from amalgam.stages.order import STAGES
-from amalgam.stages.read_corpus.parts import part_of, train_part
+from amalgam.stages.common.corpus import part_of, train_part
 from amalgam.stages.read_corpus.stage import ReadCorpus
+from amalgam.stages.registry import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from amalgam.pipeline.stage import Run, Unit
+    from amalgam.pipeline.execution.stage import Run, Unit
 
     Keys = NDArray[np.bytes_]
 
@@ -257,7 +258,7 @@ def _answers(keys: Keys, passes: int, shape: Shape) -> pa.Table:
 
 def whole_answers(keys: Keys, shape: Shape, passes: int) -> pa.Table:
     """Every column that stage 1 writes, from drawn logits."""
-    from amalgam.data.shards import key_list
+    from amalgam.data.parquet import key_list
     from amalgam.data.tokens import Ragged, TokenRows
     from amalgam.stages.cache_teachers.tables import answer_table
 

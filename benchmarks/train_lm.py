@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from amalgam.benchmarks.protocol import row, show
-from amalgam.stages.models.loading import save_pretrained_folder
+from amalgam.stages.common.models.loading import save_pretrained_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

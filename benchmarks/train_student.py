@@ -19,11 +19,12 @@ import torch
 
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
 from amalgam.data.tokens import Ragged, encode
-from amalgam.stages.cache_teachers.hardware import pick_device
-from amalgam.stages.fine_tuning.batches import Examples, epoch_batches
-from amalgam.stages.fine_tuning.learner import training_dtype
-from amalgam.stages.fine_tuning.loop import Training, WeightedKL, fit
-from amalgam.stages.fine_tuning.prediction import predict
+from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.training.batches import Examples, epoch_batches
+from amalgam.stages.common.training.learner import WeightedKL, training_dtype
+from amalgam.stages.common.training.loop import fit
+from amalgam.stages.common.training.settings import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +123,7 @@ def training_for(epochs: int, batch_size: int, learning_rate: float) -> Training
 
 def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     if options.texts is None:
-        from amalgam.data.synthetic import generate
+        from amalgam.data.demo_corpus import generate
 
         pairs = [(text, str(label)) for text, label in generate(options.rows, 0)]
     else:

@@ -1,1 +1,1 @@
-"""The data room: code that reads and shapes texts and tables. Corpora never live here."""
+"""Texts, labels and Parquet tables. No models, no stages."""

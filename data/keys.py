@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 KEY_BYTES = 16
+
 ALL = "all"
+
 _length = Struct("<Q").pack
 
 

@@ -20,13 +20,37 @@ from amalgam.pipeline.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
-    from amalgam.pipeline.experiment import Corpus
+    from amalgam.pipeline.config.schema import Corpus
+
+
+def lines_of(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
+    number = 0
+    while line := file.readline(FIELD_LIMIT):
+        number += 1
+        if len(line) == FIELD_LIMIT and not line.endswith(b"\n"):
+            where = f"{name} line {number}"
+            raise DataError(f"a line is longer than {FIELD_LIMIT:,} bytes", where=where, fix="put each text on a line")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            value = shown(line.decode("utf-8", "surrogateescape").rstrip("\r\n"))
+            where = f"{name} line {number}: not UTF-8: {value}"
+            yield BadRow(name, number, None, None, "not UTF-8", value, where, "re-encode it: iconv -f latin1 -t utf-8")
+            continue
+        if text and not text.isspace():
+            yield Row(name, number, (text,), None, None)
+
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
+
 SAMPLE_LINES = 64
+
 BATCH_ROWS = 4096
+
 BOM = b"\xef\xbb\xbf"
+
 
 Reason = Literal["not UTF-8", "broken", "ragged", "missing", "null", "not text", "empty", "lone surrogate", "bad label"]
 
@@ -57,7 +81,9 @@ class _Missing:
 
 
 MISSING = _Missing()
+
 Values = tuple[Any, ...]
+
 Cells = tuple[int, Values] | BadRow
 
 

@@ -31,6 +31,7 @@ CORPUS = (
     Column("label", "string", "the gold label by name; null if there is none", nullable=True),
 )
 
+
 SKIPPED = (
     Column("source", "string", "the file's name"),
     Column("row", "int64", "csv: line where the record starts; jsonl: line; parquet: row; from 1"),
@@ -40,6 +41,7 @@ SKIPPED = (
     Column("value", "string", "what stood there, escaped, its first 80 characters"),
 )
 
+
 # Stage 0. A unit's texts as they were written, then all of them together, with what only shows beside the others.
 WRITTEN = (
     Column("text", "string", "the text; empty where nothing came of it"),
@@ -48,6 +50,7 @@ WRITTEN = (
     Column("lm_log_probability", "float32", "natural logarithm, of all its tokens; null without one", nullable=True),
     Column("tokens", "int32", "its length in the language model's tokens, the end included; else in words"),
 )
+
 GENERATED = (
     *WRITTEN,
     Column("source", "string", "what made it, as generate.source names it"),
@@ -60,13 +63,16 @@ GENERATED = (
     Column("draw", "float64", "a number of its own in [0, 1): held out where it is below generate.held_out"),
 )
 
+
 # Stage 1. A file holds the dropout-off logits, a range of passes (which one, its record says), or both.
 CACHE_TEXTS = (
     Column("key", "key", "the text"),
     Column("tokens", "int32", "its length for this teacher, special tokens included, after cutting"),
     Column("cut", "bool", "it was longer than the limit"),
 )
+
 CACHE_LOGITS = (Column("logits", "array<float32>", "dropout off, by the teacher's own labels"),)
+
 CACHE_PASSES = (
     Column("passes", "array<float16>", "the logits of each dropout pass, pass by pass: K x labels"),
     Column("mean_probability", "array<float32>", "mean of the passes' softmax"),
@@ -75,6 +81,7 @@ CACHE_PASSES = (
     Column("confidence_se", "float32", "its Monte-Carlo standard error (jackknife); null for one pass", nullable=True),
 )
 
+
 FEATURES = (
     Column("key", "key", "the text"),
     Column(
@@ -82,10 +89,12 @@ FEATURES = (
     ),
 )
 
+
 SIMILARITIES = (
     Column("key", "key", "the text"),
     Column("similarity", "array<float32>", "cosine of its state and each label name's, in the order of the union"),
 )
+
 
 # Beside states.npy, fp16 [rows, blocks, width]: the teachers' states, text after text.
 STATES = (
@@ -93,18 +102,22 @@ STATES = (
     Column("rows", "int32", "its rows there: one, the mean over its tokens, or one for each token"),
 )
 
+
 # Kept by bucket of the corpus, in its order.
 TOKENS = (
     Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),
     Column("cut", "bool", "it was longer than the limit"),
 )
+
 TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token is of"),)
+
 
 # Stage 2.
 WEIGHTS = (
     Column("key", "key", "the text"),
     Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),
 )
+
 TARGETS = (
     Column("key", "key", "the text"),
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),
@@ -113,6 +126,7 @@ TARGETS = (
     Column("margin", "float32", "confidence of the first less that of the second; null likewise", nullable=True),
     Column("confidence", "array<float32>", "of each teacher, in their order; null likewise", nullable=True),
 )
+
 
 # `amalgam predict`. With --top K also label_2, probability_2 and so on; with --explain mass_TEACHER.
 PREDICTIONS = (

@@ -18,7 +18,9 @@ from amalgam.pipeline.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
 INSTEAD = {
     ".txt": "; lines of plain text become a csv of one column by `text` as its first line",
     ".json": "; write an object a line, and end the name in .jsonl",

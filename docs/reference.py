@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from amalgam.data import schemas
 from amalgam.data.schemas import Column
 from amalgam.pipeline import errors
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.plan import Reason
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.plan import Reason
 from amalgam.stages.methods import METHODS
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The machinery: what may be said, what is identical, what is stored, what is current, and how the rest is run."""
+"""The engine: what to run and where results are stored. Knows no stage and imports no torch."""

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from amalgam.pipeline.errors import AmalgamError
-    from amalgam.pipeline.plan import StageState
+    from amalgam.pipeline.execution.plan import StageState
+
 
 EVERY_SECONDS = 30.0
+
 LEAST_LAST = 16
 """Characters of a table's last column that are shown at least: it may be cut, the others are not."""
 

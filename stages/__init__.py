@@ -1,1 +1,1 @@
-"""Stages: what amalgam does, one folder a stage; order.py has them in order."""
+"""What amalgam does: one folder per stage, shared libraries in common/, commands in app/."""

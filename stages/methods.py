@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from amalgam.pipeline.experiment import ExperimentFile, Targets
-from amalgam.pipeline.experiment_file import ON_GENERATED
+from amalgam.pipeline.config.load import ON_GENERATED
+from amalgam.pipeline.config.schema import ExperimentFile, Targets
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Method:
 
 
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
+
 VANILLA_KD = {"mode": "vanilla-kd"}
+
 AMALGAM = {
     "mode": "hard",
     "distribution": "label",
@@ -33,14 +35,20 @@ AMALGAM = {
     "signal": "all",
     "neighbours": 50,
 }
+
 HEDGED = {"mode": "soft", "distribution": "deterministic"}
 """Whether a generated text is about anything, nobody knows: no teacher is taken at its word."""
 
+
 STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
+
 STRATA_STUDENT = {"epochs": 10, "batch_size": 16, "warmup": 0.2, "dropout": 0.2}
+
 WEIGHED = {"soft", "hard"}
+
 SETTINGS = {"uncertainty", "kd_temperature"}
 """Of the targets: a method keeps its name whatever they are."""
+
 
 METHODS: Mapping[str, Method] = {
     "amalgam": Method(
@@ -87,6 +95,7 @@ METHODS: Mapping[str, Method] = {
     "ensemble": Method("argmax of all teachers' logits side by side", "logits", {}, trains=False),
     "zero-shot": Method("nearest label name in the encoder's space, no teacher", "label names", {}, trains=False),
 }
+
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     name: {**method.defaults, ON_GENERATED: method.on_generated} for name, method in METHODS.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.store import StoredFile
+from amalgam.pipeline.storage.store import StoredFile
 from amalgam.tests.workshop import KNOWS, Shop, apart, reweigh, rewrite
 
 TRAIN = "texts/train.csv"

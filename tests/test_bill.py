@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from amalgam.stages.bill.rates import Rates
-from amalgam.stages.bill.survey import FIRST_ROWS, sample, survey
-from amalgam.stages.bill.trials import starting
-from amalgam.stages.library.session import open_run
+from amalgam.stages.app.cost.rates import Rates
+from amalgam.stages.app.cost.survey import FIRST_ROWS, sample, survey
+from amalgam.stages.app.cost.trials import starting
+from amalgam.stages.app.session import open_run
 from amalgam.tests.workshop import PASSES, TEST, TRAIN, Shop
 
 FIGURES = ("seconds", "memory_mb", "disk_mb")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.plan import plan
-from amalgam.stages.bill.costs import COSTS
-from amalgam.stages.bill.job import Cost, Job
-from amalgam.stages.bill.rates import Rates
-from amalgam.stages.bill.without_texts import Trial
-from amalgam.stages.generate.families import BLOCK
-from amalgam.stages.library.session import open_run
-from amalgam.stages.order import STAGES
+from amalgam.pipeline.execution.plan import plan
+from amalgam.stages.app.cost.job import Cost, Job
+from amalgam.stages.app.cost.rates import Rates
+from amalgam.stages.app.cost.stages import COSTS
+from amalgam.stages.app.cost.trials import Trial
+from amalgam.stages.app.session import open_run
+from amalgam.stages.generate.requests import BLOCK
+from amalgam.stages.registry import STAGES
 from amalgam.tests.workshop import KNOWS, TEST, Shop
 
 TEXTS = 12

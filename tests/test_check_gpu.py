@@ -13,8 +13,8 @@ import torch
 
 from amalgam.benchmarks import check_gpu
 from amalgam.benchmarks.cache_teachers import Bench
-from amalgam.stages.cache_teachers.masks import Bank
-from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.stages.common.inference.masks import Bank
+from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.tests.stages.test_fused import Uncompiled
 from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
 from amalgam.tests.workshop import quiet_environment

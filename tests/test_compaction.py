@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline import compaction
+from amalgam.pipeline.storage import compaction
 from amalgam.tests.workshop import Shop
 
 

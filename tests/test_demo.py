@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.experiment_file import load_experiment
-from amalgam.stages import demo_language_model
-from amalgam.stages.demo import METHODS_SHOWN, TEXTS, write_demo, write_texts
-from amalgam.stages.demo_data_free import ROWS, write_data_free
+from amalgam.stages.app.demo import language_model as demo_language_model
+from amalgam.stages.app.demo.data_free import ROWS, write_data_free
+from amalgam.stages.app.demo.with_texts import METHODS_SHOWN, TEXTS, write_demo, write_texts
 from amalgam.stages.methods import METHODS, PRESETS
 from amalgam.tests.workshop import amalgam
 

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from amalgam.data.synthetic import generate
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.experiment_file import load_experiment
+from amalgam.data.demo_corpus import generate
+from amalgam.pipeline.config.load import load_experiment
+from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.stages.methods import PRESETS
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workshop import EXPERIMENT, Said, Shop, amalgam, word_list, write_model, write_texts

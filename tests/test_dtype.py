@@ -12,7 +12,7 @@ from amalgam.tests.workshop import Shop, reweigh
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that computes bf16."""
-    monkeypatch.setattr("amalgam.stages.cache_teachers.hardware.dtype_for", lambda _device: "bf16")
+    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "bf16")
 
 
 def dtypes(shop: Shop) -> set[str]:
@@ -42,7 +42,7 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Shop) -> None:
 def test_auto_is_fp32_without_a_word_where_the_hardware_has_nothing_else(
     fresh: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amalgam.stages.cache_teachers.hardware.dtype_for", lambda _device: "fp32")
+    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")
     said = fresh("cache-teachers", "cache.dtype=auto")
     assert said.code == 0, said.err
     assert "cache.dtype" not in said.err

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.finished import onnx_export
-from amalgam.stages.finished.student import finished_in
+from amalgam.stages.app.student import export_onnx as onnx_export
+from amalgam.stages.app.student.folder import finished_in
 from amalgam.tests.workshop import KNOWS, Shop, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data.shards import matrix
-from amalgam.pipeline.stage import Unit
-from amalgam.stages.cache_teachers.divergence import note_divergence
-from amalgam.stages.library.session import open_run
+from amalgam.data.parquet import matrix
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.stages.app.session import open_run
+from amalgam.stages.cache_teachers.conflict import note_divergence
 from amalgam.tests.workshop import SAME, TIMEOUT, TRAIN, Shop, apart, finish, flip
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import accelerate.tracking
 import pytest
 
-from amalgam.stages.fine_tuning.journal import Journal
-from amalgam.stages.fine_tuning.loop import Training
+from amalgam.stages.common.training.log import Journal
+from amalgam.stages.common.training.settings import Training
 from amalgam.tests.workshop import TRAIN, Shop
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.stages.library.experiment import Experiment
+from amalgam.stages.app.api import Experiment
 from amalgam.tests.workshop import KNOWS, PASSES, TEST, TRAIN, Shop, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]

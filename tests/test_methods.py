@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.stages.cache_features.label_names import words_of
+from amalgam.stages.common.states.encoder import words_of
 from amalgam.stages.methods import METHODS, method_of, objective_in
 from amalgam.tests.workshop import TEST, TRAIN, Shop, write_texts
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.store import MANIFEST, Store, open_store
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages

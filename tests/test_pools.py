@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.cache_teachers import launches, pools
+from amalgam.stages.cache_teachers import batching as pools
+from amalgam.stages.common.inference import batches as launches
 from amalgam.tests.workshop import SAME, Shop, apart
 
 
@@ -81,7 +82,7 @@ def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: py
 
 
 def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from amalgam.data import shards
+    from amalgam.data import parquet as shards
 
     def refuse(*_arguments: Any) -> None:
         raise PermissionError(13, "Permission denied", "units")

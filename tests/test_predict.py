@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.stages.finished import texts as asked_texts
-from amalgam.stages.models.placing import MARK
+from amalgam.stages.app.student import input as asked_texts
+from amalgam.stages.common.models.output_folder import MARK
 from amalgam.tests.workshop import KNOWS, TEST, Said, Shop, write_texts
 
 TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]

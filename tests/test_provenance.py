@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.pipeline.plan import plan
-from amalgam.pipeline.stage import Run
-from amalgam.stages.generate.stage import texts_file
-from amalgam.stages.library.session import open_run
-from amalgam.stages.order import STAGES
-from amalgam.stages.read_corpus.parts import train_part
-from amalgam.stages.weigh_teachers.signals import keys_of, provenance
-from amalgam.stages.weigh_teachers.weights import written_shares
+from amalgam.pipeline.execution.plan import plan
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.app.session import open_run
+from amalgam.stages.common.corpus import train_part
+from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.registry import STAGES
+from amalgam.stages.weigh_teachers.evidence import keys_of, provenance
+from amalgam.stages.weigh_teachers.weigh import written_shares
 from amalgam.tests.workshop import KNOWS, Shop
 
 AMALGAM = "student.method=amalgam"

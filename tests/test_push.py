@@ -13,8 +13,8 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from amalgam.stages.finished.card import Known, card
-from amalgam.stages.models.placing import MARK
+from amalgam.stages.app.student.model_card import Known, card
+from amalgam.stages.common.models.output_folder import MARK
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workshop import KNOWS, TEST, Shop
 

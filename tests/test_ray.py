@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.engines import Share, run_units
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record, Store
+from amalgam.pipeline.execution.share import Share
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.execution.workers import run_units
+from amalgam.pipeline.storage.store import Record, Store
 from amalgam.tests.workshop import TIMEOUT, Shop, finish
 
 ray = pytest.importorskip("ray", reason="pip install amalgam[ray]")
@@ -249,7 +250,7 @@ def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, 
 
 def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     here = library_versions()
-    monkeypatch.setattr("amalgam.pipeline.ray_cluster.library_versions", lambda: here | {"torch": "1.0"})
+    monkeypatch.setattr("amalgam.pipeline.execution.ray_backend.library_versions", lambda: here | {"torch": "1.0"})
     run = new_run(tmp_path, **cluster.said)
     with pytest.raises(ExperimentError, match=rf"node \S+ has torch {re.escape(here['torch'])} \(here 1\.0\)"):
         run_units(Errands(), run, errands(run, "one"))
@@ -260,7 +261,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
 ) -> None:
     run = new_run(tmp_path, **cluster.said)
 
-    monkeypatch.setattr("amalgam.pipeline.disk.Disk.replace", lambda *_: None)  # what is written here arrives nowhere
+    monkeypatch.setattr("amalgam.pipeline.storage.local.Disk.replace", lambda *_: None)
     with pytest.raises(ExperimentError, match=r"node \S+ does not see this workspace"):
         run_units(Errands(), run, errands(run, "one"))
 
@@ -268,7 +269,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
 def test_a_node_that_joins_later_with_other_versions_is_named(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amalgam.pipeline.ray_cluster.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("amalgam.pipeline.execution.ray_backend.LOOK_SECONDS", 0.5)
     other = tmp_path / "other" / "torch-0.1.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
@@ -297,7 +298,7 @@ def made(shop: Shop, stage: str) -> dict[str, list[tuple[str, str]]]:
 
 def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stages whose units became tasks."""
-    from amalgam.pipeline import ray_engine
+    from amalgam.pipeline.execution import ray_backend as ray_engine
 
     found: list[str] = []
     really = ray_engine.run_on_ray

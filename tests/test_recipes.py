@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from amalgam.pipeline.engines import Share, share_of
 from amalgam.pipeline.errors import DataError, ExperimentError, InterruptedRunError
-from amalgam.stages.completion import fields
+from amalgam.pipeline.execution.share import Share, share_of
+from amalgam.stages.app.completion import fields
 from amalgam.tests.test_docs import ROOT, blocks_of, is_understood
 from amalgam.tests.workshop import TIMEOUT, Shop, finish, quiet_environment
 

@@ -11,19 +11,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.tests.workshop import (
-    KNOWS,
-    PASSES,
-    SAME,
-    TEST,
-    TRAIN,
-    Shop,
-    apart,
-    reweigh,
-    write_model,
-    write_texts,
-)
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.tests.workshop import KNOWS, PASSES, SAME, TEST, TRAIN, Shop, apart, reweigh, write_model, write_texts
 
 READ, CACHE, TARGETS, STUDENT, REPORT = "read-corpus", "cache-teachers", "build-targets", "train-student", "report"
 FEATURES, WEIGH = "cache-features", "weigh-teachers"

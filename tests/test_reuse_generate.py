@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from amalgam.pipeline.experiment import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.tests.test_reuse import ALL, NOTHING, REFUSED, biased, check_row, fields_of
 from amalgam.tests.workshop import Shop, reweigh
 

@@ -18,11 +18,11 @@ from amalgam.benchmarks.synthetic_workspace import (
     write_experiments,
     write_targets,
 )
-from amalgam.pipeline.plan import StageState, plan
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.stages.cache_teachers.family import KEPT_UNITS, cached_units, unit_keys
-from amalgam.stages.cache_teachers.stage import families_of
-from amalgam.stages.order import STAGES
+from amalgam.pipeline.execution.plan import StageState, plan
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.stages.common.answers.coverage import KEPT_UNITS, cached_units, unit_keys
+from amalgam.stages.common.answers.families import families_of
+from amalgam.stages.registry import STAGES
 from amalgam.tests.workshop import flip
 
 SHAPE = Shape(texts=2000, teachers=2)
@@ -82,7 +82,7 @@ def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made
 
 
 def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amalgam.stages.cache_teachers.family.KEPT_UNITS", 2)
+    monkeypatch.setattr("amalgam.stages.common.answers.coverage.KEPT_UNITS", 2)
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
     bring_up_to_date(STAGES, run, target="read-corpus")

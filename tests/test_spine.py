@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.stages.cache_teachers.hardware import pick_device
-from amalgam.stages.fine_tuning.learner import training_dtype
+from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.training.learner import training_dtype
 from amalgam.tests.workshop import KNOWS, TEST, TRAIN, Shop, flip, quiet_environment, write_texts
 
 STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
-from amalgam.data.synthetic import generate
 from amalgam.tests.workshop import SAME, Asked, Row, Shop, apart, flip
 
 START = 24

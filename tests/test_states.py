@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.stages.cache_features.states import states_of
-from amalgam.stages.library.session import open_run
-from amalgam.stages.order import STAGES
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.stages.app.session import open_run
+from amalgam.stages.common.states.read import states_of
+from amalgam.stages.registry import STAGES
 from amalgam.tests.workshop import TRAIN, Shop, word_list, write_model
 
 Array = NDArray[Any]

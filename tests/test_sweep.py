@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.stages.sweep import members_of, over_seeds, values_of
+from amalgam.stages.app.sweep import members_of, over_seeds, values_of
 from amalgam.tests.workshop import EXPERIMENT, Shop, amalgam
 
 

@@ -11,10 +11,10 @@ import pytest
 import typer
 
 from amalgam.cli import app
-from amalgam.stages.completion import fields
+from amalgam.stages.app.completion import fields
+from amalgam.stages.app.usage import EXAMPLES
 from amalgam.stages.methods import METHODS
-from amalgam.stages.order import STAGES
-from amalgam.stages.usage import EXAMPLES
+from amalgam.stages.registry import STAGES
 from amalgam.tests.workshop import EXPERIMENT, amalgam
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group, by its commands

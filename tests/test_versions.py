@@ -39,7 +39,7 @@ def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
 
 def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(shop: Shop) -> None:
     """The first record wins; what is computed twice is harmless."""
-    from amalgam.pipeline.store import Store
+    from amalgam.pipeline.storage.store import Store
 
     path = next((shop.artifacts / "cache-teachers").glob("*/units/*.json"))
     before = path.read_bytes()

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.synthetic import generate
-from amalgam.pipeline.store import Record, canonical_record
+from amalgam.data.demo_corpus import generate
+from amalgam.pipeline.storage.store import Record, canonical_record
 from amalgam.tests.forking import Forked
 
 KNOWS = {
@@ -327,7 +327,7 @@ cache:
 
 def new_generating_shop(folder: Path) -> Shop:
     """As new_shop, but a tiny language model stands where the training texts were."""
-    from amalgam.stages.models.loading import save_pretrained_folder
+    from amalgam.stages.common.models.loading import save_pretrained_folder
     from amalgam.tests.stages.tiny_models import tiny_language_model
 
     shop = new_shop(folder)
@@ -368,7 +368,7 @@ def write_model(
     import torch
     from transformers import BertForSequenceClassification, BertModel
 
-    from amalgam.stages.models.loading import save_pretrained_folder
+    from amalgam.stages.common.models.loading import save_pretrained_folder
     from amalgam.tests.stages.tiny_models import SPECIAL, tiny_config, word_tokenizer
 
     shape = {"num_hidden_layers": 1, "initializer_range": 0.2, "vocab_size": len(SPECIAL) + len(words)}

@@ -7,11 +7,11 @@ it are links to the rooms, so that editable installs see what the wheel has.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from amalgam.pipeline.errors import AmalgamError
-    from amalgam.stages.library.experiment import Experiment
+    from amalgam.stages.app.api import Experiment
 
 __all__ = ["AmalgamError", "Experiment"]
 
-WHERE = {"AmalgamError": "amalgam.pipeline.errors", "Experiment": "amalgam.stages.library.experiment"}
+WHERE = {"AmalgamError": "amalgam.pipeline.errors", "Experiment": "amalgam.stages.app.api"}
 
 
 def __getattr__(name: str) -> object:

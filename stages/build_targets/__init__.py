@@ -1,1 +1,1 @@
-"""Stage 2: from the cache to what the student is to learn. Polars alone; no teacher is in sight."""
+"""Stage 2: builds targets and text weights from the cache with Polars."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile, Targets
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.cache_teachers.stage import dtype_of, families_of
-from amalgam.stages.fit_statistics.asked import targets_by_domain
+from amalgam.pipeline.config.schema import ExperimentFile, Targets
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
+from amalgam.stages.common.reference_texts import targets_by_domain
+from amalgam.stages.common.teachers import check_gold, label_space, teachers_of
 from amalgam.stages.methods import method_of
-from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
-from amalgam.stages.teachers import check_gold, label_space, teachers_of
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from amalgam.stages.build_targets.rules import Ruling
-
-
-UNIT_TEXTS = 1 << 15
-"""Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
+    from amalgam.stages.build_targets.target_rules import Ruling
 
 
 TEMPERED = ("vanilla-kd", "uhc", "mt-bert", "stratanet")
+
 OWN = ("scores", "mt-bert")
 """Modes with a loss of their own name."""
 
@@ -70,7 +67,7 @@ class BuildTargets(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         import pyarrow as pa
 
-        from amalgam.data.shards import write_table
+        from amalgam.data.parquet import write_table
         from amalgam.stages.build_targets.summary import summarise
 
         rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.work)
@@ -106,13 +103,6 @@ class BuildTargets(UnitByUnit):
                 run.console.say(f"  {line}")
 
 
-def passes_counted(run: Run) -> dict[str, Any]:
-    """How many of the cached passes count, for the identity of what is made of them."""
-    said = run.experiment.targets.passes
-    found: dict[str, Any] = {"passes": run.experiment.cache.passes if said is None else said}
-    return found | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
-
-
 def _looks_at_passes(targets: Targets) -> bool:
     by_confidence = targets.mode in {"soft", "hard"} and not (targets.weighs_together or targets_by_domain(targets))
     return by_confidence or (targets.mode in {"soft", "hard"} and targets.distribution == "mc-mean")
@@ -134,18 +124,6 @@ def _read(targets: Targets) -> set[str]:
     return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
 
 
-def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
-    """In key order, as many as hold `most` texts between them. The corpus decides alone, so all processes agree."""
-    group: list[Bucket] = []
-    for bucket in buckets:
-        if group and sum(one.rows for one in group) + bucket.rows > most:
-            yield tuple(group)
-            group = []
-        group.append(bucket)
-    if group:
-        yield tuple(group)
-
-
 def _name(buckets: Sequence[Bucket]) -> str:
     """Names in order are keys in order."""
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
@@ -154,9 +132,10 @@ def _name(buckets: Sequence[Bucket]) -> str:
 def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     import polars as pl
 
-    from amalgam.data.shards import key_array
-    from amalgam.stages.build_targets.evidence import among_teachers, gather
-    from amalgam.stages.build_targets.rules import judged_by_gold, one_hot, rule
+    from amalgam.data.parquet import key_array
+    from amalgam.stages.build_targets.domain import among_teachers
+    from amalgam.stages.build_targets.target_rules import judged_by_gold, one_hot, rule
+    from amalgam.stages.common.answers.evidence import gather
 
     space, targets = label_space(run), run.experiment.targets
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
@@ -191,7 +170,7 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
     import polars as pl
 
     from amalgam.pipeline.errors import WorkError
-    from amalgam.stages.weigh_teachers.stage import weights_of
+    from amalgam.stages.weigh_teachers.read import weights_of
 
     if not run.experiment.targets.weighs_together:
         return None
@@ -222,7 +201,7 @@ def _table(rows: pa.Table, ruling: Ruling) -> pa.Table:
     import pyarrow as pa
 
     from amalgam.data.schemas import TARGETS, arrow_schema
-    from amalgam.stages.build_targets.probabilities import width
+    from amalgam.stages.common.answers.probabilities import width
 
     sizes = {"target": width(ruling.target), "confidence": width(ruling.confidence)}
     schema = arrow_schema(TARGETS, sizes)
@@ -243,19 +222,3 @@ def _arrays(series: pl.Series, size: int) -> pa.Array:
     if series.null_count() == len(series):
         return pa.nulls(len(series), pa.list_(pa.float32(), size))
     return pa.FixedSizeListArray.from_arrays(pa.array(series.explode().to_numpy(), pa.float32()), size)
-
-
-def read_targets(run: Run) -> Iterator[pa.Table]:
-    """The targets, bucket by bucket of the training texts, in key order."""
-    import pyarrow as pa
-
-    from amalgam.data.shards import read_table
-
-    files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
-    left: pa.Table | None = None
-    for bucket in train_part(run).buckets:
-        while left is None or left.num_rows < bucket.rows:
-            further = read_table(run.store.checked(next(files)))
-            left = further if left is None or not left.num_rows else pa.concat_tables([left, further])
-        yield left.slice(0, bucket.rows).combine_chunks()
-        left = left.slice(bucket.rows)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from amalgam.data.labels import LabelSpace
-from amalgam.pipeline.experiment import Targets
-from amalgam.stages.build_targets.rules import Ruling
+from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.build_targets.target_rules import Ruling
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 BINS = 10
 

@@ -1,1 +1,1 @@
-"""What an encoder makes of each text, kept for the methods that ask for it."""
+"""Optional stage: caches hidden states of an encoder and of the teachers."""

@@ -11,19 +11,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.cache_features.families import ENCODER, Kept, encoder_states, kept_states, parts_of
-from amalgam.stages.cache_teachers.family import asked_about, cached_units, units_for
-from amalgam.stages.cache_teachers.stage import family_in
-from amalgam.stages.fit_statistics.asked import asked_besides, measure_of
-from amalgam.stages.models.encoder import encoder_digest, encoder_files
-from amalgam.stages.read_corpus.parts import Bucket, read_bucket, train_part
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.answers.coverage import asked_about, cached_units, units_for
+from amalgam.stages.common.corpus import train_part
+from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.reference_texts import asked_besides, measure_of
+from amalgam.stages.common.states.families import ENCODER, Kept, kept_states, parts_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.cache_features.pooling import Encoder
+    from amalgam.stages.common.states.encoder import Encoder
 
 
 class CacheFeatures(UnitByUnit):
@@ -63,13 +62,13 @@ class CacheFeatures(UnitByUnit):
             if kept.teacher is None:
                 super().run_units(run, asked)
             else:
-                from amalgam.stages.cache_features.asking import ask_for_states
+                from amalgam.stages.cache_features.write_teacher_states import ask_for_states
 
                 ask_for_states(run, kept.teacher, kept.key, asked)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.shards import write_table
-        from amalgam.stages.cache_features.pooling import feature_table
+        from amalgam.data.parquet import write_table
+        from amalgam.stages.common.states.encoder import feature_table
 
         bucket = next(one for one in train_part(run).buckets if one.prefix == unit.work.prefix)
         table = feature_table(run, _encoder(run), bucket, unit.work.rows)
@@ -107,31 +106,15 @@ def _units(run: Run) -> Iterator[Unit]:
 
 def _check_tokenizers(run: Run) -> None:
     if run.experiment.objective.states == "tokens":
-        from amalgam.stages.cache_features.asking import refuse_other_tokenizers
+        from amalgam.stages.cache_features.write_teacher_states import refuse_other_tokenizers
 
         refuse_other_tokenizers(run)
 
 
 def _encoder(run: Run) -> Encoder:
-    from amalgam.stages.cache_features.pooling import Encoder
+    from amalgam.stages.common.states.encoder import Encoder
 
     if "feature encoder" not in run.memory:
         run.memory["feature encoder"] = Encoder.of(run)
     found: Encoder = run.memory["feature encoder"]
     return found
-
-
-def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
-    """[texts, width] float32, in the order of the buckets' texts: the encoder's."""
-    import numpy as np
-
-    from amalgam.data.shards import key_array, matrix, read_table
-
-    family = encoder_states(run).family
-    files = [file for file in run.result("cache-features").files if family_in(file.path) == family]
-    tables = [read_table(run.store.checked(file)) for file in files]
-    keys = np.concatenate([key_array(table.column("key")) for table in tables])
-    values = np.concatenate([matrix(table.column("features")) for table in tables])
-    order = np.argsort(keys, kind="stable")
-    wanted = np.concatenate([key_array(read_bucket(run, bucket, ["key"]).column("key")) for bucket in buckets])
-    return values[order[np.searchsorted(keys[order], wanted)]].astype(np.float32)

@@ -1,1 +1,1 @@
-"""Stage 1: every teacher is asked about every text once, K times with Monte-Carlo dropout, and the answers are kept."""
+"""Stage 1: runs every teacher on every text once, K times with Monte-Carlo dropout."""

@@ -10,21 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.plan import undone
-from amalgam.pipeline.stage import Run, Unit
-from amalgam.stages.cache_teachers.family import cached_units, unit_keys
-from amalgam.stages.read_corpus.parts import Bucket
+from amalgam.pipeline.execution.stage import Run, Unit, undone
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.stages.common.answers.coverage import cached_units, unit_keys
+from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
     import numpy as np
 
+
+if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
+
 RUNGS = (4, 8)
+
 SETTLED_BY = 3.0
 """Standard errors between the surest teacher and the next."""
+
 AUDITED = 0.01
+
 VERSION = 1
 
 
@@ -89,7 +94,7 @@ def _verdict_unit(run: Run, bucket: Bucket, rung: int, families: Sequence[str]) 
 
 
 def verdict_of(run: Run, unit: Unit) -> Array:
-    from amalgam.data.shards import read_table
+    from amalgam.data.parquet import read_table
 
     record = run.store.record(unit.record_path)
     if record is None:
@@ -103,7 +108,7 @@ def decide(run: Run, unit: Unit) -> None:
     import numpy as np
     import pyarrow as pa
 
-    from amalgam.data.shards import key_column, read_keys, write_table
+    from amalgam.data.parquet import key_column, read_keys, write_table
 
     verdict: Verdict = unit.work
     keys = read_keys(run.store.checked(verdict.bucket.file))
@@ -173,7 +178,7 @@ def _sureness(run: Run, verdict: Verdict, keys: Any, first: int, last: int) -> t
     """[teachers, texts]: confidence over these passes, and its standard error."""
     import numpy as np
 
-    from amalgam.stages.cache_teachers.statistics import statistics
+    from amalgam.stages.common.answers.statistics import statistics
 
     found = [
         statistics(raw_passes(run, family, verdict.bucket.prefix, keys, first, last)) for family in verdict.families
@@ -187,7 +192,7 @@ def raw_passes(  # noqa: PLR0913  which passes of which texts, and where they ar
     """[texts, passes first..last-1, labels], gathered by key from whatever units of the family hold them."""
     import numpy as np
 
-    from amalgam.data.shards import matrix, read_table
+    from amalgam.data.parquet import matrix, read_table
 
     cached = run.memory.get("ladder units", {}).get(family) or cached_units(run, family)
     found: Array | None = None

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.patience import patiently
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, NotKnownYetError, Run, Unit
-from amalgam.pipeline.store import Record
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.execution.stage import Identity, Run, Unit
+from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
-from amalgam.stages.cache_teachers.family import Ask, asked_about, cached_units, family_name, units_for, was_asked
-from amalgam.stages.fit_statistics.asked import asked_besides
-from amalgam.stages.read_corpus.parts import Bucket, Part, part_of, train_part
-from amalgam.stages.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
+from amalgam.stages.common.answers.coverage import Ask, asked_about, cached_units, units_for, was_asked
+from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
+from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
+from amalgam.stages.common.reference_texts import asked_besides
+from amalgam.stages.common.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
 
 class CacheTeachers:
@@ -59,7 +59,7 @@ class CacheTeachers:
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.cache_teachers.asking import ask_teachers
+        from amalgam.stages.cache_teachers.ask import ask_teachers
 
         teachers = teachers_of(run)
         _try_new_teachers(run)
@@ -73,7 +73,7 @@ class CacheTeachers:
             patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
     def texts(self, run: Run, unit: Unit) -> list[str]:
-        from amalgam.data.shards import key_list, read_keys
+        from amalgam.data.parquet import key_list, read_keys
 
         ask = unit.work
         part = part_of(run, ask.part) if isinstance(ask, Ask) else None
@@ -112,7 +112,7 @@ class CacheTeachers:
 
 def _try_new_teachers(run: Run) -> None:
     """Before hours of work for the first teacher: does each that was never asked load, fit, and vary?"""
-    from amalgam.stages.cache_teachers.asking import loaded_teacher
+    from amalgam.stages.common.inference.load import loaded_teacher
 
     if run.memory.get("tried"):
         return
@@ -124,51 +124,16 @@ def _try_new_teachers(run: Run) -> None:
 
 def _choose_dtype(run: Run) -> None:
     """Half precision where the hardware computes it and these teachers' uncertainty stays what it is in fp32."""
-    from amalgam.stages.cache_teachers.hardware import dtype_for, pick_device
+    from amalgam.stages.common.device import dtype_for, pick_device
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
-        from amalgam.stages.cache_teachers.gate import try_dtype
+        from amalgam.stages.cache_teachers.half_precision import try_dtype
 
         finding = try_dtype(run, teachers_of(run), dtype)
         dtype, why = dtype if finding.holds else "fp32", str(finding)
         run.console.note(f"cache.dtype auto is {dtype} ({why})")
     run.store.keep("dtype", "auto", dtype, why=why)
-
-
-def dtype_of(run: Run) -> str:
-    """What `auto` meant when this workspace first met it: results of two dtypes never mix."""
-    wanted = run.experiment.cache.dtype
-    if wanted != "auto":
-        return wanted
-    pinned = run.store.get("dtype", "auto")
-    if pinned is None:
-        raise NotKnownYetError("the dtype is chosen")
-    return pinned
-
-
-def families_of(run: Run) -> dict[str, str]:
-    return {teacher.name: family_of(run, teacher) for teacher in teachers_of(run)}
-
-
-def family_of(run: Run, teacher: KnownTeacher) -> str:
-    return family_name(_family_key(run, teacher))
-
-
-def family_in(path: str) -> str:
-    """cache-teachers/FAMILY/units/..."""
-    return PurePosixPath(path).parts[1]
-
-
-def prefix_in(path: str) -> str:
-    return PurePosixPath(path).name.split("-", 1)[0]
-
-
-def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
-    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
-    if run.experiment.execution.versions == "strict":
-        key["libraries"] = library_versions()
-    return key
 
 
 def _parts(run: Run) -> list[tuple[Part, int]]:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from amalgam.data.tokens import TokenRows
 
+
+if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
@@ -40,7 +42,7 @@ def _pass_columns(passes: Array) -> dict[str, Any]:
     import numpy as np
     import pyarrow as pa
 
-    from amalgam.stages.cache_teachers.statistics import statistics
+    from amalgam.stages.common.answers.statistics import statistics
 
     found = statistics(passes)
     return {

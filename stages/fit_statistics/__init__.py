@@ -1,1 +1,1 @@
-"""How foreign a text is to each teacher: Gaussians of its states, fitted once and kept."""
+"""Optional stage: fits Gaussians to each teacher's states, to measure how far a text lies from them."""

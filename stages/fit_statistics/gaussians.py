@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
 Groups = NDArray[np.integer[Any]]
+
 
 LEAST_VARIANCE = 1e-6
 """Of states that are all the same: about what fp16 tells apart."""

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.cache_features.families import statistics_states
-from amalgam.stages.fit_statistics.asked import MEASURES, measure_of, reference_part
-from amalgam.stages.read_corpus.generated import generated_file
-from amalgam.stages.teachers import teachers_of
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.generated_texts import generated_file
+from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
+from amalgam.stages.common.states.families import statistics_states
+from amalgam.stages.common.teachers import teachers_of
 
 FEW = 5
 """Classes named in a note."""
@@ -52,7 +52,7 @@ class FitStatistics(UnitByUnit):
         return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.fit_statistics.fitting import fit
+        from amalgam.stages.fit_statistics.fit import fit
 
         found, facts = fit(run, unit.work)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:

@@ -1,1 +1,1 @@
-"""Stage 0: texts where there are none, written by a language model and steered by the teachers, or by simpler means."""
+"""Stage 0, optional: generates texts with a language model, steered by the teachers, or by simpler sources."""

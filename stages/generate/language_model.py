@@ -16,19 +16,25 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.cache_teachers.agreement import alike
-from amalgam.stages.models.loading import token_limit
+from amalgam.stages.common.inference.self_check import alike
+from amalgam.stages.common.models.loading import token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+
 WHERE = "generate.language_model"
+
 BEGINNINGS = ("\n", " ", "The")
+
 PROBE = 6
+
 PROMPTS = 32
 """Read ones that are kept in memory."""
+
 UNSHARED = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What a model raises whose cache is not of keys and values by position."""
+
 WINDOWS = ("sliding_window", "window_size", "attention_window")
 
 

@@ -10,17 +10,21 @@ import torch
 
 from amalgam.data.keys import text_key
 from amalgam.data.tokens import Tokens
-from amalgam.stages.cache_teachers.hardware import tokens_at_once
-from amalgam.stages.cache_teachers.launches import go_on, run_passes
-from amalgam.stages.cache_teachers.teacher import Teacher
+from amalgam.stages.common.device import tokens_at_once
+from amalgam.stages.common.inference.batches import go_on, run_passes
+from amalgam.stages.common.inference.teacher import Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
+if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
+
 
 KEPT = 1 << 16
 """Texts whose answers, and words whose tokens, stay in memory."""
+
 PROBES = (
     "The court, which had not met since Monday, said: no.",
     "its 3.5% gain isn't what they'd hoped for; (see below)",

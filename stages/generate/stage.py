@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.patience import patiently
-from amalgam.pipeline.plan import library_versions, undone
-from amalgam.pipeline.stage import Identity, Run, Unit
-from amalgam.pipeline.store import Record, StoredFile
-from amalgam.stages.generate.families import (
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, undone
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.teachers import prepare_teachers, teachers_of
+from amalgam.stages.generate.requests import (
     Block,
     block_units,
     corpus_digests,
@@ -28,10 +30,10 @@ from amalgam.stages.generate.families import (
     settings_of,
     teacher_identity,
 )
-from amalgam.stages.teachers import prepare_teachers, teachers_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.generate.writing import Written
+    from amalgam.stages.generate.decoding import Written
+
 
 ALL_TEXTS = "texts"
 
@@ -46,7 +48,7 @@ class Generate:
         return experiment.generate is not None and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
-        from amalgam.stages.read_corpus.stage import fetch
+        from amalgam.stages.common.sources import fetch
 
         prepare_teachers(run)
         fetch(run, settings_of(run).corpus or [])
@@ -73,7 +75,7 @@ class Generate:
         return [*block_units(run), Unit(ALL_TEXTS, folder)]
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.generate.making import make
+        from amalgam.stages.generate.sources import make
 
         blocks = [unit for unit in units if isinstance(unit.work, Block)]
         if blocks:
@@ -103,17 +105,12 @@ class Generate:
             run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {where}")
 
 
-def texts_file(manifest: Record) -> StoredFile:
-    """The stored file of all texts, with what is known of each."""
-    return next(file for file in manifest.files if file.path == manifest.facts["file"])
-
-
 def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) -> None:
     """`began`: when the last unit was done, so that all seconds are counted once."""
     seconds, began[0] = time.monotonic() - began[0], time.monotonic()
 
     def commit() -> None:
-        from amalgam.data.shards import write_table
+        from amalgam.data.parquet import write_table
         from amalgam.stages.generate.tables import written_table
 
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -126,7 +123,7 @@ def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) 
 
 
 def _gather(run: Run, unit: Unit) -> None:
-    from amalgam.data.shards import write_table
+    from amalgam.data.parquet import write_table
     from amalgam.stages.generate.tables import generated_table
 
     table = generated_table(run)

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.parquet import read_table
 from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
-from amalgam.data.shards import read_table
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.stage import Run
-from amalgam.stages.generate.families import Family, block_units, families_of, settings_of
-from amalgam.stages.generate.making import word_of
-from amalgam.stages.generate.noise import uniform
-from amalgam.stages.generate.quality import qualities
-from amalgam.stages.teachers import teachers_of
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.generate.filters import qualities
+from amalgam.stages.generate.keyed_random import uniform
+from amalgam.stages.generate.requests import Family, block_units, families_of, settings_of
+from amalgam.stages.generate.sources import word_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.generate.writing import Written
+    from amalgam.stages.generate.decoding import Written
+
 
 DRAW = 1 << 33
 """A place beyond any text's end, and beyond its choices."""

@@ -1,1 +1,1 @@
-"""Stage guess-embeddings: what stands in the place of texts for AS-DFD (Ma et al. 2020)."""
+"""Optional stage: searches pseudo embeddings for AS-DFD (Ma et al. 2020)."""

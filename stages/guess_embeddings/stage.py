@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.teachers import KnownTeacher, prepare_teachers, teachers_of
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.teachers import KnownTeacher, prepare_teachers, teachers_of
 
 FILE = "embeddings.safetensors"
+
 FEW = 0.5
 """Less than this share of a class's embeddings taken for the class is said."""
 
@@ -48,8 +49,8 @@ class GuessEmbeddings(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from safetensors.torch import save_file
 
-        from amalgam.stages.cache_teachers.asking import loaded_teacher
-        from amalgam.stages.guess_embeddings.guessing import guess
+        from amalgam.stages.common.inference.load import loaded_teacher
+        from amalgam.stages.guess_embeddings.search import guess
 
         known, place = unit.work
         teacher = loaded_teacher(run, known, "fp32", passes=0)

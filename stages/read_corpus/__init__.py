@@ -1,1 +1,1 @@
-"""Before stage 0: sources are read, checked and keyed once; everything later works from this artifact."""
+"""Reads, checks and keys the texts once."""

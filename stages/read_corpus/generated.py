@@ -9,48 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.experiment import ExperimentFile, Generate
-from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import StoredFile
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.generated_texts import HELD_OUT, generated_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HELD_OUT = "held-out"
-GENERATED = "what generate wrote"
-"""Stands for the file among a part's sources."""
-GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
 FEW = 0.1
 """Less than this share of a class's texts kept is said."""
 
 
-def generated_sources(experiment: ExperimentFile) -> dict[str, list[str]]:
-    said = experiment.generate
-    if said is None or not experiment.reads_texts:
-        return {}
-    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
-
-
-def are_written(experiment: ExperimentFile) -> bool:
-    """Whether each text was written for a teacher and one of its classes."""
-    return experiment.generate is not None and experiment.generate.writes
-
-
-def gates_of(experiment: ExperimentFile) -> dict[str, Any]:
-    return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
-
-
-def generated_file(run: Run) -> StoredFile:
-    """Raises NotKnownYetError before they are generated."""
-    from amalgam.stages.generate.stage import texts_file
-
-    return texts_file(run.result("generate"))
-
-
 def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
     """The texts that pass, as a file like any other; facts: what each gate left out, and of each class how many."""
-    from amalgam.data.shards import read_table, write_table
+    from amalgam.data.parquet import read_table, write_table
 
     said = run.experiment.generate
     if said is None:

@@ -1,1 +1,1 @@
-"""The report: what the labelled test part says of every teacher, of their ensemble and of the student."""
+"""Measures teachers, ensemble and student on labelled test texts, and writes the report."""

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.data.labels import LabelSpace
-from amalgam.data.shards import key_array, matrix, read_keys, read_table
-from amalgam.pipeline.stage import Run
-from amalgam.stages.build_targets.answers import shelves_of
-from amalgam.stages.build_targets.stage import neighbouring_buckets
-from amalgam.stages.cache_teachers.stage import families_of
-from amalgam.stages.cache_teachers.statistics import softmax
+from amalgam.data.parquet import key_array, matrix, read_keys, read_table
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.answers.families import families_of
+from amalgam.stages.common.answers.read import shelves_of
+from amalgam.stages.common.answers.statistics import softmax
+from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
+from amalgam.stages.common.inference.classifier import Classifier
+from amalgam.stages.common.metrics import Said, evaluate
+from amalgam.stages.common.teachers import label_space
 from amalgam.stages.methods import method_name
-from amalgam.stages.metrics import Said, evaluate
-from amalgam.stages.models.classifier import Classifier
-from amalgam.stages.read_corpus.parts import Bucket, Part, fields, read_bucket
 from amalgam.stages.report.zero_shot import AT_ONCE, similarities
-from amalgam.stages.teachers import label_space
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 Array = np.ndarray[Any, np.dtype[Any]]
+
 
 NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
 """A similarity has an order and no scale."""

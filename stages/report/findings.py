@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-from amalgam.pipeline.stage import Run
-from amalgam.stages.read_corpus.parts import Part, part_of, tables
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import Part, part_of, tables
 from amalgam.stages.report.evaluation import answered, evaluation_of
-from amalgam.stages.report.judged import looked_at
-from amalgam.stages.report.scripts import scripts_of
-from amalgam.stages.report.seen import taught_part
-from amalgam.stages.report.teaching import taught
+from amalgam.stages.report.student_quality import looked_at
+from amalgam.stages.report.target_quality import taught, taught_part
 
 Found = dict[str, Any]
+
 LOOKED_AT = 5_000
 """Texts of a part, the first in key order, whose writing systems are told."""
 
@@ -38,3 +41,32 @@ def _scripts(run: Run, part: Part) -> Found:
         if len(texts) >= LOOKED_AT:
             break
     return {"n": len(texts), "scripts": scripts_of(texts)}
+
+
+LETTERS = 300
+"""Of a text, so many are looked at."""
+
+NAMES = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
+
+
+def scripts_of(texts: Iterable[str]) -> dict[str, int]:
+    """Texts by writing system, the most frequent first."""
+    found = Counter(_script(text[:LETTERS]) for text in texts)
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _script(text: str) -> str:
+    letters: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        name = _of_letter(letter)
+        if name:
+            letters[name] += count
+    return min(letters, key=lambda name: (-letters[name], name)) if letters else "no letters"
+
+
+@cache
+def _of_letter(letter: str) -> str:
+    if not letter.isalpha():
+        return ""
+    word = unicodedata.name(letter, "OTHER").split()[0]
+    return NAMES.get(word, word.capitalize())

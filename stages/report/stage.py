@@ -11,21 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
-from amalgam.stages.cache_teachers.stage import dtype_of, families_of
+from amalgam.stages.common.answers.families import dtype_of, families_of
+from amalgam.stages.common.corpus import part_of
+from amalgam.stages.common.encoders import encoder_files
+from amalgam.stages.common.teachers import teachers_of
 from amalgam.stages.methods import method_name
-from amalgam.stages.models.encoder import encoder_files
-from amalgam.stages.read_corpus.parts import part_of
-from amalgam.stages.report.delivery import check_page, deliver_page
-from amalgam.stages.report.seen import teaching_identity
+from amalgam.stages.report.publish import check_page, deliver_page
+from amalgam.stages.report.target_quality import teaching_identity
 from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
-from amalgam.stages.teachers import teachers_of
 
 SHOWN = 12  # systems in the table; evaluation.json has them all
+
 EVALUATION, FINDINGS = "evaluation.json", "findings.json"
+
 INDENTED = 100  # labels
 
 
@@ -67,7 +69,7 @@ class Report(UnitByUnit):
             measure(run, unit)
             return
         from amalgam.stages.report.findings import find
-        from amalgam.stages.report.surroundings import history
+        from amalgam.stages.report.workspace_facts import history
 
         evaluation, findings = find(run)
         with run.store.draft(unit.folder, unit.name) as draft:

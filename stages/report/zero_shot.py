@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.stage import Run, Unit
-from amalgam.stages.build_targets.stage import neighbouring_buckets
-from amalgam.stages.models.encoder import encoder_digest
-from amalgam.stages.read_corpus.parts import part_of, read_bucket
-from amalgam.stages.teachers import label_space
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.stages.common.corpus import neighbouring_buckets, part_of, read_bucket
+from amalgam.stages.common.encoders import encoder_digest
+from amalgam.stages.common.teachers import label_space
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from amalgam.stages.cache_features.pooling import Encoder
-    from amalgam.stages.read_corpus.parts import Bucket
+    from amalgam.stages.common.corpus import Bucket
+    from amalgam.stages.common.states.encoder import Encoder
 
+
+if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
+
 ENCODER = "student.encoder"
+
 VERSION = 1
+
 NAME = "zero-shot"
+
 AT_ONCE = 4096
 """Texts whose numbers for every label are held at a time."""
 
@@ -48,10 +53,9 @@ def measure(run: Run, unit: Unit) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from amalgam.data.parquet import parquet_options
     from amalgam.data.schemas import SIMILARITIES, arrow_schema
-    from amalgam.data.shards import parquet_options
-    from amalgam.stages.cache_features.label_names import name_states, words_of
-    from amalgam.stages.cache_features.pooling import Encoder
+    from amalgam.stages.common.states.encoder import Encoder, name_states, words_of
 
     test, names = part_of(run, "test"), label_space(run).names
     if test is None:
@@ -83,7 +87,7 @@ def similarities(run: Run, first: int, rows: int) -> Array:
 
 
 def _states(run: Run, encoder: Encoder, bucket: Bucket) -> Array:
-    from amalgam.stages.token_store import tokens_of
+    from amalgam.stages.common.token_cache import tokens_of
 
     how = encoder.how
     tokens = tokens_of(run, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types)

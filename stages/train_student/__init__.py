@@ -1,1 +1,1 @@
-"""Stage 3: the student learns the cached targets. It never sees a teacher."""
+"""Stage 3: trains the student from cached targets."""

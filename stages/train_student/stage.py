@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.fit_statistics.asked import measure_of
-from amalgam.stages.models.encoder import encoder_digest, encoder_files
-from amalgam.stages.models.placing import check_place, place
-from amalgam.stages.read_corpus.parts import part_of
-from amalgam.stages.teachers import teachers_of
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import part_of
+from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.models.output_folder import check_place, place
+from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.teachers import teachers_of
 
 ENCODER = "student.encoder"
+
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """A name is only a place, a method only a preset, an encoder is known by its content, parts of a batch add up, and
 what `select: auto` means here stands among the inputs."""
+
 FEW_STEPS = 200
 """Of learning: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
@@ -65,8 +67,8 @@ class TrainStudent(UnitByUnit):
         return [Unit("student", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.models.loading import save_pretrained_folder
-        from amalgam.stages.train_student.embeddings import train_without_texts
+        from amalgam.stages.common.models.loading import save_pretrained_folder
+        from amalgam.stages.train_student.from_embeddings import train_without_texts
         from amalgam.stages.train_student.training import train
 
         learned, facts = (train if run.experiment.reads_texts else train_without_texts)(run, unit.folder / "checkpoint")

@@ -1,1 +1,1 @@
-"""Optional: teachers made from labelled texts, one per group of labels: for demos, benchmarks, specialised teachers."""
+"""Optional stage: fine-tunes teachers from labelled texts."""

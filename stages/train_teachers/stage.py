@@ -10,21 +10,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.data.labels import cut_in_groups
-from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.experiment import TrainTeachers as Settings
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.plan import library_versions
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.models.encoder import Beginner, encoder_digest, encoder_files
-from amalgam.stages.models.placing import check_place, place
-from amalgam.stages.read_corpus.parts import Part, part_of
-from amalgam.stages.teachers import trained_folder
-
-ENCODER = "train_teachers.encoder"
-NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "together"}
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.encoders import Beginner, encoder_files
+from amalgam.stages.common.models.output_folder import check_place, place
+from amalgam.stages.common.teachers import trained_folder
+from amalgam.stages.train_teachers.settings import (
+    NOT_IDENTITY,
+    _encoder_digests,
+    _part,
+    encoders_of,
+    groups_of,
+    settings_of,
+)
 
 
 class TrainTeachers(UnitByUnit):
@@ -54,7 +55,7 @@ class TrainTeachers(UnitByUnit):
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.models.loading import save_pretrained_folder
+        from amalgam.stages.common.models.loading import save_pretrained_folder
 
         for one, learned, facts in self._trained(run, unit):
             if run.share.leads:
@@ -91,61 +92,6 @@ class TrainTeachers(UnitByUnit):
                     f"  {name}: {', '.join(facts['labels'])}; accuracy {facts['best_score']:.3f} on its own labels, "
                     f"{facts['selected_by']} -> teachers/{name}"
                 )
-
-
-def settings_of(run: Run) -> Settings:
-    if run.experiment.train_teachers is None:
-        raise AssertionError("train-teachers is not wanted")  # `wanted` says so
-    return run.experiment.train_teachers
-
-
-def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
-    """Settings that name one encoder each, and where they say it: by teacher where these are trained together."""
-    settings = settings_of(run)
-    return {
-        name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.together.{name}")
-        for name, encoder in (settings.together or {}).items()
-    } or {"": (settings, ENCODER)}
-
-
-def _encoder_digests(run: Run) -> Any:
-    digests = {name: encoder_digest(run, said, where) for name, (said, where) in encoders_of(run).items()}
-    return digests.get("", digests)
-
-
-def groups_of(run: Run) -> dict[str, list[str]]:
-    """Teacher -> its labels."""
-    settings, known = settings_of(run), _part(run).labels
-    groups = settings.groups or dict.fromkeys(settings.together or {}, known)
-    if isinstance(groups, int):
-        if groups * 2 > len(known):
-            raise ExperimentError(
-                f"{len(known)} labels cannot be cut in {groups} groups of at least two",
-                where="train_teachers.groups",
-                fix=f"at most {len(known) // 2} groups; or name: [labels] for each",
-            )
-        return {f"teacher-{index}": own for index, own in enumerate(cut_in_groups(known, groups), 1)}
-    for name, labels in groups.items():
-        strange = sorted(set(labels) - set(known))
-        if strange or len(labels) < 2:
-            what = (
-                f"{', '.join(strange)} is not a label of the texts" if strange else "a teacher needs two labels or more"
-            )
-            raise ExperimentError(
-                what, where=f"train_teachers.groups.{name}", fix=f"the labels are: {', '.join(known)}"
-            )
-    return {name: list(labels) for name, labels in groups.items()}
-
-
-def _part(run: Run) -> Part:
-    part = part_of(run, "teachers") or part_of(run, "train")
-    if part is None or part.labels_digest is None:
-        raise DataError(
-            "the texts to train teachers on have no labels",
-            where="corpus.label",
-            fix="name the column of their labels, or name teachers that are finished in the place of train_teachers",
-        )
-    return part
 
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:

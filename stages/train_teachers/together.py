@@ -18,17 +18,16 @@ from torch import nn
 
 from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.stage import Run
-from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.prediction import predict
-from amalgam.stages.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
-from amalgam.stages.models.classifier import BATCH_TOKENS
-from amalgam.stages.models.encoder import Beginner, beginner
-from amalgam.stages.read_corpus.parts import Part
-from amalgam.stages.train_student.lessons import labelled
-from amalgam.stages.train_student.objectives.targets import RestrictedKL
-from amalgam.stages.train_student.training import learn
-from amalgam.stages.train_teachers.stage import encoders_of, settings_of
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.examples import labelled
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.common.training.run import learn
+from amalgam.stages.train_teachers.settings import encoders_of, settings_of
 from amalgam.stages.train_teachers.training import HELD_OUT, training_settings
 
 Array = np.ndarray[Any, np.dtype[Any]]

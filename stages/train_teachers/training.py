@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.stage import Run
-from amalgam.stages.fine_tuning.loop import Training
-from amalgam.stages.models.encoder import Beginner, beginner
-from amalgam.stages.read_corpus.parts import Part
-from amalgam.stages.train_student.lessons import labelled
-from amalgam.stages.train_student.training import accuracy_on, learn
-from amalgam.stages.train_teachers.stage import settings_of
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.training.examples import labelled
+from amalgam.stages.common.training.run import accuracy_on, learn
+from amalgam.stages.common.training.settings import Training
+from amalgam.stages.train_teachers.settings import settings_of
 
 HELD_OUT = 0.05
+
 EVALUATE_EVERY = 100
 
 

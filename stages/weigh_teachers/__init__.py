@@ -1,1 +1,1 @@
-"""Which teacher is the right one, text by text, from the cache alone."""
+"""Optional stage: estimates per text which teacher is right, from the cache alone."""

@@ -14,9 +14,13 @@ import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
 BLOCK = 2048
+
 REFERENCES = 131_072
+
 CLOSEST = 5
+
 AS_GOOD_AS_EQUAL = 1e-3
 """A distance: of texts that lie closer than that, none is told from another."""
 

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from amalgam.pipeline.experiment import ExperimentFile, Targets
-from amalgam.pipeline.stage import Identity, Run, Unit, UnitByUnit
-from amalgam.pipeline.store import Record
-from amalgam.stages.build_targets.stage import passes_counted
-from amalgam.stages.cache_teachers.stage import dtype_of, families_of
-from amalgam.stages.read_corpus.generated import are_written, generated_file
-from amalgam.stages.read_corpus.parts import train_part
+from amalgam.pipeline.config.schema import ExperimentFile, Targets
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
+from amalgam.stages.common.corpus import train_part
+from amalgam.stages.common.generated_texts import are_written, generated_file
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 class WeighTeachers(UnitByUnit):
@@ -46,8 +45,8 @@ class WeighTeachers(UnitByUnit):
         return [Unit("weights", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.shards import write_table
-        from amalgam.stages.weigh_teachers.weights import weigh
+        from amalgam.data.parquet import write_table
+        from amalgam.stages.weigh_teachers.weigh import weigh
 
         table, facts = weigh(run)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -72,14 +71,3 @@ def said_of(targets: Targets) -> dict[str, Any]:
     if targets.looks_at_neighbours:
         fields |= {"neighbours"} if targets.signal == "all" else {"neighbours", "smoothings"}
     return targets.model_dump(include=fields)
-
-
-def weights_of(run: Run) -> pa.Table:
-    """In the order of the corpus's buckets and their keys."""
-    from amalgam.data.shards import read_table
-
-    name = run.fingerprint("weigh-teachers")
-    known = run.memory.get("weights", ("", None))
-    if known[0] != name:
-        known = run.memory["weights"] = (name, read_table(run.store.checked(run.result("weigh-teachers").files[0])))
-    return known[1]

@@ -19,9 +19,9 @@ import pytest
 from amalgam.data import corpus as corpus_module
 from amalgam.data.corpus import PartFacts, leaks, read_part, read_texts
 from amalgam.data.keys import bits_for, prefix_of, text_key
-from amalgam.data.shards import key_list
+from amalgam.data.parquet import key_list
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.experiment import Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -301,7 +301,7 @@ import sys
 from pathlib import Path
 from amalgam.data import shards
 from amalgam.data.corpus import read_part
-from amalgam.pipeline.experiment import Corpus
+from amalgam.pipeline.config.schema import Corpus
 shards.RUN_CHARACTERS = 2 << 20  # several runs for either size, so that only what grows with the corpus differs
 folder = Path(sys.argv[2])
 folder.mkdir()

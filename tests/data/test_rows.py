@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.rows import BadRow, Row, rows_of
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.experiment import Corpus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data import shards
+from amalgam.data import parquet as shards
 from amalgam.data.keys import text_key
+from amalgam.data.parquet import KeySpill, key_array, key_column, key_list, read_keys, read_table, write_table
 from amalgam.data.schemas import Column, arrow_schema
-from amalgam.data.shards import KeySpill, key_array, key_column, key_list, read_keys, read_table, write_table
 
 if TYPE_CHECKING:
     from pathlib import Path

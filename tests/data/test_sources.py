@@ -12,8 +12,8 @@ import pytest
 
 from amalgam.data.rows import Row, rows_of
 from amalgam.data.sources import fetch_remote, files_of
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.experiment import Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

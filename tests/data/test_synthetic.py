@@ -14,8 +14,8 @@ from typing import Literal
 
 import pytest
 
-from amalgam.data import synthetic_words as words
-from amalgam.data.synthetic import generate, mixture, topics
+from amalgam.data import demo_words as words
+from amalgam.data.demo_corpus import generate, mixture, topics
 from amalgam.pipeline.errors import ExperimentError
 
 SHARED = {**words.SHARED_PEOPLE, **words.SHARED_DEEDS, **words.SHARED_THINGS, **words.SHARED_PLACES}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.pipeline.bucket import Bucket
+from amalgam.pipeline.storage.object_store import Bucket
 
 KILLED = 137
 CHANGES = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.bucket import Bucket
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
-from amalgam.pipeline.store import MANIFEST, Record, Store, StoredFile, open_store
+from amalgam.pipeline.storage.object_store import Bucket
+from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
 from amalgam.tests.workshop import flip
@@ -120,7 +120,7 @@ def impatient(store: Store, address: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server: S3) -> None:
     """FAULTS 2, on an object store."""
     dying = (
-        "import os, sys; from pathlib import Path; from amalgam.pipeline.bucket import Bucket\n"
+        "import os, sys; from pathlib import Path; from amalgam.pipeline.storage.object_store import Bucket\n"
         "from amalgam.tests.pipeline.test_bucket import opened, put\n"
         "Bucket.create = lambda *_: os._exit(137)\n"
         "put(opened(sys.argv[1]), 'one')"

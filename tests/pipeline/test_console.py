@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.console import EVERY_SECONDS, Console
-from amalgam.pipeline.plan import StageState
+from amalgam.pipeline.execution.plan import StageState
 
 STATE = StageState("cache-teachers", "missing", "first-run", "", 0, 4, None)
 

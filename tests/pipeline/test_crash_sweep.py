@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.place import TEMPORARY
-from amalgam.pipeline.plan import identity_of
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import MANIFEST
-from amalgam.stages.housekeeping import garbage
+from amalgam.pipeline.execution.plan import identity_of
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.backend import TEMPORARY
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import MANIFEST
+from amalgam.stages.app.maintenance import garbage
 from amalgam.tests.pipeline.crashing import killed_at
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.template import write_template
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.experiment_file import LoadedExperiment, load_experiment
-from amalgam.pipeline.fingerprint import fingerprint
-from amalgam.pipeline.plain_yaml import MOST_BYTES
-from amalgam.pipeline.template import write_template
+from amalgam.pipeline.storage.fingerprint import fingerprint
 
 GOOD = "corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\n"
 PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}}}

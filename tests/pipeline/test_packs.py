@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from amalgam.pipeline import compaction
-from amalgam.pipeline.compaction import compact, loose_units
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.store import Record, Store, open_store
+from amalgam.pipeline.storage import compaction
+from amalgam.pipeline.storage.compaction import compact, loose_units
+from amalgam.pipeline.storage.store import Record, Store, open_store
 from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
 from amalgam.tests.workshop import flip

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, get_args
 
 import pytest
 
-from amalgam.pipeline.plan import Reason, StageState, plan
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import MANIFEST, canonical_record
-from amalgam.stages.commands import branches
+from amalgam.pipeline.execution.plan import Reason, StageState, plan
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.store import MANIFEST, canonical_record
+from amalgam.stages.app.commands import branches
 from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, calls, toy_base, toy_run, toy_stages
 
 Seen = tuple[str, str, str | None, str, int | None, int | None]

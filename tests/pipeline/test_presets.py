@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amalgam.pipeline.experiment import Targets
-from amalgam.pipeline.experiment_file import ON_GENERATED, load_experiment
+from amalgam.pipeline.config.load import ON_GENERATED, load_experiment
+from amalgam.pipeline.config.schema import Targets
 
 TEACHERS = "teachers: [{name: a, model: m}]\n"
 TEXTS = "corpus: {train: a.csv}\n"

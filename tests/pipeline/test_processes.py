@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.place import TEMPORARY
-from amalgam.pipeline.runner import bring_up_to_date
-from amalgam.pipeline.stage import Run
-from amalgam.pipeline.store import MANIFEST
+from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.backend import TEMPORARY
+from amalgam.pipeline.storage.store import MANIFEST
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 
 CHILD = "from amalgam.tests.pipeline.toy_stages import main; main({seconds}, {arguments})"

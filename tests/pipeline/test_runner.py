@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from amalgam.pipeline.engines import Share, share_of
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
-from amalgam.pipeline.place import TEMPORARY
-from amalgam.pipeline.runner import MENDINGS, PartDoneError, bring_up_to_date
-from amalgam.pipeline.stage import Run, Unit
+from amalgam.pipeline.execution.runner import MENDINGS, PartDoneError, bring_up_to_date
+from amalgam.pipeline.execution.share import Share, share_of
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
 

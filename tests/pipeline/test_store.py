@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.place import TEMPORARY
-from amalgam.pipeline.store import MANIFEST, Record, Store, StoredFile, canonical_record
+from amalgam.pipeline.storage.backend import TEMPORARY
+from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
 
 TEXT = bytes(range(256)) * 3

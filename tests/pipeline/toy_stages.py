@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.engines import Share
-from amalgam.pipeline.experiment import ExperimentFile
-from amalgam.pipeline.fingerprint import file_digest
-from amalgam.pipeline.stage import Identity, Run, Stage, Unit, UnitByUnit
-from amalgam.pipeline.store import Record, open_store
+from amalgam.pipeline.execution.share import Share
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, UnitByUnit
+from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.storage.store import Record, open_store
 
 LINES = "apple\navocado\nbanana\ncherry\n"
 YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
@@ -166,8 +166,8 @@ def outcome(run: Run) -> dict[str, Any]:
 def main(seconds: float, *arguments: str) -> None:
     """The real command over the toy stages, each unit taking so long: for tests in which the process matters."""
     from amalgam import cli
-    from amalgam.stages import commands
-    from amalgam.stages.library import experiment
+    from amalgam.stages.app import api as experiment
+    from amalgam.stages.app import commands
 
     for module in (commands, experiment):
         vars(module)["STAGES"] = toy_stages(lambda *_: time.sleep(seconds))

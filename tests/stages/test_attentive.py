@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from amalgam.data.tokens import encode
-from amalgam.pipeline.fingerprint import file_digest
-from amalgam.pipeline.store import Store
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.fine_tuning.batches import Examples, collate
-from amalgam.stages.fine_tuning.loop import Training, fit
-from amalgam.stages.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler
-from amalgam.stages.models.files import ModelFiles, resolve
-from amalgam.stages.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
-from amalgam.stages.train_student.objectives.targets import RestrictedKL
+from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler
+from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
+from amalgam.stages.common.models.resolve import ModelFiles, resolve
+from amalgam.stages.common.training.batches import Examples, collate
+from amalgam.stages.common.training.loop import fit
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.common.training.settings import Training
 from amalgam.stages.train_teachers.together import Together, end_to_end
 from amalgam.tests.stages.tiny_models import tiny
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from amalgam.data.labels import union_of
-from amalgam.stages.audit.tally import Block, Rule, Tally
+from amalgam.stages.report.teacher_audit.counts import Block, Rule, Tally
 
 SOFT = Rule(temperature=0.2, hard=False)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from amalgam.data.synthetic import mixture
-from amalgam.stages import demo_language_model
-from amalgam.stages.demo_language_model import tiny_language_model
+from amalgam.data.demo_corpus import mixture
+from amalgam.stages.app.demo import language_model as demo_language_model
+from amalgam.stages.app.demo.language_model import tiny_language_model
 from amalgam.stages.generate.language_model import LanguageModel, Slots
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
-from amalgam.pipeline.store import StoredFile
-from amalgam.stages.cache_teachers.family import Asked, CachedUnit, CachedUnits
-from amalgam.stages.read_corpus.parts import Bucket
+from amalgam.pipeline.storage.store import StoredFile
+from amalgam.stages.common.answers.coverage import Asked, CachedUnit, CachedUnits
+from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,18 +21,11 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.fine_tuning.batches import Examples, epoch_batches
-from amalgam.stages.fine_tuning.loop import (
-    Fitted,
-    Objective,
-    Stopped,
-    Training,
-    WeightedKL,
-    dropout_seed,
-    fit,
-    learning_rate,
-)
-from amalgam.stages.fine_tuning.prediction import predict
+from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.training.batches import Examples, epoch_batches
+from amalgam.stages.common.training.learner import Objective, WeightedKL
+from amalgam.stages.common.training.loop import Fitted, Stopped, dropout_seed, fit, learning_rate
+from amalgam.stages.common.training.settings import Training
 
 PLAIN = Training(
     epochs=2,

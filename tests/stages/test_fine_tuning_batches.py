@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from amalgam.stages.fine_tuning.batches import Examples, collate, epoch_batches, share, token_batches
+from amalgam.stages.common.inference.batches import token_batches
+from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 
 
 def test_every_row_comes_once_an_epoch_in_an_order_of_seed_and_epoch_alone() -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.cache_teachers.hardware import dtype_for
-from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.learner import training_dtype
-from amalgam.stages.fine_tuning.loop import Fitted, Training, fit
+from amalgam.stages.common.device import dtype_for
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.learner import training_dtype
+from amalgam.stages.common.training.loop import Fitted, fit
+from amalgam.stages.common.training.settings import Training
 
 CPU = torch.device("cpu")
 SHORT = Training(

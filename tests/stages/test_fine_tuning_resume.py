@@ -21,10 +21,12 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import DiskFullError, WorkError
-from amalgam.stages.fine_tuning import checkpoint
-from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, WeightedKL, fit
-from amalgam.stages.fine_tuning.prediction import predict
+from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.training import checkpoint
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.learner import Objective, WeightedKL
+from amalgam.stages.common.training.loop import Fitted, Stopped, fit
+from amalgam.stages.common.training.settings import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable

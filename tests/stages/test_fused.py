@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.cache_teachers import fused
-from amalgam.stages.cache_teachers import teacher as teachers
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference import compiled_dropout as fused
+from amalgam.stages.common.inference import teacher as teachers
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.test_graphs import Recorded, rows_of, teacher_of
 
 traced = partial(torch.compile, backend="aot_eager", fullgraph=True)

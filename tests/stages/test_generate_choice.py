@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from amalgam.stages.generate.choice import Choice, Drawing, chosen_among, offers
-from amalgam.stages.generate.noise import gumbel, one_of, text_word, uniform
+from amalgam.stages.generate.keyed_random import gumbel, one_of, text_word, uniform
+from amalgam.stages.generate.lazy_sampling import Choice, Drawing, chosen_among, offers
 
 Numbers = NDArray[np.float64]
 NOTHING_BANNED = torch.zeros(1, 5, dtype=torch.bool)

@@ -10,9 +10,9 @@ import torch
 from tokenizers import AddedToken
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.generate.decoding import Steering
 from amalgam.stages.generate.language_model import Alone, LanguageModel, Slots
-from amalgam.stages.generate.writing import Steering
+from amalgam.stages.generate.lazy_sampling import Drawing
 from amalgam.tests.stages.tiny_models import SPECIAL, WORDS, tiny_language_model, word_tokenizer
 from amalgam.tests.stages.writers import LONGEST, language_model, orders, teacher_of, whole, written
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amalgam.stages.generate.families import no_word
-from amalgam.stages.generate.quality import qualities
+from amalgam.stages.generate.filters import qualities
+from amalgam.stages.generate.requests import no_word
 
 
 def test_repetition_is_the_share_of_sequences_that_a_text_had_before() -> None:

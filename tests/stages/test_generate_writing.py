@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.generate.decoding import Steering, Writer
+from amalgam.stages.generate.lazy_sampling import Drawing
 from amalgam.stages.generate.scoring import Reader, Scorer
-from amalgam.stages.generate.writing import Steering, Writer
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.stages.writers import Tag, language_model, orders, teacher_of, whole, written
 
@@ -85,7 +85,7 @@ def test_a_text_is_the_same_alone_in_company_and_in_any_order() -> None:
 
 def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """With margins so wide that every token is settled apart, lazily, naively, together and alone come out the same."""
-    from amalgam.stages.generate import choice
+    from amalgam.stages.generate import lazy_sampling as choice
 
     teacher, asked = teacher_of(), orders(5)
     narrow = written(language_model(), teacher, asked, Steering(1.0, 5))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.cache_teachers import graphs
-from amalgam.stages.cache_teachers.graphs import Graphs, HostReadError, NoHostReads
-from amalgam.stages.cache_teachers.launches import plan_launches, run_passes
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference import cuda_graphs as graphs
+from amalgam.stages.common.inference.batches import plan_launches, run_passes
+from amalgam.stages.common.inference.cuda_graphs import Graphs, HostReadError, NoHostReads
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS as VOCABULARY
 from amalgam.tests.stages.tiny_models import tiny
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.cache_teachers import dropout
-from amalgam.stages.cache_teachers.dropout import Attention, KeyedDropout, Site, attended
-from amalgam.stages.cache_teachers.masks import Axis, Bank
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference import dropout
+from amalgam.stages.common.inference.dropout import Attention, KeyedDropout, Site, attended
+from amalgam.stages.common.inference.masks import Axis, Bank
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, tiny
 
 DIGEST = "5e" * 32

@@ -11,8 +11,8 @@ import torch
 
 from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import InterruptedRunError, WorkError
-from amalgam.stages.cache_teachers.launches import plan_launches, run_passes
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference.batches import plan_launches, run_passes
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 
 LENGTHS = [3, 9, 3, 5, 9, 3, 20, 5, 3]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.cache_teachers.lean_encoder import lean_encoder
-from amalgam.stages.cache_teachers.teacher import Rows, Teacher
+from amalgam.stages.common.inference.fast_encoder import lean_encoder
+from amalgam.stages.common.inference.teacher import Rows, Teacher
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = [(" ".join(f"word{(i * 7 + j) % 90}" for j in range(n)),) for i, n in enumerate((3, 9, 9, 20, 31))]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.metrics import Said, evaluate, selection_accuracy
+from amalgam.stages.common.metrics import Said, evaluate, selection_accuracy
 
 LABELS = ["a", "b", "c", "d"]
 GROUPS = {"left": [0, 1], "right": [2, 3]}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.models.files import ModelFiles, needs_network, resolve, resolve_all, same_models
-from amalgam.stages.models.labels import label_names
+from amalgam.stages.common.models.label_names import label_names
+from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
 from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() 
 
     import transformers
 
-    from amalgam.stages.models.folder import TOKENIZERS, matches
+    from amalgam.stages.common.models.model_folder import TOKENIZERS, matches
 
     sources = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
     named = {
@@ -304,7 +304,7 @@ def test_folders_need_no_network_and_nothing_heavy_is_imported(tmp_path: Path) -
     assert not needs_network("./news", revision=None, base=tmp_path, pins=pins)
     assert not needs_network(str(tmp_path / "news"), revision="v1", base=tmp_path, pins=pins)
     code = (
-        "import sys; from pathlib import Path; from amalgam.stages.models.files import resolve\n"
+        "import sys; from pathlib import Path; from amalgam.stages.common.models.resolve import resolve\n"
         "from amalgam.tests.stages.fake_hub import FilePins\n"
         "resolve('./news', revision=None, base=Path(), pins=FilePins(Path('p')), digest_of=lambda path: 'x')\n"
         "print({'torch', 'transformers', 'huggingface_hub', 'polars', 'httpx2'} & set(sys.modules))"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.models.files import ModelFiles, resolve
-from amalgam.stages.models.loading import (
+from amalgam.stages.common.models.loading import (
     POSITIONS_AFTER_PADDING,
     check_tokens,
     load_classifier,
@@ -22,6 +21,7 @@ from amalgam.stages.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
+from amalgam.stages.common.models.resolve import ModelFiles, resolve
 from amalgam.tests.stages.fake_hub import FilePins
 from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
 

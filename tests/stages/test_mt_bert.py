@@ -13,13 +13,14 @@ import torch
 
 from amalgam.data.labels import union_of
 from amalgam.data.tokens import encode
-from amalgam.pipeline.experiment import Targets
-from amalgam.pipeline.objective import Objective as Said
-from amalgam.stages.build_targets.evidence import Evidence
-from amalgam.stages.build_targets.rules import judged_by_gold
-from amalgam.stages.cache_features.states import States
-from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.loop import Training, fit
+from amalgam.pipeline.config.schema import Objective as Said
+from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.build_targets.target_rules import judged_by_gold
+from amalgam.stages.common.answers.evidence import Evidence
+from amalgam.stages.common.states.read import States
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.loop import fit
+from amalgam.stages.common.training.settings import Training
 from amalgam.stages.train_student.objectives.mt_bert import LedByEach
 from amalgam.stages.train_student.objectives.states import Setting
 from amalgam.stages.train_student.objectives.targets import Told, objective_of

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from amalgam.stages.fine_tuning.learner import WeightedKL
-from amalgam.stages.train_student.objectives.targets import RestrictedKL, objective_of
+from amalgam.stages.common.training.learner import WeightedKL
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.train_student.objectives.targets import objective_of
 
 
 def batch(targets: list[list[float]], weights: list[float]) -> dict[str, torch.Tensor]:

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from amalgam.stages.metrics import Said
-from amalgam.stages.report.comparison import difference
-from amalgam.stages.report.drawing import Axis, Figure, axis_between, axis_to, plain, shown
-from amalgam.stages.report.judged import LETTERS, MATRIX, PAIRS, _confusions, _matrix, calibration, shortened
-from amalgam.stages.report.page import CLASSES_SHOWN, TEACHERS_SHOWN, page
-from amalgam.stages.report.scripts import scripts_of
-from amalgam.stages.report.teaching import _histogram, _told_apart
-from amalgam.stages.report.verdict import interval, losses, verdict
+from amalgam.stages.app.compare_reports import difference
+from amalgam.stages.common.metrics import Said
+from amalgam.stages.report.figures import Axis, Figure, axis_between, axis_to, plain, shown
+from amalgam.stages.report.findings import scripts_of
+from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page
+from amalgam.stages.report.student_quality import LETTERS, MATRIX, PAIRS, _confusions, _matrix, calibration, shortened
+from amalgam.stages.report.summary import interval, losses, verdict
+from amalgam.stages.report.target_quality import _histogram, _told_apart
 from amalgam.tests.workshop import Shop
 
 Found = dict[str, Any]

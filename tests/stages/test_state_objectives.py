@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.objective import Objective as Said
-from amalgam.stages.cache_features.states import States
-from amalgam.stages.fine_tuning.learner import WeightedKL
+from amalgam.stages.common.states.read import States
+from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
 from amalgam.stages.train_student.objectives.cfl import CommonSpace, discrepancy
 from amalgam.stages.train_student.objectives.dfa import GuidedByStates

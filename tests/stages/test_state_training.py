@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.objective import Objective as Said
-from amalgam.stages.cache_features.states import States
-from amalgam.stages.fine_tuning.batches import Examples
-from amalgam.stages.fine_tuning.learner import WeightedKL
-from amalgam.stages.fine_tuning.loop import Fitted, Objective, Stopped, Training, fit
+from amalgam.stages.common.states.read import States
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.learner import Objective, WeightedKL
+from amalgam.stages.common.training.loop import Fitted, Stopped, fit
+from amalgam.stages.common.training.settings import Training
 from amalgam.stages.train_student.objectives.states import Setting
-from amalgam.stages.train_student.phases import PHASES
+from amalgam.stages.train_student.schedule import PHASES
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = 12

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.stages.cache_features.states import States
-from amalgam.stages.fit_statistics import statistics
-from amalgam.stages.fit_statistics.asked import MEASURES
-from amalgam.stages.fit_statistics.confidence import among
-from amalgam.stages.fit_statistics.fitting import surest
+from amalgam.stages.common.reference_texts import MEASURES
+from amalgam.stages.common.states.read import States
+from amalgam.stages.fit_statistics import domain_scores as statistics
+from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
+from amalgam.stages.fit_statistics.fit import among, surest
 from amalgam.stages.fit_statistics.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics.stage import notes
-from amalgam.stages.fit_statistics.statistics import Statistics, folds_of, scores_of
 
 MD = 1
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from amalgam.pipeline.objective import Objective as Said
-from amalgam.stages.fine_tuning.learner import WeightedKL
+from amalgam.pipeline.config.schema import Objective as Said
+from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.train_student.objectives.states import Setting
 from amalgam.stages.train_student.objectives.stratanet import GUARD, ByStrata, Strata
 from amalgam.tests.stages.test_state_objectives import KL, SURE, batch, fill, states

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from amalgam.data.labels import cut_in_groups, union_of
-from amalgam.pipeline.experiment import Targets
-from amalgam.stages.build_targets.evidence import Evidence
-from amalgam.stages.build_targets.rules import rule
-from amalgam.stages.build_targets.uncertainty import MEASURES, confidence, sums_over_passes
+from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.build_targets.target_rules import rule
+from amalgam.stages.common.answers.evidence import Evidence
+from amalgam.stages.common.answers.uncertainty import MEASURES, confidence, sums_over_passes
 
 LN2, LN3 = math.log(2), math.log(3)
 

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.cache_teachers.teacher import DROPOUT_OFF, Rows, Teacher, apply_rate
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.models.loading import apply_rate
 from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
 
 

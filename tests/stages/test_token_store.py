@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from amalgam.data.tokens import Ragged, TokenRows, encode, join, speaks_plainly
-from amalgam.pipeline.stage import Run
-from amalgam.stages import token_store
-from amalgam.stages.library.session import open_run
-from amalgam.stages.models.encoder import encoder_files
-from amalgam.stages.models.loading import load_tokenizer
-from amalgam.stages.read_corpus.parts import fields, part_of, read_bucket
-from amalgam.stages.teachers import teachers_of
-from amalgam.stages.token_store import tokenizer_digest, tokens_of
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.app.session import open_run
+from amalgam.stages.common import token_cache as token_store
+from amalgam.stages.common.corpus import fields, part_of, read_bucket
+from amalgam.stages.common.encoders import encoder_files
+from amalgam.stages.common.models.loading import load_tokenizer
+from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.common.token_cache import tokenizer_digest, tokens_of
 from amalgam.tests.stages.tiny_models import word_tokenizer
 from amalgam.tests.workshop import Shop, flip
 

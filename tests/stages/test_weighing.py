@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.cache_features.pooling import mean_over_tokens
-from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_side, smoothed
-from amalgam.stages.weigh_teachers.signals import (
+from amalgam.stages.common.states.encoder import mean_over_tokens
+from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
     agreement,
@@ -19,8 +18,9 @@ from amalgam.stages.weigh_teachers.signals import (
     speaking_against,
     together,
 )
-from amalgam.stages.weigh_teachers.weighing import Weighing, by_confidence, mixture, standard, standardised
-from amalgam.stages.weigh_teachers.weights import (
+from amalgam.stages.weigh_teachers.mixture import Weighing, by_confidence, mixture, standard, standardised
+from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_side, smoothed
+from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
     agreed,

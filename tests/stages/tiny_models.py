@@ -99,7 +99,7 @@ def tiny(
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from amalgam.stages.cache_teachers.teacher import apply_rate
+    from amalgam.stages.common.models.loading import apply_rate
 
     config = tiny_config(kind, labels, **settings)
     if rate is not None:

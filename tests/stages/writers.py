@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from amalgam.stages.cache_teachers.teacher import Teacher
-from amalgam.stages.generate.choice import Drawing
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
+from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.noise import text_word
+from amalgam.stages.generate.lazy_sampling import Drawing
 from amalgam.stages.generate.scoring import Scorer
-from amalgam.stages.generate.writing import Order, Steering, Writer, Written
 from amalgam.tests.stages.tiny_models import tiny, tiny_language_model
 
 LONGEST = 40

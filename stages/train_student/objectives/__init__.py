@@ -1,1 +1,1 @@
-"""What a student minimises: a few lines or a small module each, by the name that the experiment gives."""
+"""Training objectives by name."""

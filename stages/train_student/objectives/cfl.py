@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 10.0, 10.0)
+
 BANDWIDTHS = (0.001, 0.01, 0.05, 0.1, 0.2, 1.0, 2.0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
 from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
 from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 1.0, 0.0)

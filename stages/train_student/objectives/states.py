@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from amalgam.stages.cache_features.blocks import in_blocks
-from amalgam.stages.cache_features.pooling import mean_over_tokens
+from amalgam.stages.common.states.encoder import mean_over_tokens
+from amalgam.stages.common.states.write import in_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from amalgam.pipeline.objective import Objective as Said
-    from amalgam.stages.cache_features.states import States
-    from amalgam.stages.fine_tuning.batches import Rows
-    from amalgam.stages.fine_tuning.learner import Objective
+    from amalgam.pipeline.config.schema import Objective as Said
+    from amalgam.stages.common.inference.batches import RowNumbers
+    from amalgam.stages.common.states.read import States
+    from amalgam.stages.common.training.learner import Objective
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StateLearning(nn.Module):
         self.by_token = setting.said.grain == "tokens"
         self.blocks = 1 if self.last_block_alone else setting.states[0].blocks
 
-    def beside(self, rows: Rows) -> dict[str, torch.Tensor]:
+    def beside(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
         blocks = slice(-1, None) if self.last_block_alone else slice(None)
         taken = [torch.from_numpy(states.take(rows, blocks)) for states in self.held]
         return {f"teacher {place}": values for place, values in enumerate(taken)}

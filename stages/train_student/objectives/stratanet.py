@@ -13,15 +13,18 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from amalgam.stages.fine_tuning.learner import Objective
+from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.states import Setting, StateLearning, exactly
 
 if TYPE_CHECKING:
-    from amalgam.stages.fine_tuning.batches import Rows
+    from amalgam.stages.common.inference.batches import RowNumbers
+
 
 GUARD = 1.0
+
 HEADS = 8
 """Of attention; fewer where they do not divide the width."""
+
 WIDER = 4
 """How much wider the Transformer layer is inside."""
 
@@ -71,7 +74,7 @@ class ByStrata(StateLearning):
         self.maps = nn.ModuleList(nn.Linear(setting.width, setting.width) for _ in range(self.blocks))
         self.heads = nn.ModuleList(nn.Linear(setting.width, setting.labels) for _ in range(self.blocks))
 
-    def beside(self, rows: Rows) -> dict[str, torch.Tensor]:
+    def beside(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
         return {**super().beside(rows), "confidence": torch.from_numpy(self.confidence[rows])}
 
     def amalgamated(self, batch: dict[str, Any]) -> list[torch.Tensor]:

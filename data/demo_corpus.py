@@ -1,0 +1,209 @@
+"""The embedded corpus: short English texts about eight topics, made by a grammar, offline and seeded.
+
+Each text is about one topic, strays into another, and uses words that several topics share; the label is the
+topic that more of its words are drawn from, on average. So some texts are truly ambiguous, and no model gets them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from random import Random
+from typing import Literal, get_args
+
+from amalgam.data.demo_words import (
+    ADJECTIVES,
+    ANYWHERE,
+    SHARED_DEEDS,
+    SHARED_PEOPLE,
+    SHARED_PLACES,
+    SHARED_THINGS,
+    TIMES,
+    TOPICS,
+)
+from amalgam.pipeline.errors import ExperimentError
+
+__all__ = ["Part", "generate", "mixture", "topics"]
+
+
+Part = Literal["train", "validation", "test"]
+
+
+# How ambiguous. Set so that gold labels teach a student about 0.9 and the teachers' pooled logits are clearly below;
+# no method's result had a say.
+FROM_TOPIC = 0.60  # of the words: the topic's
+
+FROM_STRAY = 0.10  # another topic's; what is left belongs to none
+
+SHARED = 0.25  # of the words of a topic, how many may as well be another's
+
+OWN_DEED = 0.50  # of the objects of a topic, how many come with a verb of that topic
+
+WITH_ADJECTIVE = 0.30
+
+
+# Which part a text belongs to is read off the text itself, so no two seeds can share a text across parts.
+_SLICES: dict[str, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+
+
+# Sentences that can stand anywhere, and those that only open a text or follow a full stop.
+_PLAIN = (
+    "the {people} {acts} {places}",
+    "the {people} {acts} and {acts}",
+    "the {people} and the {people} {acts} {times}",
+    "nobody {acts} {places}",
+    "there was a word about the {things} when the {people} {acts}",
+    "the {adjectives} {things} and the {things} were {places}",
+)
+
+_OPENING = (
+    "{times}, the {people} {acts}",
+    "{places}, the {people} {acts}",
+    "it was the {things}, not the {things}, that the {people} {minds}",
+)
+
+_JOINTS = (". ", ". ", ". ", ", and ", ", but ", ", while ", ", because ", " after ", " before ")
+
+_LENGTHS = range(8, 36)
+
+_SLOT = re.compile(r"\{(\w+)\}")
+
+
+def topics() -> list[str]:
+    """The eight labels, sorted by name."""
+    return sorted(TOPICS)
+
+
+def generate(n: int, seed: int, part: Part = "train") -> list[tuple[str, str]]:
+    """The first n distinct (text, label) of a part: a pure function, where a smaller n is a prefix of a larger one.
+
+    Labels come evenly. A text of one part never occurs in another, whatever the seeds.
+    """
+    if part not in get_args(Part):
+        raise ExperimentError(f"no part {part!r} of the synthetic corpus", fix=f"one of {', '.join(get_args(Part))}")
+    rng = Random(f"amalgam-synthetic/{part}/{seed}")  # noqa: S311 - not a secret: a seeded corpus
+    labels = _even_labels(rng)
+    seen: set[str] = set()
+    rows: list[tuple[str, str]] = []
+    while len(rows) < n:
+        label = next(labels)
+        text = next(text for text in _texts(rng, label) if _in_part(text, part) and text not in seen)
+        seen.add(text)
+        rows.append((text, label))
+    return rows
+
+
+def mixture(n: int, seed: int) -> list[str]:
+    """The first n distinct general texts: the same sentences about nothing, where a word is as often of no topic as it
+    is of one elsewhere, and else of a topic of its own, whatever stands beside it. So they have no label, and say
+    nothing of which words belong together. None is a text of `test` or `validation`.
+    """
+    rng = Random(f"amalgam-mixture/{seed}")  # noqa: S311 - not a secret: a seeded corpus
+    found: dict[str, None] = {}
+    while len(found) < n:
+        text = _Mixer(rng, "", "").text()
+        if len(text.split()) in _LENGTHS and _in_part(text, "train"):
+            found[text] = None
+    return list(found)
+
+
+def _even_labels(rng: Random) -> Iterator[str]:
+    while True:
+        yield from rng.sample(topics(), k=len(TOPICS))
+
+
+def _in_part(text: str, part: Part) -> bool:
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 10 in _SLICES[part]
+
+
+def _texts(rng: Random, topic: str) -> Iterator[str]:
+    """Texts of the wanted lengths that say something of their topic, for as long as they are asked for."""
+    while True:
+        stray = rng.choice([other for other in topics() if other != topic])
+        writer = _Writer(rng, topic, stray)
+        text = writer.text()
+        if writer.on_topic and len(text.split()) in _LENGTHS:
+            yield text
+
+
+class _Writer:
+    """Fills the slots of one text, no word or form twice, and counts the words that came from its topic."""
+
+    def __init__(self, rng: Random, topic: str, stray: str) -> None:
+        self.rng, self.topic, self.stray = rng, topic, stray
+        self.used: set[str] = set()
+        self.on_topic = 0
+
+    def text(self) -> str:
+        text = self._sentence(_PLAIN + _OPENING)
+        for _ in range(self.rng.choice((0, 1, 1, 2))):
+            joint = self.rng.choice(_JOINTS)
+            text += joint + self._sentence(_PLAIN + _OPENING if joint == ". " else _PLAIN)
+        return re.sub(r"(^|\. )([a-z])", lambda found: found[1] + found[2].upper(), text) + "."
+
+    def _sentence(self, forms: tuple[str, ...]) -> str:
+        return _SLOT.sub(lambda slot: self._fill(slot[1]), self._pick(forms))
+
+    def _pick(self, words: Sequence[str]) -> str:
+        word = self.rng.choice([word for word in words if word not in self.used] or words)
+        self.used.add(word)
+        return word
+
+    def _fill(self, slot: str) -> str:
+        match slot:
+            case "times":
+                return self._pick(TIMES)
+            case "adjectives":
+                return self._pick(ADJECTIVES)
+            case "minds":
+                return self._pick(ANYWHERE.deeds)
+            case "acts":
+                return self._act(self._source())
+            case _:
+                return self._word(slot, self._source())
+
+    def _act(self, source: str | None) -> str:
+        """A deed and its object from one source, so that `the chef fried the onion` and `mentioned the onion`."""
+        deed = self._word("deeds", source if self.rng.random() < OWN_DEED else None)
+        adjective = f"{self._pick(ADJECTIVES)} " if self.rng.random() < WITH_ADJECTIVE else ""
+        return f"{deed} the {adjective}{self._word('things', source)}"
+
+    def _source(self) -> str | None:
+        draw = self.rng.random()
+        if draw < FROM_TOPIC:
+            return self.topic
+        return self.stray if draw < FROM_TOPIC + FROM_STRAY else None
+
+    def _word(self, kind: str, source: str | None) -> str:
+        if source is None:
+            return self._pick(getattr(ANYWHERE, kind))
+        self.on_topic += source == self.topic
+        shared = _SHARED[kind][source]
+        return self._pick(shared if self.rng.random() < SHARED else getattr(TOPICS[source], kind))
+
+
+class _Mixer(_Writer):
+    """Which topic, if any, is drawn anew for each word."""
+
+    def _word(self, kind: str, source: str | None) -> str:  # noqa: ARG002  whose it would be does not matter
+        mixed = self.rng.choice(topics()) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None
+        return super()._word(kind, mixed)
+
+
+def _by_topic(shared: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = defaultdict(list)
+    for word, sharing in shared.items():
+        for topic in sharing:
+            words[topic].append(word)
+    return words
+
+
+_SHARED: dict[str, dict[str, list[str]]] = {
+    "people": _by_topic(SHARED_PEOPLE),
+    "deeds": _by_topic(SHARED_DEEDS),
+    "things": _by_topic(SHARED_THINGS),
+    "places": _by_topic(SHARED_PLACES),
+}

@@ -1,0 +1,1 @@
+"""The experiment file: schema, checks, reading, template."""

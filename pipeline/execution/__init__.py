@@ -1,0 +1,1 @@
+"""Planning and running stages: in one process, several, or on a Ray cluster."""

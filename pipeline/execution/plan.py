@@ -1,0 +1,146 @@
+"""What is current, what is not, and why: from manifests and digests alone. No text is read, no model loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.execution.stage import Identity, NotKnownYetError, Run, Stage, Unit, undone
+from amalgam.pipeline.execution.versions import library_versions, version_warnings
+from amalgam.pipeline.storage.fingerprint import differences, fingerprint
+from amalgam.pipeline.storage.store import MANIFEST, StoredFile
+
+Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
+
+State = Literal["current", "partial", "missing"]
+
+
+@dataclass(frozen=True)
+class StageState:
+    stage: str
+    state: State
+    reason: Reason | None
+    detail: str
+    done: int | None
+    """Units there; None while what the stage works on is not known yet."""
+    total: int | None
+    fingerprint: str | None
+    warnings: tuple[str, ...] = ()
+    missing: tuple[Unit, ...] = ()
+    """The units that are not there, where they are known."""
+    after: tuple[str, ...] = ()
+    """The stages whose results it is made of, as far as they are known."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "state": self.state,
+            "reason": self.reason,
+            "detail": self.detail,
+            "units": {"done": self.done, "total": self.total},
+            "fingerprint": self.fingerprint,
+            "warnings": list(self.warnings),
+            "after": list(self.after),
+        }
+
+
+def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
+    """The state of every wanted stage; what is current becomes known to those after it.
+
+    A damaged file that is met while looking is set aside, and then simply missing: at whatever stage it was written.
+    """
+    damaged = set[str]()
+    while True:
+        try:
+            return _looked_at(stages, run)
+        except DamagedError as damage:
+            if damage.path in damaged:
+                raise
+            damaged.add(damage.path)
+            run.console.note(f"{damage.what}; quarantined")
+            run.results.clear()
+            run.memory.clear()
+
+
+def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
+    states = list[StageState]()
+    for stage in stages:
+        if stage.wanted(run.experiment):
+            run.asked.clear()
+            state = examine(stage, run)
+            before = tuple(one.stage for one in states if one.stage in run.asked)
+            states.append(replace(state, after=before))
+    return states
+
+
+def examine(stage: Stage, run: Run) -> StageState:
+    try:
+        identity = identity_of(stage, run)
+    except NotKnownYetError as unknown:
+        return _waiting(stage, run, unknown.stage)
+    name = fingerprint(identity)
+    manifest = run.store.manifest(stage.name, name)
+    faults = run.store.absent(manifest) if manifest else []
+    if manifest and not faults:
+        run.results[stage.name] = (name, manifest)
+        count = int(manifest.facts.get("units", 1))
+        return StageState(stage.name, "current", None, "", count, count, name, tuple(version_warnings(manifest)))
+    run.results.pop(stage.name, None)
+    units = stage.units(run, run.store.folder(stage.name, name))
+    reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
+    missing = tuple(undone(run, [unit for unit in units if not unit.there]))
+    done = len(units) - len(missing)
+    state: State = "partial" if done else "missing"
+    return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)
+
+
+def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
+    said: Identity = stage.identity(run)
+    identity = {
+        "stage": stage.name,
+        "version": stage.VERSION,
+        "config": dict(said.config),
+        "inputs": dict(said.inputs),
+        "upstream": dict(said.upstream),
+    }
+    if run.experiment.execution.versions == "strict":
+        identity["libraries"] = library_versions()
+    return identity
+
+
+def _waiting(stage: Stage, run: Run, upstream: str) -> StageState:
+    reason: Reason = "upstream" if stage.name in run.store.head() else "first-run"
+    return StageState(stage.name, "missing", reason, f"after {upstream}", None, None, None)
+
+
+def _reason(
+    stage: Stage, run: Run, name: str, identity: dict[str, Any], fault: tuple[StoredFile, str] | None
+) -> tuple[Reason, str]:
+    if fault is not None:
+        file, kind = fault
+        return ("missing" if kind == "missing" else "damaged"), f"{file.path} is {kind}"
+    before = run.store.head().get(stage.name, {}).get("fingerprint")
+    if before is None:
+        return "first-run", ""
+    if before == name:
+        there = run.store.has(run.store.folder(stage.name, name) / MANIFEST)
+        return ("damaged", f"{MANIFEST} cannot be read") if there else ("missing", f"{MANIFEST} is missing")
+    old = run.store.manifest(stage.name, before)
+    if old is None:
+        return "missing", "the previous result is no longer there"
+    return explain_change(old.identity, identity)
+
+
+def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reason, str]:
+    if old.get("version") != new.get("version"):
+        return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
+    parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
+    for reason, part in parts:
+        found = list(differences(old.get(part, {}), new.get(part, {})))
+        if found:
+            rest = f" (+{len(found) - 1} more)" if len(found) > 1 else ""
+            return reason, f"{found[0][0]}: {found[0][1]}{rest}"
+    changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
+    return "upstream", "; ".join(changed)

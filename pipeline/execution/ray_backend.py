@@ -1,0 +1,315 @@
+"""Units as tasks of a Ray cluster: results travel through the workspace, and only receipts through Ray.
+
+Tasks, not actors: when a node is gone, its tasks go elsewhere. A unit that kills its worker again and again is
+written down and left out; the others go on, and the run ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    TaskUnschedulableError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
+from amalgam.pipeline.execution.share import Share
+from amalgam.pipeline.execution.stage import Run, Stage, Unit, undone
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.backend import TEMPORARY
+from amalgam.pipeline.storage.file_digests import FileDigests
+from amalgam.pipeline.storage.store import open_store
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the nodes."""
+
+GONE = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError)
+
+_entering = threading.Lock()
+"""Students of a sweep may be the first to need the cluster, several at once."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a node must have in common with the driver: its storage, known by a mark, and its versions."""
+
+    workspace: str
+    mark: str
+    nonce: str
+    versions: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def common_ground(run: Run) -> Iterator[Ground]:
+    """The mark stands while units are out: nodes that join later look for it too."""
+    nonce = uuid.uuid4().hex
+    place = run.store.place
+    ground = Ground(place.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
+    place.replace(ground.mark, nonce)
+    try:
+        yield ground
+    finally:
+        place.remove([ground.mark])
+
+
+def look_around(ground: Ground) -> ExperimentError | None:
+    """On a node: why it cannot work with us."""
+    name, here = socket.gethostname(), library_versions()
+    if open_store(ground.workspace, Path("/")).place.read(ground.mark) != ground.nonce.encode():
+        return ExperimentError(
+            f"node {name} does not see this workspace",
+            where=ground.workspace,
+            fix="put it on a disk that all nodes share: execution.workspace=DIR",
+        )
+    if here != ground.versions:
+        other = [
+            f"{key} {value} (here {ground.versions.get(key)})"
+            for key, value in here.items()
+            if ground.versions.get(key) != value
+        ]
+        return ExperimentError(
+            f"node {name} has {', '.join(other)}",
+            fix="the same versions everywhere: `amalgam doctor` shows those of this machine",
+        )
+    return None
+
+
+class Cluster:
+    def __init__(self, run: Run) -> None:
+        execution = run.experiment.execution
+        self._needs = {"CPU": execution.cpus, "GPU": execution.gpus}
+        self._console = run.console
+        self._looked, self._slots = 0.0, 0
+        self._nodes: dict[str, str] = {}
+        self.share: dict[str, Any] = {"num_cpus": execution.cpus, "num_gpus": execution.gpus}
+        """Of a node, for one task."""
+        self._look()
+
+    def slots(self) -> int:
+        """Tasks that can run at once, as of some seconds ago: nodes come and go."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
+        return max(self._slots, 1)
+
+    def _look(self) -> None:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        now = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in alive}
+        for gone in self._nodes.keys() - now.keys():
+            self._console.note(f"node {self._nodes[gone]} ({gone[:8]}) is gone; {len(now)} left")
+        self._nodes, self._looked = now, time.monotonic()
+        needs = {name: amount for name, amount in self._needs.items() if amount}
+        self._slots = sum(min(int(node["Resources"].get(name, 0) / needs[name]) for name in needs) for node in alive)
+
+    def node_of(self, lost: Exception) -> str:
+        """Of a task that was lost, where Ray says it: some seconds before its list of nodes does."""
+        found = re.search(r"node ID: (\w+)", str(lost))
+        return f" on node {self._nodes.get(found[1], 'unknown')}, {found[1][:8]}" if found else ""
+
+    def check(self, ground: Ground) -> None:
+        if not self._slots:
+            raise ExperimentError(
+                f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
+                where="execution.cpus, execution.gpus",
+                fix="ask for less, or start a node that has them",
+            )
+        _check_nodes(ground, self._nodes)
+
+
+def attached(run: Run, ground: Ground) -> Cluster:
+    """Once for all stages of a run."""
+    if "cluster" not in run.memory:
+        address = run.experiment.execution.address or "auto"
+        with _entering:
+            if not ray.is_initialized():
+                _enter(address)
+        cluster = Cluster(run)
+        cluster.check(ground)
+        run.memory["cluster"] = cluster
+    found: Cluster = run.memory["cluster"]
+    return found
+
+
+def _enter(address: str) -> None:
+    """Ray tries for minutes where nobody listens, and takes SIGTERM for itself: neither is wanted."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        host, _, port = address.rpartition(":")
+        if port.isdigit():
+            socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    except OSError as error:
+        raise ExperimentError(
+            f"no Ray cluster at {address}",
+            where="execution.address",
+            fix="`ray start --head` starts one here; execution.address=HOST:PORT names another",
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _check_nodes(ground: Ground, nodes: Iterable[str]) -> None:
+    look = ray.remote(num_cpus=0)(look_around)
+    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    for answer in [look.options(scheduling_strategy=place).remote(ground) for place in there]:
+        with contextlib.suppress(*GONE, TaskUnschedulableError):  # a node that vanishes meanwhile need not agree
+            if (refusal := ray.get(answer)) is not None:
+                raise refusal
+
+
+KILLS = 3
+"""Workers that one unit alone may kill before it is left out."""
+
+TASK_UNITS = 8
+"""At most so many units in a task: a lost worker costs no more than these."""
+
+AHEAD = 2
+"""Tasks in flight for each that can run: a worker never waits for the driver."""
+
+POLL_SECONDS = 0.5
+
+LOST = (*GONE, OutOfMemoryError)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker must know to do units of one stage; the same for all tasks of it."""
+
+    stage: Stage
+    experiment: ExperimentFile
+    base: Path
+    overrides: Mapping[str, Any]
+    fingerprints: dict[str, str]
+    name: str
+    ground: Ground
+
+
+def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
+    """Return when every unit is committed, or could not be."""
+    if units:
+        with common_ground(run) as ground:
+            _fly(stage, run, units, ground)
+
+
+def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: Ground) -> None:
+    cluster = attached(run, ground)
+    # Said here, not later: a worker with a GPU would otherwise end with each task, and its teacher with it.
+    task = ray.remote(max_calls=0)(do_units).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
+    job = ray.put(_job_of(stage, run, ground))
+    waiting = deque(_batches(units, TASK_UNITS if cluster.slots() * AHEAD * TASK_UNITS <= len(units) else 1))
+    flying: dict[Any, list[Unit]] = {}
+    kills: Counter[str] = Counter()
+    given_up: list[Unit] = []
+    try:
+        while waiting or flying:
+            room = cluster.slots() * AHEAD
+            while waiting and len(flying) < room:
+                batch = waiting.popleft()
+                flying[task.remote(job, batch)] = batch
+            run.signals.check()
+            for done in ray.wait(list(flying), timeout=POLL_SECONDS)[0]:
+                batch = flying.pop(done)
+                again = _settle(done, batch, run, kills, cluster)
+                given_up += [unit for unit in again if kills[unit.name] >= KILLS]
+                waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
+    finally:
+        for task in flying:
+            ray.cancel(task, force=True)
+    if given_up:
+        raise _left_out(stage, run, given_up)
+
+
+def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
+    """What must be done again, each by itself: only then is it known which unit it was that killed a worker."""
+    try:
+        refusal: AmalgamError | None = ray.get(done)
+    except LOST as lost:
+        again = undone(run, batch)
+        if len(batch) == 1:
+            kills.update(unit.name for unit in again)
+        said = f"{type(lost).__name__}{cluster.node_of(lost)}"
+        run.console.note(f"a worker was lost ({said}); {len(again)} unit(s) go to others")
+        run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
+        return again
+    if refusal is not None:
+        raise refusal
+    run.console.advance(sum(unit.size for unit in batch))
+    return []
+
+
+def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
+    folder = run.store.root / "left-out"
+    for unit in units:
+        said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.texts(run, unit)}
+        run.store.replace(folder / f"{stage.name}-{unit.name}.json", said)
+    return WorkError(
+        f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "
+        + ", ".join(unit.name for unit in units[:10]),
+        where=run.store.where(folder),
+        fix="the keys of their texts are there: look at those, then run the same command again",
+    )
+
+
+def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
+    """Neighbours together: they are of the same teacher."""
+    for start in range(0, len(units), size):
+        yield list(units[start : start + size])
+
+
+def _job_of(stage: Stage, run: Run, ground: Ground) -> Job:
+    known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
+    return Job(stage, run.experiment, run.base, dict(run.overrides), known, uuid.uuid4().hex, ground)
+
+
+# ---- on a worker
+
+_opened: dict[str, Run] = {}
+"""The run of the latest job, with the teacher it has loaded."""
+
+
+def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
+    """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
+    try:
+        run = _run_for(job)
+        job.stage.run_units(run, undone(run, units))
+    except AmalgamError as error:
+        return error
+    return None
+
+
+def _run_for(job: Job) -> Run:
+    if job.name not in _opened:
+        _opened.clear()
+        refusal = look_around(job.ground)  # a node that joined later was not asked yet
+        if refusal is not None:
+            raise refusal
+        store = open_store(job.ground.workspace, job.base)
+        digests = FileDigests(store.root / "digests.json")
+        run = Run(job.experiment, job.base, store, Console(quiet=True), Share(), digests, job.overrides)
+        for stage, name in job.fingerprints.items():
+            manifest = store.manifest(stage, name)
+            if manifest is None:
+                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.ground.workspace)
+            run.results[stage] = (name, manifest)
+        job.stage.prepare(run)
+        _opened[job.name] = run
+    return _opened[job.name]

@@ -1,0 +1,61 @@
+"""What a disk may do in the middle of the work: fail for a moment, or be full."""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from amalgam.pipeline.errors import DiskFullError, WorkError
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.execution.stage import Run
+
+
+PASSING = (errno.EIO, errno.ESTALE)
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+RETRIES = 3
+
+
+def patiently(work: Callable[[], None], run: Run, what: str) -> None:
+    """What passes by itself (a network mount that hiccups) is tried again; a full disk ends the run at once."""
+    for attempt in range(1, RETRIES + 1):
+        try:
+            return work()
+        except Exception as error:
+            if is_full(error):
+                raise disk_full(run, what) from error
+            if not isinstance(error, OSError) or error.errno not in PASSING:
+                raise
+            if attempt == RETRIES:
+                raise WorkError(
+                    f"{what}: {error.strerror}, {RETRIES} times",
+                    where=str(error.filename or run.store.root),
+                    fix="check the disk or the mount, then run the same command again",
+                ) from error
+            run.console.note(f"{what}: {error.strerror}; trying again ({attempt} of {RETRIES})")
+            time.sleep(0.1 * 4**attempt)
+    return None
+
+
+def is_full(error: Exception) -> bool:
+    """What writes for us in Rust, as safetensors does, tells the number in its text alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return said is not None and int(said[1]) in FULL
+
+
+def disk_full(run: Run, what: str) -> DiskFullError:
+    import shutil
+
+    free = shutil.disk_usage(run.store.root).free / 1e9
+    return DiskFullError(
+        f"{what}: the disk is full ({free:.1f} GB free)",
+        where=str(run.store.root),
+        fix="make room, or `amalgam gc`, then run the same command again: what was committed stays",
+    )

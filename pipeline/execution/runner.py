@@ -1,0 +1,192 @@
+"""Brings a stage and what it needs up to date, and says what it reused and why it ran."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.execution.plan import StageState, examine, identity_of
+from amalgam.pipeline.execution.retry import disk_full, is_full
+from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Stage, Unit, undone
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.execution.workers import run_units, wait_until
+from amalgam.pipeline.storage.store import MANIFEST, Record
+
+WORK = "WORK.json"
+
+MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
+
+
+class PartDoneError(Exception):
+    """Our share of a stage is done, others' is not: not a fault, but nothing further can run here."""
+
+    def __init__(self, state: StageState) -> None:
+        super().__init__(state.stage)
+        self.state = state
+
+
+def bring_up_to_date(
+    stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
+) -> list[StageState]:
+    """Run what is not current, up to `target` (or everything). The states returned are those found on arrival."""
+    run.store.place.check()  # before any model loads
+    for mending in range(MENDINGS + 1):
+        try:
+            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not mending)
+        except DamagedError as damage:
+            if mending == MENDINGS:
+                raise
+            run.results.clear()
+            run.memory.clear()
+            run.console.note(f"{damage.what}; quarantined, recomputing what is missing")
+    raise AssertionError  # the loop returns or raises
+
+
+def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
+    wanted = [stage for stage in stages if stage.wanted(run.experiment)]
+    names = [stage.name for stage in wanted]
+    if target is not None and target not in names:
+        raise ExperimentError(f"this experiment has no stage {target}", fix=f"its stages: {', '.join(names)}")
+    return wanted if target is None else wanted[: names.index(target) + 1]
+
+
+def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
+    states = []
+    waiting = _prepared(stages, run)
+    for stage in stages:
+        ours = stage.name == target or target is None
+        if stage.name in waiting:
+            stage.prepare(run)
+        state = examine(stage, run)
+        if force and ours:
+            state = _forced(stage, run, state)
+        states.append(state)
+        if state.state == "current":
+            run.console.reused(state)
+            _say_warnings(run, state)
+        elif only and not ours:
+            raise ExperimentError(
+                f"{stage.name} is not up to date ({state.reason}{': ' + state.detail if state.detail else ''})",
+                fix=f"run `amalgam {stage.name}` first, or leave --only out",
+            )
+        else:
+            _run_stage(stage, run, state)
+        if run.share.leads:
+            run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
+            stage.deliver(run, run.result(stage.name), fresh=state.state != "current")
+    return states
+
+
+def _prepared(stages: list[Stage], run: Run) -> set[str]:
+    """A last stage's missing model is told before a first one works for hours; those that need others' results wait."""
+    waiting = set()
+    for stage in stages:
+        try:
+            stage.prepare(run)
+        except NotKnownYetError:
+            waiting.add(stage.name)
+    return waiting
+
+
+def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
+    name = state.fingerprint
+    if name is None:
+        raise AssertionError(f"{stage.name} was reached before what it needs")  # stages stand in order
+    folder = run.store.folder(stage.name, name)
+    _set_damage_aside(stage, run, name)
+    units = list(stage.units(run, folder))
+    run.console.starting(state)
+    run.ran.add(stage.name)
+    began = time.monotonic()
+    try:
+        while True:
+            if not run_units(stage, run, units):
+                done = len(units) - len(undone(run, units))
+                raise PartDoneError(replace(state, done=done, total=len(units)))
+            further = list(stage.further(run, folder))
+            units = further or units
+            if not further or not undone(run, further):
+                break
+        if run.share.leads or run.share.kind == "part":
+            _remember_work(run, folder, time.monotonic() - began, found=state.done or 0, total=len(units))
+            _finish(stage, run, name, list(_committed(stage, run, units)))
+        else:
+            wait_until(lambda: _complete(run, stage, name), stage, run, units)
+    except OSError as error:
+        raise _storage_error(run, stage, error) from error
+    manifest = run.store.manifest(stage.name, name)
+    if manifest is None:
+        raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
+    run.results[stage.name] = (name, manifest)
+    run.console.finished(state, time.monotonic() - began, run.store.where(folder))
+
+
+def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:
+    """What the result cost when it was made: beside the manifest, since it is no part of the result, and before it, so
+    that it stands wherever we are killed. The first word stands: a manifest that is written again costs nothing.
+    """
+    facts = {"seconds": round(seconds, 3), "units": total, "found": found}
+    run.store.commit(folder / WORK, Record("work", (), facts))
+
+
+def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
+    """Files of another size than was written are kept for a person to look at; the work is done again."""
+    manifest = run.store.manifest(stage.name, name) if run.share.leads else None
+    for file, fault in run.store.absent(manifest) if manifest else []:
+        if fault != "missing":
+            run.store.quarantine(run.store.path(file))
+            run.console.note(f"{file.path} is {fault}; quarantined")
+
+
+def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record]:
+    """The units' records; one that is gone again must not be left out of the manifest in silence."""
+    for folder, mine in groupby(units, key=lambda unit: unit.folder):
+        names = [unit.name for unit in mine]
+        there = run.store.units(folder, names)
+        for name in names:
+            if name not in there:
+                raise DamagedError(f"{stage.name} {name} is gone", path=str(folder / f"{name}.json"))
+            yield there[name]
+
+
+def _complete(run: Run, stage: Stage, name: str) -> bool:
+    manifest = run.store.manifest(stage.name, name)
+    return manifest is not None and not run.store.absent(manifest)
+
+
+def _finish(stage: Stage, run: Run, name: str, records: list[Record]) -> None:
+    folder = run.store.folder(stage.name, name)
+    facts = {**stage.finish(run, folder, records), "units": len(records)}
+    files = tuple(file for record in records for file in record.files)
+    made = {"libraries": library_versions()}
+    run.store.commit(folder / MANIFEST, Record(stage.name, files, facts, made, identity_of(stage, run)))
+
+
+def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
+    """Set the standing result aside, so that it is made again."""
+    if state.fingerprint is None:
+        return state
+    folder = run.store.folder(stage.name, state.fingerprint)
+    run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
+    run.results.pop(stage.name, None)
+    fresh = examine(stage, run)
+    return replace(fresh, reason="forced", detail="--force")
+
+
+def _say_warnings(run: Run, state: StageState) -> None:
+    for warning in state.warnings:
+        run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+
+
+def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
+    if is_full(error):
+        return disk_full(run, stage.name)
+    return AmalgamError(
+        f"{stage.name}: {error.strerror or error}",
+        where=str(error.filename or run.store.root),
+        fix="mend it and run the same command again: what was committed stays",
+    )

@@ -1,0 +1,1 @@
+"""The workspace: records, digests, and the backends that hold the bytes."""

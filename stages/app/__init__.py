@@ -1,0 +1,1 @@
+"""What the commands and `from amalgam import Experiment` do; above all stages."""

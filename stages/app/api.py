@@ -1,0 +1,302 @@
+"""`amalgam.Experiment`: an experiment file with its workspace, to plan, run and look into from Python.
+
+What the file says is `experiment.said`, of the class that pipeline/config/schema.py defines; results are lazy frames.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.plan import StageState, identity_of, plan
+from amalgam.pipeline.execution.runner import PartDoneError, bring_up_to_date
+from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Stage
+from amalgam.pipeline.storage.fingerprint import differences
+from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app.session import open_run, working
+from amalgam.stages.methods import PRESETS
+from amalgam.stages.registry import STAGES
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from amalgam.pipeline.config import schema as sections
+    from amalgam.stages.app.cost.estimate import Bill
+
+
+Overrides = Mapping[str, Any] | Iterable[str]
+
+PARTS = ("train", "validation", "test")
+
+
+class Experiment:
+    """What the commands do, each a method: running again is resuming, and what is current never runs again.
+
+    `experiment.run()`, then `experiment.targets`, `.answers("a-teacher")`, `.texts("test")`, `.evaluation`.
+    """
+
+    def __init__(self, path: Path, overrides: Sequence[str], console: Console, part: str | None = None) -> None:
+        self._path, self._overrides, self._console, self._part = path, overrides, console, part
+        self._loaded, self._run = self._open()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path = "amalgam.yaml",
+        overrides: Overrides = (),
+        *,
+        texts: Mapping[str, Any] | None = None,
+        quiet: bool = False,
+    ) -> Self:
+        """`overrides`: {"targets.temperature": 0.5}, or ["targets.temperature=0.5"] as on the command line.
+
+        `quiet`: neither progress nor the report's table is shown.
+        `texts`: {"train": ..., "test": ...}, in the place of the file's own: a datasets.Dataset, a frame of Polars or
+        pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
+        """
+        said = _spelled(overrides)
+        if texts:
+            said += _written(Path(path), said, texts)
+        return cls(Path(path), said, Console(quiet=True, out=io.StringIO()) if quiet else Console())
+
+    @property
+    def said(self) -> sections.ExperimentFile:
+        """What the file and the overrides say, defaults included."""
+        return self._loaded.experiment
+
+    @property
+    def workspace(self) -> Path:
+        return self._run.store.root
+
+    @property
+    def student(self) -> Path:
+        """The folder of the finished student: a plain Hugging Face folder."""
+        folder = self._loaded.base / "students" / self.said.student.name
+        if not folder.is_dir():
+            raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
+        return folder
+
+    @property
+    def report(self) -> Path:
+        """The report's page; its numbers lie beside it, as JSON."""
+        from amalgam.stages.report.publish import ROOM, page_name
+
+        return self._loaded.base / ROOM / f"{page_name(self._run)}.html"
+
+    def plan(self) -> list[StageState]:
+        """Every stage's state, and the reason where it would run. Nothing runs."""
+        self._loaded, self._run = self._open()
+        with working(self._run):
+            return plan(STAGES, self._run)
+
+    def bill(self, states: Sequence[StageState], *, measure: bool = False) -> Bill:
+        """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
+        from amalgam.stages.app.cost.estimate import bill
+
+        with working(self._run):
+            return bill(self._run, states, measure=measure)
+
+    def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> list[StageState]:
+        """Bring everything, or all up to stage `until`, up to date; the states that were found on arrival.
+
+        `only`: refuse rather than bring earlier stages up to date; `force`: make again what is current.
+        """
+        self._loaded, self._run = self._open()
+        with working(self._run):
+            try:
+                return bring_up_to_date(STAGES, self._run, target=until, only=only, force=force)
+            except PartDoneError as done:
+                state = done.state
+                self._run.console.say(
+                    f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
+                    "Whoever comes last, or a later run, goes on."
+                )
+                return []
+
+    def explain(self, stage: str) -> dict[str, Any]:
+        """Why a stage would run: what changed, field by field, against what was built last."""
+        known = _stage_named(stage)
+        states = {state.stage: state for state in self.plan()}
+        with working(self._run):
+            return _explained(known, self._run, states.get(stage))
+
+    def audit(self) -> dict[str, Any]:
+        """The teachers seen from the cache: who wins, who is missed, who contradicts whom."""
+        from amalgam.stages.report.teacher_audit.audit import audit
+
+        states = self.plan()
+        with working(self._run):
+            return audit(self._run, states)
+
+    def compare_targets(self, oracle: Path) -> None:
+        """Shows how far the targets are from what a model in this folder says of the texts."""
+        from amalgam.stages.app.oracle import show_divergence
+
+        with working(self._run):
+            show_divergence(self._run, oracle)
+
+    # ---- the workspace
+
+    def status(self) -> dict[str, Any]:
+        """Every result that is there, and what each stage built last."""
+        from amalgam.stages.app.maintenance import holdings
+
+        return holdings(self._run)
+
+    def verify(self) -> dict[str, Any]:
+        """Every stored file against its digest; damaged ones are set aside."""
+        from amalgam.stages.app.maintenance import verify
+
+        return verify(self._run)
+
+    def garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
+        """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
+        from amalgam.stages.app.maintenance import garbage, remove
+
+        found = garbage(self._run, unused=unused)
+        if delete:
+            remove(self._run, found)
+        return found
+
+    def compact(self, *, write: bool = False) -> dict[str, Any]:
+        """Small units that could stand in few files, and with `write` do; `loose`: whether theirs stay for a day."""
+        from amalgam.stages.app.maintenance import pack, packable
+
+        found = packable(self._run)
+        units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
+        folders = [loose.folder for loose in found]
+        return {"units": units, "folders": folders, "loose": not self._run.store.place.far}
+
+    @property
+    def quarantine(self) -> str:
+        """Where damaged files were set aside."""
+        return self._run.store.where(self._run.store.root / "quarantine")
+
+    # ---- results, of what is current
+
+    def texts(self, part: str = "train") -> pl.LazyFrame:
+        """key, text, text_2, id, label: each distinct text once."""
+        from amalgam.stages.app import frames
+
+        return frames.texts(self._current("read-corpus"), part)
+
+    def answers(self, teacher: str) -> pl.LazyFrame:
+        """key, tokens, cut, logits of every text with dropout off, by the teacher's own labels."""
+        from amalgam.stages.app import frames
+
+        return frames.answers(self._current("cache-teachers"), teacher)
+
+    def passes(self, teacher: str) -> pl.LazyFrame:
+        """key, first, last, passes (pass by pass, its logits), and what they say: mean probability, confidence."""
+        from amalgam.stages.app import frames
+
+        return frames.passes(self._current("cache-teachers"), teacher)
+
+    @property
+    def targets(self) -> pl.LazyFrame:
+        """key, target (over `labels`), weight, teacher, margin, confidence."""
+        from amalgam.stages.app import frames
+
+        return frames.targets(self._current("build-targets"))
+
+    @property
+    def labels(self) -> list[str]:
+        """The union of all teachers' labels, in the order of targets and of the student's outputs."""
+        found: list[str] = self._current("build-targets").result("build-targets").facts["labels"]
+        return list(found)
+
+    @property
+    def evaluation(self) -> pl.LazyFrame:
+        """system, accuracy, macro_f1, nll_nats, ece, and on_GROUP: accuracy on the labels of each teacher."""
+        from amalgam.stages.app import frames
+
+        return frames.evaluation(self._current("report"))
+
+    def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
+        """The student's labels and probabilities; `explain`: also mass_TEACHER, what each teacher's labels hold."""
+        from amalgam.stages.app import frames
+        from amalgam.stages.app.student.folder import finished_in
+        from amalgam.stages.app.student.predict import Student, Wanted
+
+        finished = finished_in(self.student, device=self.said.execution.device)
+        return frames.predictions(Student(finished, Wanted(top, explain)), texts)
+
+    # ----
+
+    def _open(self) -> tuple[LoadedExperiment, Run]:
+        return open_run(self._path, self._overrides, part=self._part, console=self._console)
+
+    def _current(self, stage: str) -> Run:
+        """The run that knows the stage's result; what is not current is told, never shown."""
+        if stage not in self._run.results:
+            states = {state.stage: state for state in self.plan()}
+            if stage not in states:
+                what = f"this experiment has no stage {stage}"
+                raise ExperimentError(what, where=str(self._path), fix=f"its stages: {', '.join(states)}")
+            if stage not in self._run.results:
+                state = states[stage]
+                why = f"{state.reason}{': ' + state.detail if state.detail else ''}"
+                raise ExperimentError(
+                    f"{stage} is not up to date ({why})", where=str(self._path), fix=f"experiment.run(until={stage!r})"
+                )
+        return self._run
+
+    def __repr__(self) -> str:
+        return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"
+
+
+def _stage_named(name: str) -> Stage:
+    names = [stage.name for stage in STAGES]
+    if name not in names:
+        close = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
+        fix = f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(names)}"
+        raise ExperimentError(f"no stage {name!r}", fix=fix)
+    return STAGES[names.index(name)]
+
+
+def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
+    last = run.store.head().get(stage.name, {}).get("fingerprint")
+    old = run.store.manifest(stage.name, last) if last else None
+    try:
+        identity = identity_of(stage, run) if state else None
+    except NotKnownYetError:
+        identity = None
+    changes = list(differences(old.identity, identity)) if old and identity else []
+    return {
+        "stage": stage.name,
+        "state": state.state if state else "not part of this experiment",
+        "reason": state.reason if state else None,
+        "detail": state.detail if state else "",
+        "fingerprint": state.fingerprint if state else None,
+        "last": last,
+        "changes": [{"field": field, "change": change} for field, change in changes],
+        "identity": identity,
+    }
+
+
+def _spelled(overrides: Overrides) -> list[str]:
+    if isinstance(overrides, str):
+        raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
+    if isinstance(overrides, Mapping):
+        return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in overrides.items()]
+    return list(overrides)
+
+
+def _written(path: Path, said: list[str], texts: Mapping[str, Any]) -> list[str]:
+    """The texts as files in the workspace, and the overrides that name them."""
+    from amalgam.stages.app.in_memory_texts import keep
+
+    strange = [part for part in texts if part not in PARTS]
+    if strange:
+        raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))
+    loaded = load_experiment(path, [*said, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
+    folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
+    kept = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
+    return [f"corpus.{part}={json.dumps(str(file), ensure_ascii=False)}" for part, file in kept.items()]

@@ -1,0 +1,254 @@
+"""What the commands do: `amalgam.Experiment` asked, and its answer as a run, a table or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from amalgam.pipeline.config.load import ON_GENERATED
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.execution.plan import StageState
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.session import open_run
+from amalgam.stages.methods import METHODS
+from amalgam.stages.registry import ASKED_FOR_BY, STAGES
+
+
+def run_stages(  # noqa: PLR0913 - the options of a command
+    config: Path,
+    overrides: list[str],
+    *,
+    target: str | None,
+    only: bool = False,
+    force: bool = False,
+    part: str | None = None,
+    quiet: bool = False,
+    oracle: Path | None = None,
+) -> Experiment:
+    told = [*_remembered(config, overrides, target), *overrides]
+    experiment = Experiment(config, told, Console(quiet=quiet), part)
+    _check_asked_for(target, experiment)
+    if experiment.run(target, only=only, force=force) and oracle is not None:
+        experiment.compare_targets(oracle)
+    return experiment
+
+
+def _check_asked_for(target: str | None, experiment: Experiment) -> None:
+    wanted = [stage.name for stage in STAGES if stage.wanted(experiment.said)]
+    if target and target not in wanted and target in ASKED_FOR_BY:
+        raise ExperimentError(f"this experiment has no stage {target}", fix=f"{ASKED_FOR_BY[target]} asks for it")
+
+
+def _remembered(config: Path, overrides: list[str], target: str | None) -> list[str]:
+    """What earlier stage commands were told and this one was not: `build-targets --mode hard`, then `train-student`."""
+    if target is None:
+        return []
+    names = [stage.name for stage in STAGES]
+    loaded, run = open_run(config, overrides, console=Console(quiet=True))
+    head = run.store.head()
+    said: dict[str, Any] = {
+        key: value
+        for name in names[: names.index(target)]
+        for key, value in head.get(name, {}).get("overrides", {}).items()
+        if key.split(".")[0] in SECTIONS_OF.get(name, ()) and key not in loaded.overrides
+    }
+    console = Console()
+    for key, value in said.items():
+        console.note(
+            f"{key}={value}, as the last {_stage_of(key)} was told; `{key}=...` here or `amalgam run` says otherwise"
+        )
+    return [f"{key}={json.dumps(value)}" for key, value in said.items()]
+
+
+SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "generate": ("generate",),
+    "read-corpus": ("corpus",),
+    "train-teachers": ("train_teachers",),
+    "cache-teachers": ("cache",),
+    "build-targets": ("targets",),
+    "guess-embeddings": ("embeddings",),
+    "train-student": ("student", "objective"),
+}
+
+
+def _stage_of(key: str) -> str:
+    return next(stage for stage, sections in SECTIONS_OF.items() if key.split(".", maxsplit=1)[0] in sections)
+
+
+# ---- looking
+
+
+def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
+    console, experiment = _looking(config, overrides)
+    states = experiment.plan()
+    costs = experiment.bill(states, measure=measure)
+    if as_json:
+        console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
+        return
+    prices = ["time", "memory", "disk"] if any(costs.costs.values()) else []
+    rows = {
+        state.stage: [
+            state.state,
+            "-" if state.total is None else f"{state.done}/{state.total}",
+            *(costs.cells(state.stage) if prices else ()),
+            f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
+        ]
+        for state in states
+    }
+    if tree:
+        for start, stage in branches(states):
+            console.result(f"{start}{stage}  {', '.join(cell for cell in rows[stage] if cell not in {'', '-'})}")
+    else:
+        header = ["stage", "state", "units", *prices, "why"]
+        console.table("", header, [[stage, *cells] for stage, cells in rows.items()])
+    for line in costs.lines():
+        console.sentence(line)
+    for state in states:
+        for warning in state.warnings:
+            console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+
+
+def branches(states: Sequence[StageState], parent: str | None = None, start: str = "") -> Iterator[tuple[str, str]]:
+    """Each stage under the last of those that it is made of, with the lines that are drawn before it."""
+    under = [state.stage for state in states if (state.after[-1] if state.after else None) == parent]
+    for stage in under:
+        root, more = parent is None, stage != under[-1]
+        yield "" if root else f"{start}+- ", stage
+        yield from branches(states, stage, "" if root else start + ("|  " if more else "   "))
+
+
+def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.explain(name)
+    if as_json:
+        console.json(found)
+        return
+    console.result(f"{name}: {found['state']}" + (f" ({found['reason']})" if found["reason"] else ""))
+    console.result(
+        f"  fingerprint now {found['fingerprint'] or 'not known yet'}, built last {found['last'] or 'never'}"
+    )
+    for change in found["changes"]:
+        console.result(f"  {change['field']}: {change['change']}")
+    if found["identity"] and not found["changes"]:
+        console.result(json.dumps(found["identity"], indent=2, ensure_ascii=False))
+
+
+def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.status()
+    if as_json:
+        console.json(found)
+        return
+    console.result(f"workspace {found['workspace']}: {found['bytes'] / 1e6:,.1f} MB")
+    rows = [
+        [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["says"]]
+        for row in found["artifacts"]
+    ]
+    console.table("", ["stage", "", "result", "size", "what"], rows)
+    for note in found["notes"]:
+        console.note(note)
+
+
+def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.verify()
+    if as_json:
+        console.json(found)
+    else:
+        for fault in found["damaged"]:
+            console.result(f"{fault['path']}: {fault['fault']}; quarantined")
+        console.result(
+            f"{found['files']:,} files, {found['bytes'] / 1e6:,.1f} MB checked, {len(found['damaged'])} damaged"
+        )
+    if found["damaged"]:
+        raise DamagedError(
+            f"{len(found['damaged'])} stored files are damaged, and were set aside",
+            path=found["damaged"][0]["path"],
+            where=experiment.quarantine,
+            fix="`amalgam run` makes them again, and nothing else",
+        )
+
+
+def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.garbage(unused=unused, delete=yes)
+    total = sum(row["bytes"] for row in found)
+    if as_json:
+        console.json({"deleted": yes, "bytes": total, "items": found})
+        return
+    for row in found:
+        console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
+    console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+
+
+def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    found = experiment.compact(write=yes)
+    units, folders = found["units"], len(found["folders"])
+    if as_json:
+        console.json({"packed": yes, **found})
+    elif not yes:
+        console.result(f"{units:,} units in {folders} folders could be packed: amalgam gc --compact --yes")
+    else:
+        later = "; their loose files go with `amalgam gc --yes`, from a day on" if found["loose"] else ""
+        console.result(f"{units:,} units of {folders} folders are packed{later}")
+
+
+def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.report.teacher_audit.tables import show
+
+    console, experiment = _looking(config, overrides)
+    found = experiment.audit()
+    if as_json:
+        console.json(found)
+    else:
+        show(console, found)
+
+
+def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:
+    console = Console()
+    return console, Experiment(config, overrides, console)
+
+
+def show_methods(*, as_json: bool) -> None:
+    console = Console()
+    if as_json:
+        console.json({name: asdict(method) for name, method in METHODS.items()})
+        return
+    rows = [
+        [
+            name,
+            method.source,
+            method.needs,
+            _settings(method.defaults)
+            + (f"; {ON_GENERATED} {_settings(method.on_generated)}" if method.on_generated else "")
+            or "nothing, and trains nothing",
+        ]
+        for name, method in METHODS.items()
+    ]
+    console.table("", ["student.method", "from", "needs", "sets"], rows)
+
+
+def _settings(said: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{section}.{name}={value}" for section, fields in said.items() for name, value in fields.items())
+
+
+def show_schema() -> None:
+    from amalgam.pipeline.config import schema as experiment
+
+    Console().json(experiment.ExperimentFile.model_json_schema())
+
+
+def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
+    from amalgam.stages.app.doctor import examine
+
+    found = examine(config, overrides)
+    console = Console()
+    if as_json:
+        console.json(found)
+        return
+    console.table("", ["what", "found", "fix"], [[row["what"], row["found"], row["fix"]] for row in found])

@@ -1,0 +1,91 @@
+"""What the shell may go on with: stages, fields, methods, teachers. Never an error: then there is simply nothing.
+
+bash breaks words at "=", other shells do not: an override is completed either way.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+FIELDS_OF_LISTS = ("teachers",)
+
+
+def stages(incomplete: str) -> list[str]:
+    from amalgam.stages.registry import STAGES
+
+    return [stage.name for stage in STAGES if stage.name.startswith(incomplete)]
+
+
+def modes(incomplete: str) -> list[str]:
+    return [value for value in _values(None, "targets.mode") if value.startswith(incomplete)]
+
+
+def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    field, equals, begun = incomplete.partition("=")
+    if equals:
+        return [f"{field}={value}" for value in _values(ctx, field) if value.startswith(begun)]
+    said = [word for word in ctx.params.get("overrides") or [] if word != "="]
+    if said and "=" not in said[-1] and said[-1] in fields():
+        return [value for value in _values(ctx, said[-1]) if value.startswith(incomplete)]
+    return [f"{field}=" for field in fields() if field.startswith(incomplete)]
+
+
+def fields() -> dict[str, Any]:
+    """Every field that can be overridden by name, and what it may be."""
+    from amalgam.pipeline.config.schema import ExperimentFile
+
+    return dict(_leaves(ExperimentFile, ""))
+
+
+def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    from pydantic import BaseModel
+
+    for name, field in model.model_fields.items():
+        arms = [field.annotation, *typing.get_args(field.annotation)]
+        section = next((arm for arm in arms if isinstance(arm, type) and issubclass(arm, BaseModel)), None)
+        if name in FIELDS_OF_LISTS:
+            continue
+        if section is not None:
+            yield from _leaves(section, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field.annotation
+
+
+def _values(ctx: Any, field: str) -> list[str]:
+    from amalgam.pipeline.config.schema import TEACHER, UNTRAINED
+    from amalgam.stages.methods import METHODS
+
+    if field == "student.method":
+        return [*METHODS, *(name for name in UNTRAINED if name not in METHODS), *_teachers(ctx, TEACHER)]
+    if field == "student.encoder":
+        return _teachers(ctx, TEACHER)
+    return list(dict.fromkeys(_choices(fields().get(field))))
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    if annotation is bool:
+        yield from ("true", "false")
+    elif typing.get_origin(annotation) is Literal:
+        yield from (str(value) for value in typing.get_args(annotation))
+    elif typing.get_origin(annotation) in {typing.Union, types.UnionType, typing.Annotated}:
+        for arm in typing.get_args(annotation):
+            yield from _choices(arm)
+
+
+def _teachers(ctx: Any, prefix: str) -> list[str]:
+    from amalgam.pipeline.config.load import load_experiment
+    from amalgam.pipeline.errors import AmalgamError
+    from amalgam.stages.methods import PRESETS
+
+    params = getattr(ctx, "params", {}) or {}
+    try:
+        loaded = load_experiment(Path(params.get("config") or "amalgam.yaml"), presets=PRESETS)
+    except AmalgamError:
+        return []
+    return [prefix + name for name in loaded.experiment.teacher_names]

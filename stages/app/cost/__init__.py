@@ -1,0 +1,1 @@
+"""Estimates time, memory and disk of the missing work."""

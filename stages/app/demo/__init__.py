@@ -1,0 +1,1 @@
+"""The demos: with texts, and without."""

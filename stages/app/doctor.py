@@ -1,0 +1,97 @@
+"""`amalgam doctor`: what this machine offers, and what is missing and how to get it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from pathlib import Path
+
+from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.versions import library_versions
+
+
+def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
+    rows = [_row("python", platform.python_version())]
+    for library, found in library_versions().items():
+        missing = found == "not installed"
+        rows.append(_row(library, found, f"pip install {library}" if missing else ""))
+    return [*rows, _device(), *_experiment(config, overrides), _disk()]
+
+
+def _device() -> dict[str, str]:
+    from amalgam.stages.common.device import dtype_for, pick_device
+
+    device = pick_device("auto")
+    return _row("device", f"{device}, {dtype_for(device)}")
+
+
+def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
+    """The file, and a row for each thing it names: whether it is there. No weights are loaded, no texts fetched."""
+    from amalgam.stages.app.session import open_run
+
+    if not config.exists():
+        return [_row("experiment", f"no {config.name} here", "amalgam init")]
+    try:
+        _, run = open_run(config, overrides)
+    except AmalgamError as error:
+        return [_row("experiment", error.what, error.fix or "")]
+    rows = [_row("experiment", config.name)]
+    looks = {"texts": _texts, "teachers": _teachers, "models": _models}
+    for what, look in (looks | ({"workspace": _workspace} if run.store.place.far else {})).items():
+        try:
+            rows.append(_row(what, look(run)))
+        except NotKnownYetError as unknown:
+            rows.append(_row(what, f"after {unknown.stage}"))
+        except AmalgamError as error:
+            rows.append(_row(what, error.what, error.fix or ""))
+    return rows
+
+
+def _texts(run: Run) -> str:
+    from amalgam.data.sources import files_of
+    from amalgam.stages.common.generated_texts import GENERATED
+    from amalgam.stages.common.sources import REMOTE, sources_of
+
+    sources = sources_of(run.experiment)
+    elsewhere = (*REMOTE, GENERATED)
+    for one in (one for named in sources.values() for one in named if not one.startswith(elsewhere)):
+        files_of(one, run.base)
+    return f"{', '.join(sources)}: every local file is there"
+
+
+def _teachers(run: Run) -> str:
+    from amalgam.stages.common.teachers import prepare_teachers
+
+    prepare_teachers(run)
+    return f"{len(run.experiment.teachers)} teachers found"
+
+
+def _models(run: Run) -> str:
+    """What the student begins as, and what writes texts."""
+    from amalgam.stages.common.encoders import encoder_files
+    from amalgam.stages.generate.requests import language_model_files
+    from amalgam.stages.report.zero_shot import ENCODER
+
+    if run.experiment.generate and run.experiment.generate.writes:
+        language_model_files(run)
+    student = run.experiment.student
+    if not (student.learns or run.experiment.corpus.test):
+        return "none needed"
+    encoder_files(run, student, ENCODER)
+    return f"{student.encoder} found"
+
+
+def _workspace(run: Run) -> str:
+    """One in an object store: is it reached, and does it keep the first of two writers?"""
+    run.store.place.check()
+    return f"{run.store.place.address}: reached, puts if absent"
+
+
+def _disk() -> dict[str, str]:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    return _row("disk", f"{free:,.1f} GB free", "amalgam gc" if free < 1 else "")
+
+
+def _row(what: str, found: str, fix: str = "") -> dict[str, str]:
+    return {"what": what, "found": found, "fix": fix}

@@ -1,0 +1,111 @@
+"""Results in the store as Polars lazy frames: only files that a current manifest names, each checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.answers.families import families_of, family_in
+from amalgam.stages.common.corpus import part_of
+from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.report.stage import evaluation as evaluation_of
+
+if TYPE_CHECKING:
+    from amalgam.stages.app.student.predict import Student
+
+
+SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
+
+
+def texts(run: Run, part: str) -> pl.LazyFrame:
+    found = part_of(run, part)
+    if found is None:
+        there = ", ".join(run.result("read-corpus").facts["parts"])
+        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {there}")
+    return pl.scan_parquet(run.store.checked_all(bucket.file for bucket in found.buckets))
+
+
+def answers(run: Run, teacher: str) -> pl.LazyFrame:
+    files, labels = _files(run, teacher)
+    schema = {"key": pl.Binary, "tokens": pl.Int32, "cut": pl.Boolean, "logits": pl.Array(pl.Float32, labels)}
+    return (
+        _scan([path for path, _ in files], schema)
+        .filter(pl.col("logits").is_not_null())
+        .unique("key", maintain_order=True)
+    )
+
+
+def passes(run: Run, teacher: str) -> pl.LazyFrame:
+    """Of each text as many rows as it was asked in stages."""
+    files, labels = _files(run, teacher)
+    ranges = sorted({span for _, span in files if span[1] > span[0]})
+    if not ranges:
+        raise ExperimentError("the teachers were asked no passes", where="cache.passes", fix='{"cache.passes": 16}')
+    found = [_passes([path for path, its in files if its == span], span, labels) for span in ranges]
+    return pl.concat(found)
+
+
+def targets(run: Run) -> pl.LazyFrame:
+    return pl.scan_parquet(run.store.checked_all(run.result("build-targets").files))
+
+
+def evaluation(run: Run) -> pl.LazyFrame:
+    found = evaluation_of(run)
+    if not found:
+        what = "nothing was measured: there are no labelled test texts"
+        raise ExperimentError(what, where="corpus.test", fix='{"corpus.test": "texts/test.csv"}')
+    rows = [
+        {"system": name}
+        | {score: system[score] for score in SCORES}
+        | {f"on_{group}": system["slice_accuracy"][group] for group in found["groups"]}
+        for name, system in found["systems"].items()
+    ]
+    return pl.LazyFrame(rows, infer_schema_length=None)
+
+
+def predictions(student: Student, asked: Sequence[str | tuple[str, str]]) -> pl.LazyFrame:
+    answered = student([(text,) if isinstance(text, str) else text for text in asked])
+    columns: dict[str, Any] = {"text": [text if isinstance(text, str) else text[0] for text in asked]}
+    for place in range(student.top):
+        mark = f"_{place + 1}" if place else ""
+        columns[f"label{mark}"] = [names[place] for names in answered.labels]
+        columns[f"probability{mark}"] = answered.probabilities[:, place]
+    return pl.LazyFrame(columns | {f"mass_{teacher}": mass for teacher, mass in answered.masses.items()})
+
+
+def _files(run: Run, teacher: str) -> tuple[list[tuple[str, tuple[int, int]]], int]:
+    """The teacher's files with their range of passes, and how many labels it knows."""
+    known = {one.name: one for one in teachers_of(run)}
+    if teacher not in known:
+        raise ExperimentError(f"no teacher {teacher!r}", where="answers", fix=f"the teachers: {', '.join(known)}")
+    manifest, family = run.result("cache-teachers"), families_of(run)[teacher]
+    ranges = manifest.facts["ranges"]
+    files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
+    found = [
+        (str(path), (int(ranges[file.path][0]), int(ranges[file.path][1])))
+        for file, path in zip(files, run.store.checked_all(files), strict=True)
+    ]
+    return found, len(known[teacher].labels)
+
+
+def _passes(paths: list[str], span: tuple[int, int], labels: int) -> pl.LazyFrame:
+    first, last = span
+    schema = {
+        "key": pl.Binary,
+        "passes": pl.Array(pl.Float16, (last - first) * labels),
+        "mean_probability": pl.Array(pl.Float32, labels),
+        **dict.fromkeys(("entropy_nats", "confidence", "confidence_se"), pl.Float32),
+    }
+    asked = pl.col("key"), pl.lit(first).alias("first"), pl.lit(last).alias("last")
+    each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
+    rest = pl.col("mean_probability", "entropy_nats", "confidence", "confidence_se")
+    return _scan(paths, schema).unique("key", maintain_order=True).select(*asked, each, rest)
+
+
+def _scan(paths: list[str], schema: dict[str, Any]) -> pl.LazyFrame:
+    """Files of one family do not all have every column."""
+    return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore")

@@ -1,0 +1,233 @@
+"""What the workspace holds, whether it is still what was written, and what in it nobody needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from amalgam.pipeline.execution.runner import WORK
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, Entry
+from amalgam.pipeline.storage.compaction import Loose, compact, loose_units
+from amalgam.pipeline.storage.packing import may_be_packed
+from amalgam.pipeline.storage.store import MANIFEST, Record
+from amalgam.stages.common.models.resolve import newer_revision
+from amalgam.stages.registry import STAGES
+
+OLD_SECONDS = 24 * 3600.0
+
+READ_AT_ONCE = 4096
+"""Records."""
+
+ROOMS = ("pins", QUARANTINE, "journals", "given")
+"""Not of any stage: no record stands for what lies there."""
+
+
+def holdings(run: Run) -> dict[str, Any]:
+    """Every finished result, what of it HEAD is, and the families of stage 1."""
+    head = run.store.head()
+    entries = list(run.store.place.walk())
+    sizes = {entry.inside: entry.bytes for entry in entries}
+    artifacts: list[dict[str, Any]] = []
+    for stage in STAGES:
+        mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
+        artifacts += _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
+    return {
+        "workspace": run.store.place.address,
+        "bytes": _bytes(entries),
+        "head": head,
+        "artifacts": artifacts,
+        "notes": list(_newer_models(run)),
+    }
+
+
+def _results(
+    run: Run, stage: str, head: str | None, entries: Sequence[Entry], sizes: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    held: dict[str, list[Entry]] = {}
+    for entry in entries:
+        held.setdefault(entry.inside.split("/")[1], []).append(entry)
+    for name, mine in sorted(held.items()):
+        there = {entry.inside.split("/", 2)[-1] for entry in mine}
+        manifest = run.store.manifest(stage, name) if MANIFEST in there else None
+        if manifest is None and "key.json" not in there:
+            continue
+        says = _family_line(run, stage, name, there) if manifest is None else _manifest_line(stage, manifest, sizes)
+        yield {
+            "stage": stage,
+            "name": name,
+            "head": name == head,
+            "bytes": _bytes(mine),
+            "says": says,
+        }
+
+
+def _bytes(entries: Iterable[Entry]) -> int:
+    return sum(entry.bytes for entry in entries if not entry.packed)
+
+
+def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> str:
+    total = len(manifest.files)
+    whole = sum(sizes.get(file.path) == file.bytes for file in manifest.files)
+    shards = f"{whole}/{total} files" + ("" if whole == total else " (the next run makes the rest again)")
+    facts, config = manifest.facts, manifest.identity.get("config", {})
+    said = {
+        "generate": lambda: f"{facts['texts']:,} texts, {facts['source']}",
+        "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
+        "train-teachers": lambda: ", ".join(facts["teachers"]),
+        "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
+        "cache-features": lambda: f"states of {', '.join(facts['families'])}",
+        "fit-statistics": lambda: f"statistics of {', '.join(facts['teachers'])}",
+        "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
+        "build-targets": lambda: (
+            f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
+        ),
+        "guess-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
+        "train-student": lambda: (
+            f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
+        ),
+        "report": lambda: str(facts["method"]),
+    }
+    return f"{said[stage]()}; {shards}"
+
+
+def _family_line(run: Run, stage: str, name: str, there: Collection[str]) -> str:
+    key = run.store.read_json(run.store.folder(stage, name) / "key.json")
+    if not isinstance(key, dict):
+        return "family (key.json cannot be read)"
+    units = sum(1 for file in there if file.startswith("units/") and file.endswith(".json"))
+    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
+
+
+def _newer_models(run: Run) -> Iterator[str]:
+    for teacher in run.experiment.teachers:
+        newer = newer_revision(teacher.model, revision=teacher.revision, base=run.base, pins=run.store)
+        if newer:
+            yield f"teacher {teacher.name}: the Hub has a newer version, {newer[:12]}; revision: {newer} takes it"
+
+
+def verify(run: Run) -> dict[str, Any]:
+    """Every file of every record against its digest."""
+    damaged, files, size = [], 0, 0
+    seen: set[str] = set()
+    for _, record in _records(run):
+        for file in record.files:
+            if file.path in seen:
+                continue
+            seen.add(file.path)
+            files, size = files + 1, size + file.bytes
+            fault = run.store.fault(file, renewed=True)
+            if fault:
+                damaged.append({"path": file.path, "fault": fault})
+                run.store.quarantine(run.store.path(file))
+    return {"files": files, "bytes": size, "damaged": damaged}
+
+
+def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
+    entries = list(run.store.place.walk())
+    records = list(_records(run, entries))
+    found = list(_leftovers(run, entries, records))
+    if unused:
+        kept, sizes = _in_use(run, records), {entry.inside: entry.bytes for entry in entries}
+        found += [
+            _item(inside, sizes[inside], "the last builds do not use it")
+            for record_inside, record in records
+            for inside in [record_inside, *(file.path for file in record.files)]
+            if inside not in kept and inside in sizes
+        ]
+    return list({row["path"]: row for row in found}.values())
+
+
+def remove(run: Run, found: list[dict[str, Any]]) -> None:
+    """Records go before their files: what is left half-deleted reads as not committed."""
+    whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
+    run.store.place.remove(whole)
+    run.store.place.inner.remove(row["path"] for row in found if "loose" in row)
+    run.store.place.tidy()
+
+
+def _leftovers(run: Run, entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) -> Iterator[dict[str, Any]]:
+    """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
+    packed = dict(_packed(run, entries))
+    named = {file.path for _, record in records for file in record.files} | set(packed.values())
+    changed = {entry.inside: entry.changed for entry in entries}
+    now = time.time()
+    for entry in entries:
+        parts, old = entry.inside.split("/"), now - entry.changed > OLD_SECONDS
+        if any(part.startswith(TEMPORARY) for part in parts):
+            if old:
+                yield _item(entry.inside, entry.bytes, "temporary, over a day old")
+        elif parts[0] == QUARANTINE:
+            yield _item(entry.inside, entry.bytes, "quarantined")
+        elif entry.inside in packed and not entry.packed:
+            if now - changed.get(packed[entry.inside], now) > OLD_SECONDS:
+                yield _item(entry.inside, entry.bytes, "packed, over a day ago", loose=True)
+        elif _is_data(parts) and entry.inside not in named and old:
+            yield _item(entry.inside, entry.bytes, "no record names it, over a day old")
+
+
+def _packed(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """(path, pack) of every packed file."""
+    for folder in sorted({entry.inside.rpartition("/")[0] for entry in entries}):
+        if may_be_packed(folder):
+            yield from ((inside, piece.pack) for inside, piece in run.store.place.index(folder).pieces.items())
+
+
+def _is_data(parts: Sequence[str]) -> bool:
+    said = parts[-1].endswith((".json", ".gz"))
+    return len(parts) > 2 and parts[0] not in ROOMS and not said and "checkpoint" not in parts
+
+
+def _records(run: Run, entries: Sequence[Entry] | None = None) -> Iterator[tuple[str, Record]]:
+    """A record is asked for once its turn comes; of many, many at once."""
+    listed = run.store.place.walk() if entries is None else entries
+    insides = [entry.inside for entry in listed if _may_be_record(entry.inside.split("/"))]
+    for start in range(0, len(insides), READ_AT_ONCE):
+        paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
+        for path, record in run.store.records(list(paths), whole=False).items():
+            yield paths[path], record
+
+
+def _may_be_record(parts: Sequence[str]) -> bool:
+    return parts[-1].endswith(".json") and len(parts) > 1 and parts[0] not in ROOMS
+
+
+def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
+    """What HEAD's manifests name, and the records that stand for it."""
+    from amalgam.stages.common.token_cache import ROOM, is_of
+
+    kept: set[str] = set()
+    for stage, entry in run.store.head().items():
+        manifest = run.store.manifest(stage, entry["fingerprint"])
+        if manifest is not None:
+            kept |= {f"{stage}/{entry['fingerprint']}/{name}" for name in (MANIFEST, WORK)}
+            kept |= {file.path for file in manifest.files}
+    texts = _texts_in_use(run)
+    for inside, record in records:
+        if inside.startswith(f"{ROOM}/") and is_of(record, texts):
+            kept |= {file.path for file in record.files}
+        if any(file.path in kept for file in record.files):
+            kept.add(inside)
+    return kept
+
+
+def _texts_in_use(run: Run) -> set[str]:
+    """The digests of the last corpus's files: tokens are kept as long as their texts are there."""
+    entry = run.store.head().get("read-corpus")
+    manifest = run.store.manifest("read-corpus", entry["fingerprint"]) if entry else None
+    return {file.sha256 for file in manifest.files} if manifest else set()
+
+
+def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str, Any]:
+    """`loose`: what is packed of it stays."""
+    return {"path": inside, "bytes": size, "why": why} | ({"loose": True} if loose else {})
+
+
+def packable(run: Run) -> list[Loose]:
+    return list(loose_units(run.store, run.store.place.walk()))
+
+
+def pack(run: Run, found: Sequence[Loose]) -> int:
+    """How many units were packed."""
+    return sum(compact(run.store, loose) for loose in found)

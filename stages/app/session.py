@@ -1,0 +1,58 @@
+"""An experiment file and its workspace, opened; and what must hold while stages work in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.share import share_of
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.file_digests import FileDigests
+from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.methods import PRESETS
+
+
+def open_run(
+    config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
+) -> tuple[LoadedExperiment, Run]:
+    loaded = load_experiment(config, overrides, presets=PRESETS)
+    execution = loaded.experiment.execution
+    store = open_store(execution.workspace, loaded.base)
+    share = share_of(part, execution.processes)
+    if share.kind == "torchrun" and not share.leads:
+        console = Console(quiet=True)  # one of them speaks
+    run = Run(
+        loaded.experiment,
+        loaded.base,
+        store,
+        console or Console(),
+        share,
+        FileDigests(store.root / "digests.json"),
+        loaded.overrides,
+    )
+    return loaded, run
+
+
+@contextmanager
+def working(run: Run) -> Iterator[None]:
+    """Signals are heard, and what was learned of outside files is kept, whatever happens."""
+    with run.signals.listening():
+        try:
+            yield
+            _leave_group()
+        finally:
+            if isinstance(run.digest_of, FileDigests):
+                run.digest_of.save()
+
+
+def _leave_group() -> None:
+    """A torchrun process that ends without taking leave makes torch warn of a leak."""
+    if "torch" in sys.modules:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -1,0 +1,1 @@
+"""The finished student: predict, export, push, model card. Needs its folder only."""

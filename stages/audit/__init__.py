@@ -1,1 +1,0 @@
-"""What the cache says of the teachers themselves: who wins, who is missed, who contradicts whom."""

@@ -1,1 +1,0 @@
-"""What is missing will cost: time, memory, disk."""

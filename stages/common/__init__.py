@@ -1,0 +1,1 @@
+"""Libraries that stages share. Imports no stage."""

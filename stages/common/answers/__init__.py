@@ -1,0 +1,1 @@
+"""Cached logits of the teachers: families, passes, confidence."""

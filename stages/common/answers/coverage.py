@@ -1,0 +1,276 @@
+"""A family: all cached answers that may be used together, and which of them a set of texts still lacks.
+
+Within a family texts are spread over buckets by key prefix. What is missing is found by key: an appended text costs
+itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it shares.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amalgam.data.keys import ALL, keys_digest
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import Record, StoredFile
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from amalgam.stages.common.corpus import Bucket, Part
+
+
+if TYPE_CHECKING:
+    Keys = np.ndarray[Any, np.dtype[np.bytes_]]
+
+
+ENGINE = 1
+"""Version of the numerics: raised whenever the same teacher, text, pass and seed give other numbers."""
+
+
+KEPT_UNITS = 64
+"""Units whose keys stay in memory."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The work of one unit: these texts of a bucket, with or without the dropout-off run, passes first..last-1."""
+
+    teacher: str
+    part: str
+    prefix: str
+    rows: Any
+    """Where the texts stand in the bucket; None: they are the whole bucket."""
+    logits: bool
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedUnit:
+    """One committed unit of the family."""
+
+    name: str
+    prefix: str
+    logits: bool
+    first: int
+    last: int
+    rows: int
+    file: StoredFile
+
+    @property
+    def size(self) -> int:
+        return self.rows * (self.last - self.first + self.logits)
+
+
+class CachedUnits:
+    """A family's units in the order of pass ranges, found by bucket without looking through all of them."""
+
+    def __init__(self, units: Iterable[CachedUnit]) -> None:
+        self._units = sorted(units, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.name))
+        self._places: dict[str, list[int]] = {}
+        for place, unit in enumerate(self._units):
+            self._places.setdefault(unit.prefix, []).append(place)
+        self._prefixes = sorted(self._places.keys() - {ALL})
+        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
+
+    def __iter__(self) -> Iterator[CachedUnit]:
+        return iter(self._units)
+
+    def overlapping(self, prefix: str) -> list[CachedUnit]:
+        if prefix == ALL:
+            return list(self._units)
+        names = [ALL, *(prefix[:length] for length in self._lengths if length <= len(prefix))]
+        if self._lengths and self._lengths[-1] > len(prefix):
+            after = range(bisect_right(self._prefixes, prefix), len(self._prefixes))
+            names += takewhile(lambda name: name.startswith(prefix), (self._prefixes[at] for at in after))
+        found = [at for name in names for at in self._places.get(name, ())]
+        return [self._units[at] for at in sorted(found)]
+
+
+def family_name(identity: dict[str, Any]) -> str:
+    return fingerprint({"engine": ENGINE, **identity})
+
+
+def units_folder(run: Run, family: str) -> Path:
+    known: dict[str, Path] = run.memory.setdefault("unit folders", {})
+    if family not in known:
+        known[family] = run.store.folder("cache-teachers", family) / "units"
+    return known[family]
+
+
+def cached_units(run: Run, family: str) -> CachedUnits:
+    """What is there and whole."""
+    return CachedUnits(_units_of(run.store.units(units_folder(run, family))))
+
+
+def was_asked(run: Run, family: str) -> bool:
+    """Whether anything is there and whole: the first unit found tells."""
+    folder = units_folder(run, family)
+    return any(any(_units_of(run.store.units(folder, [path.stem]))) for path in run.store.units_in(folder))
+
+
+def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
+    for unit, record in records.items():
+        if record.files:
+            said = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
+            yield CachedUnit(name=unit, file=record.files[0], **said)
+
+
+@dataclass
+class Coverage:
+    """For each text of a bucket: has it the dropout-off logits, and how many of its passes, counted from the first."""
+
+    logits: Any
+    passes: Any
+
+    @classmethod
+    def of(cls, texts: int) -> Coverage:
+        import numpy as np
+
+        return cls(np.zeros(texts, dtype=bool), np.zeros(texts, dtype=np.int32))
+
+    def whole(self, wanted: Any) -> bool:
+        return bool(self.logits.all() and (self.passes >= wanted).all())
+
+    def add(self, unit: CachedUnit, rows: Any, wanted: Any) -> bool:
+        """Count in a cached unit that holds these rows; True if it gives what was not covered. In order of pass."""
+        import numpy as np
+
+        news = False
+        if unit.logits:
+            news = bool((~self.logits[rows]).any())
+            self.logits[rows] = True
+        asked = np.broadcast_to(wanted, len(self.logits))[rows]
+        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, asked))]
+        self.passes[extends] = unit.last
+        return news or len(extends) > 0
+
+    def missing(self, wanted: Any) -> Iterator[tuple[Any, bool, int, int]]:
+        """(rows, lacks logits, first missing pass, passes wanted) for every group of texts that lacks the same."""
+        import numpy as np
+
+        asked = np.broadcast_to(wanted, len(self.logits))
+        for logits in (False, True):
+            for last in np.unique(asked):
+                for covered in np.unique(self.passes):
+                    rows = np.flatnonzero((self.logits == logits) & (self.passes == covered) & (asked == last))
+                    if len(rows) and not (logits and covered >= last):
+                        yield rows, not logits, int(min(covered, last)), int(last)
+
+
+class Asked:
+    """One bucket of a part, for all teachers: which of its texts a cached unit holds is found once.
+
+    A unit's name holds the digest of its keys. So units of one name hold the same texts, and where a unit is named as
+    the whole bucket would be, or there is none, neither is opened: what planning reads is what changed.
+    """
+
+    def __init__(self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys]) -> None:
+        import numpy as np
+
+        self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
+        self._bucket, self._read_keys = bucket, read_keys
+        self._every = np.arange(self.texts)
+        self._names: dict[tuple[bool, int, int], str] = {}
+        self._held: dict[str, Any] = {}
+        self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
+
+    @cached_property
+    def keys(self) -> Keys:
+        return self._read_keys(self._bucket)
+
+    def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
+        if len(rows) < self.texts:
+            return self._named(keys_digest(self.keys[rows].tobytes()), logits, first, last)
+        known = (logits, first, last)
+        if known not in self._names:
+            self._names[known] = self._named(self._bucket.keys_digest, logits, first, last)
+        return self._names[known]
+
+    def _named(self, digest: str, logits: bool, first: int, last: int) -> str:
+        return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
+
+    def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
+        """The rule, and told without counting: the unit holds all that is wanted of all texts of the bucket."""
+        enough = isinstance(wanted, int) and unit.logits and unit.first == 0 and unit.last >= wanted
+        return enough and self._is_all_of(unit)
+
+    def _is_all_of(self, unit: CachedUnit) -> bool:
+        return unit.rows == self.texts and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
+
+    def held(self, run: Run, unit: CachedUnit) -> Any:
+        """Where the unit's texts stand in the bucket."""
+        if unit.name not in self._held:
+            self._held[unit.name] = self._every if self._is_all_of(unit) else self._places(unit_keys(run, unit))
+        return self._held[unit.name]
+
+    def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
+        """As the coverage says it; teachers that lack the same, as after texts were appended, are one question."""
+        import numpy as np
+
+        lack = (coverage.logits.tobytes(), coverage.passes.tobytes(), np.asarray(wanted).tobytes())
+        if self._lacking[0] != lack:
+            self._lacking = lack, list(coverage.missing(wanted))
+        return self._lacking[1]
+
+    def _places(self, keys: Keys) -> Any:
+        import numpy as np
+
+        places = np.searchsorted(self.keys, keys)
+        here = (places < len(self.keys)) & (self.keys[np.minimum(places, len(self.keys) - 1)] == keys)
+        return places[here]
+
+
+def asked_about(run: Run, part: Part) -> Iterator[Asked]:
+    """The part's buckets. The keys of one are read where they are needed, and then all are fetched together."""
+    from amalgam.data.parquet import read_keys
+
+    fetch = cache(lambda: run.store.place.fetch([bucket.file.path for bucket in part.buckets]))
+
+    def read(bucket: Bucket) -> Keys:
+        fetch()
+        return read_keys(run.store.checked(bucket.file))
+
+    return (Asked(part.name, bucket, read) for bucket in part.buckets)
+
+
+def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
+    run: Run, family: str, teacher: str, bucket: Asked, cached: CachedUnits, wanted: Any
+) -> Iterator[Unit]:
+    """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
+    folder, known = units_folder(run, family), cached.overlapping(bucket.prefix)
+    enough = next((unit for unit in known if bucket.is_answered_by(unit, wanted)), None)
+    if enough:
+        yield Unit(enough.name, folder, enough.size, there=True)
+        return
+    coverage = Coverage.of(bucket.texts)
+    for unit in known:
+        rows = bucket.held(run, unit)
+        if len(rows) and coverage.add(unit, rows, wanted):
+            yield Unit(unit.name, folder, unit.size, there=True)
+            if coverage.whole(wanted):
+                return
+    for rows, logits, first, last in bucket.missing(coverage, wanted):
+        some = rows if len(rows) < bucket.texts else None
+        ask = Ask(teacher, bucket.part, bucket.prefix, some, logits, first, last)
+        yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)
+
+
+def unit_keys(run: Run, unit: CachedUnit) -> Keys:
+    """Buckets come in order, so the keys of a unit that several of them overlap are asked for again soon, or never."""
+    from amalgam.data.parquet import read_keys
+
+    known: dict[str, Keys] = run.memory.setdefault("unit keys", {})
+    found = known.pop(unit.name, None)
+    if found is None:
+        found = read_keys(run.store.checked(unit.file))
+    known[unit.name] = found
+    if len(known) > KEPT_UNITS:
+        known.pop(next(iter(known)))
+    return found

@@ -1,0 +1,56 @@
+"""Families of cached answers: their identity and folders."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.versions import library_versions
+from amalgam.stages.common.answers.coverage import family_name
+from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+
+if TYPE_CHECKING:
+    pass
+
+
+def passes_counted(run: Run) -> dict[str, Any]:
+    """How many of the cached passes count, for the identity of what is made of them."""
+    said = run.experiment.targets.passes
+    found: dict[str, Any] = {"passes": run.experiment.cache.passes if said is None else said}
+    return found | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+
+
+def dtype_of(run: Run) -> str:
+    """What `auto` meant when this workspace first met it: results of two dtypes never mix."""
+    wanted = run.experiment.cache.dtype
+    if wanted != "auto":
+        return wanted
+    pinned = run.store.get("dtype", "auto")
+    if pinned is None:
+        raise NotKnownYetError("the dtype is chosen")
+    return pinned
+
+
+def families_of(run: Run) -> dict[str, str]:
+    return {teacher.name: family_of(run, teacher) for teacher in teachers_of(run)}
+
+
+def family_of(run: Run, teacher: KnownTeacher) -> str:
+    return family_name(_family_key(run, teacher))
+
+
+def family_in(path: str) -> str:
+    """cache-teachers/FAMILY/units/..."""
+    return PurePosixPath(path).parts[1]
+
+
+def prefix_in(path: str) -> str:
+    return PurePosixPath(path).name.split("-", 1)[0]
+
+
+def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
+    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
+    if run.experiment.execution.versions == "strict":
+        key["libraries"] = library_versions()
+    return key

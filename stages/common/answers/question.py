@@ -1,0 +1,80 @@
+"""Units of teacher inference: which texts, which passes, and their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.stages.common.corpus import Bucket, fields, read_bucket
+from amalgam.stages.common.teachers import KnownTeacher
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from amalgam.data.tokens import TokenRows
+    from amalgam.stages.common.answers.coverage import Ask
+    from amalgam.stages.common.inference.teacher import Teacher
+
+
+SMALL_PART = 4
+"""Of a bucket: fewer than one text in so many are tokenised without keeping the tokens."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes a unit's question: its texts in the tokens of one teacher."""
+
+    run: Run
+    known: KnownTeacher
+    teacher: Teacher
+    tokenizer: str
+    buckets: dict[tuple[str, str], Bucket]
+
+    def __call__(self, unit: Unit) -> Question:
+        ask: Ask = unit.work
+        bucket = self.buckets[ask.part, ask.prefix]
+        rows = read_bucket(self.run, bucket)
+        if ask.rows is not None:
+            rows = rows.take(ask.rows)
+        tokens = self._tokens(bucket, rows, ask.rows)
+        self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
+        if self.run.experiment.cache.on_long == "error" and tokens.cut.any():
+            _refuse_long(rows, tokens, self.known)
+        return Question(unit, rows.column("key").to_pylist(), tokens)
+
+    def _tokens(self, bucket: Bucket, rows: pa.Table, places: Any) -> TokenRows:
+        """Kept ones, or those of the whole bucket, made and kept; of a small part of a bucket, made in passing."""
+        from amalgam.data.tokens import encode
+        from amalgam.stages.common.token_cache import tokens_of
+
+        tokenizer, limit, types = self.teacher.tokenizer, self.teacher.limit, self.teacher.takes_types
+        if places is not None and SMALL_PART * len(places) < bucket.rows:
+            return encode(tokenizer, fields(rows), limit, types=types)
+        tokens = tokens_of(self.run, bucket, tokenizer, digest=self.tokenizer, limit=limit, types=types)
+        return tokens if places is None else tokens.take(places)
+
+
+def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None:
+    from amalgam.data.keys import shown
+
+    first = int(tokens.cut.argmax())
+    raise DataError(
+        f"{int(tokens.cut.sum())} texts are longer than {known.max_tokens} tokens of teacher {known.name}",
+        where=f"the first: {shown(rows.column('text')[first].as_py())}",
+        fix="cache.on_long=truncate cuts and counts them, or raise cache.max_tokens",
+    )
+
+
+@dataclass(frozen=True)
+class Question:
+    """The texts of one unit, ready for the teacher."""
+
+    unit: Unit
+    keys: list[bytes]
+    tokens: TokenRows
+
+    @property
+    def total(self) -> int:
+        return len(self.tokens.ids.values)

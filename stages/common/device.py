@@ -1,0 +1,61 @@
+"""Which device and which number format, unless the experiment says otherwise.
+
+Each process decides for itself: stage 1 must never wait for a process that happens to have no work.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from amalgam.pipeline.errors import ExperimentError
+
+if TYPE_CHECKING:
+    pass
+
+
+def pick_device(wanted: str) -> torch.device:
+    offered = _offered()
+    if wanted not in ("auto", "cpu") and offered.type != wanted:
+        raise ExperimentError(
+            f"execution.device is {wanted}, but this machine offers {offered.type}", fix="execution.device=auto"
+        )
+    return torch.device("cpu") if wanted == "cpu" else offered
+
+
+def _offered() -> torch.device:
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def dtype_for(device: torch.device) -> str:
+    """bf16 where the hardware computes it, fp16 on older GPUs, fp32 elsewhere."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if device.type == "cpu" and _cpu_computes_bf16() else "fp32"
+
+
+def _cpu_computes_bf16() -> bool:
+    """Either instruction set: products of bf16 are then faster than those of fp32, and not emulated."""
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(ask is not None and ask() for ask in asked)
+
+
+def tokens_at_once(device: torch.device, width: int) -> int:
+    """A launch's tokens: a CPU keeps them near its caches, a GPU wants them many, as far as its memory goes."""
+    if device.type != "cuda":
+        return 4096
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1 << 14, min(1 << 16, free // (256 * width)))
+
+
+def put_on(device: torch.device, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """From pinned memory to a GPU, so that the host need not wait until it has done what it was given before."""
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}

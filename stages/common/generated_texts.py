@@ -1,0 +1,46 @@
+"""Generated texts as a part of the corpus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.store import Record, StoredFile
+
+if TYPE_CHECKING:
+    pass
+
+
+def texts_file(manifest: Record) -> StoredFile:
+    """The stored file of all texts, with what is known of each."""
+    return next(file for file in manifest.files if file.path == manifest.facts["file"])
+
+
+HELD_OUT = "held-out"
+
+GENERATED = "what generate wrote"
+"""Stands for the file among a part's sources."""
+
+GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
+
+
+def generated_sources(experiment: ExperimentFile) -> dict[str, list[str]]:
+    said = experiment.generate
+    if said is None or not experiment.reads_texts:
+        return {}
+    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
+
+
+def are_written(experiment: ExperimentFile) -> bool:
+    """Whether each text was written for a teacher and one of its classes."""
+    return experiment.generate is not None and experiment.generate.writes
+
+
+def gates_of(experiment: ExperimentFile) -> dict[str, Any]:
+    return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
+
+
+def generated_file(run: Run) -> StoredFile:
+    """Raises NotKnownYetError before they are generated."""
+    return texts_file(run.result("generate"))

@@ -1,0 +1,1 @@
+"""A teacher at inference, with dropout off or keyed."""

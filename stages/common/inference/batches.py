@@ -1,0 +1,261 @@
+"""Launches: which (text, pass) rows go through a teacher together, and what happens when one fails.
+
+Texts of one exact token length share a launch, their passes folded into the batch, so that no padding is computed; on a
+GPU, whose launches are large, rare lengths are padded to one near them. How rows are grouped changes no result beyond
+rounding, since masks are keyed.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from amalgam.data.tokens import Ragged
+from amalgam.pipeline.errors import WorkError
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from amalgam.data.tokens import Tokens
+    from amalgam.stages.common.inference.teacher import Teacher
+    from amalgam.stages.common.inference.transfer import UnderWay
+
+
+KEYS_SHOWN = 5
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Row i is text `texts[i]` in pass `passes[i]`; all passes are DROPOUT_OFF, or none is."""
+
+    texts: NDArray[np.int64]
+    passes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def halves(self) -> tuple[Launch, Launch]:
+        middle = (len(self) + 1) // 2
+        return Launch(self.texts[:middle], self.passes[:middle]), Launch(self.texts[middle:], self.passes[middle:])
+
+
+def plan_launches(
+    lengths: Sequence[int], passes: range, *, batch_tokens: int, fold: bool, padding: float = 0.0
+) -> Iterator[Launch]:
+    """Every (text, pass) once, longest texts first, so that memory that does not suffice shows at once.
+
+    A launch holds at most `batch_tokens` tokens, yet at least one row, of texts of one length; lengths too rare to fill
+    one share it where no text is padded by more than the share `padding`. Unless passes may be folded, it holds a
+    single pass.
+    """
+    numbers = np.asarray(lengths, np.int64)
+    together = np.array(passes, np.int64)
+    for texts in _groups(numbers, batch_tokens // max(1, len(passes) if fold else 1), padding):
+        rows = max(1, batch_tokens // max(1, int(numbers[texts[0]])))
+        for group in [together] if fold else together[:, None]:
+            of_text, in_pass = np.repeat(texts, len(group)), np.tile(group, len(texts))
+            for first in range(0, len(of_text), rows):
+                yield Launch(of_text[first : first + rows], in_pass[first : first + rows])
+
+
+def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[NDArray[np.int64]]:
+    """Places of texts of one length, the longest first; or of several near it, until `full` tokens are together."""
+    waiting: list[NDArray[np.int64]] = []
+    for length in np.unique(lengths)[::-1]:
+        texts = np.flatnonzero(lengths == length)
+        widest = int(lengths[waiting[0][0]]) if waiting else int(length)
+        held = sum(map(len, waiting)) * widest
+        if waiting and (length < widest * (1 - padding) or held + len(texts) * widest > full):
+            yield np.concatenate(waiting)
+            waiting = []
+        waiting.append(texts)
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def go_on() -> None:
+    """Nothing asks to stop."""
+
+
+def not_shown(_rows: int) -> None:
+    """Nobody watches."""
+
+
+def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
+    teacher: Teacher,
+    tokens: Sequence[Tokens],
+    keys: Sequence[bytes],
+    passes: range,
+    *,
+    deterministic: bool,
+    batch_tokens: int,
+    on_progress: Callable[[int], None] = not_shown,
+    stop: Callable[[], None] = go_on,
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
+    """Logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
+
+    `on_progress` hears how many rows a launch has done; `stop` is asked before each launch, and may raise.
+    """
+    work = _Work(teacher, tokens, keys, on_progress, stop)
+    lengths = [len(one) for one in tokens]
+    logits = np.empty((len(tokens), teacher.labels), np.float32) if deterministic else None
+    if logits is not None:
+        off = range(DROPOUT_OFF, 0)
+        launches = plan_launches(lengths, off, batch_tokens=batch_tokens, fold=True, padding=teacher.padding)
+        for part, found in work.done(launches):
+            logits[part.texts] = found
+    raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
+    if len(passes):
+        launches = plan_launches(
+            lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds, padding=teacher.padding
+        )
+        for part, found in work.done(launches):
+            raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
+    return logits, raw
+
+
+class _Work:
+    """Launches of one call, and the number of tokens that has proven too many."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        tokens: Sequence[Tokens],
+        keys: Sequence[bytes],
+        on_progress: Callable[[int], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self.teacher = teacher
+        self.tokens = tokens
+        self.keys = keys
+        self.on_progress = on_progress
+        self.stop = stop
+        self.ceiling: int | None = None
+        teacher.halved = 0
+
+    def done(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
+        """The launches' logits, in parts if memory does not suffice. While a GPU computes, the next is prepared."""
+        started: deque[tuple[Launch, UnderWay]] = deque()
+        for launch in launches:
+            waiting = [launch]
+            while waiting:
+                part = waiting.pop()
+                size = len(part) * len(self.tokens[part.texts[0]])
+                if self.ceiling is not None and size > self.ceiling and len(part) > 1:
+                    waiting += reversed(part.halves())
+                    continue
+                self.stop()
+                found = self._tried(part)
+                if found is None:
+                    yield from self._arrived(started, 0)
+                    self._halve(part)
+                    waiting += reversed(part.halves())
+                    continue
+                started.append((part, found))
+                yield from self._arrived(started, self.teacher.ahead)
+        yield from self._arrived(started, 0)
+
+    def _arrived(
+        self, started: deque[tuple[Launch, UnderWay]], but: int
+    ) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
+        """In their order, all `but` the last few."""
+        while len(started) > but:
+            part, under_way = started.popleft()
+            found = under_way.wait().numpy()
+            _check_finite(found, part, self.teacher, self.keys)
+            self.on_progress(len(part))
+            yield part, found
+
+    def _tried(self, part: Launch) -> UnderWay | None:
+        """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
+        tokens, keys = [self.tokens[i] for i in part.texts], [self.keys[i] for i in part.texts]
+        try:
+            return self.teacher.start(Rows(tokens, keys, part.passes))
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            known = isinstance(error, torch.OutOfMemoryError)
+            if not known and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
+                raise
+            return None
+
+    def _halve(self, part: Launch) -> None:
+        if self.teacher.graphs is not None:
+            self.teacher.graphs.close("the memory they hold was wanted for launches")
+        gc.collect()
+        if self.teacher.device.type == "cuda":
+            torch.cuda.empty_cache()
+        length = len(self.tokens[part.texts[0]])
+        if len(part) == 1:
+            raise WorkError(
+                f"teacher {self.teacher.name}: out of memory on a single text of {length} tokens",
+                where=f"text {self.keys[part.texts[0]].hex()}",
+                fix=f"set max_tokens: {max(1, length // 2)} for this teacher, or execution.device: cpu",
+            )
+        self.teacher.halved += 1
+        self.ceiling = (len(part) + 1) // 2 * length
+
+
+def _check_finite(found: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> None:
+    broken = np.logical_not(np.isfinite(found).all(axis=1)).reshape(-1)
+    if broken.any():
+        raise _unusable("logits are NaN or infinite", broken, part, teacher, keys)
+
+
+def _rounded(found: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> NDArray[np.float16]:
+    broken = (np.abs(found) > np.finfo(np.float16).max).any(axis=1).reshape(-1)
+    if broken.any():
+        raise _unusable("logits are beyond 65504, the largest number the cache keeps", broken, part, teacher, keys)
+    return found.astype(np.float16)
+
+
+def _unusable(what: str, broken: NDArray[np.bool_], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> WorkError:
+    numbers = sorted(set(part.passes[broken].tolist()))
+    when = "dropout off" if numbers == [DROPOUT_OFF] else f"pass {', '.join(map(str, numbers))}"
+    texts = list(dict.fromkeys(keys[i].hex() for i in part.texts[broken]))
+    more = f" and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
+    return WorkError(
+        f"teacher {teacher.name}: {what} ({when})",
+        where=f"texts {', '.join(texts[:KEYS_SHOWN])}{more}",
+        fix="set cache.dtype: fp32" if teacher.dtype != torch.float32 else "leave the texts or this teacher out",
+    )
+
+
+Ids = npt.NDArray[np.integer[Any]]
+
+RowNumbers = npt.NDArray[np.int64]
+
+
+def token_batches(lengths: RowNumbers, batch_tokens: int) -> list[RowNumbers]:
+    """RowNumbers by length, cut so that a padded batch holds at most `batch_tokens` tokens (one text may be longer)."""
+    order = np.argsort(lengths, kind="stable")
+    batches: list[RowNumbers] = []
+    start = 0
+    for at, row in enumerate(order):
+        if at > start and (at - start + 1) * int(lengths[row]) > batch_tokens:
+            batches.append(order[start:at])
+            start = at
+    return [*batches, order[start:]] if len(order) else []
+
+
+def model_inputs(
+    tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int
+) -> dict[str, torch.Tensor]:
+    """What the encoder is called with: these rows, padded to the longest of them."""
+    import torch
+
+    ids, there = Ragged.of(tokens).padded(rows, pad_id)
+    arrays = {"input_ids": ids, "attention_mask": there.astype(np.int64)}
+    if type_ids is not None:
+        arrays["token_type_ids"], _ = Ragged.of(type_ids).padded(rows, 0)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,0 +1,111 @@
+"""A finished classifier in a Hugging Face folder, ready to be asked: how report, oracle and predict read a student."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from amalgam.data.tokens import Ragged, encode
+from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.device import put_on
+from amalgam.stages.common.encoders import takes_types
+from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
+from amalgam.stages.common.models import model_folder
+from amalgam.stages.common.models.resolve import ModelFiles, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+
+def predict(
+    model: torch.nn.Module,
+    tokens: Sequence[Ids],
+    *,
+    pad_id: int,
+    batch_tokens: int,
+    type_ids: Sequence[Ids] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Logits [n, C] in the order of `tokens`, dropout off."""
+    import torch
+
+    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
+    lengths = tokens.lengths
+    device = next(model.parameters()).device
+    config: Any = model.config
+    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    was_training = model.training
+    model.eval()
+    # Not inference mode: what a model caches for itself there could not be trained with afterwards.
+    with torch.no_grad():
+        for rows in token_batches(lengths, batch_tokens):
+            inputs = model_inputs(tokens, type_ids, rows, pad_id)
+            logits = model(**put_on(device, inputs)).logits
+            all_logits[rows] = logits.float().cpu().numpy()
+    model.train(was_training)
+    return all_logits
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BATCH_TOKENS = 8192
+
+LONGEST_TOKENS = 512
+"""Of a text, for a folder that says nothing of it."""
+
+
+class Classifier:
+    """Dropout off, fp32; labels in the model's own order, or in the one that was asked for."""
+
+    def __init__(self, files: ModelFiles, *, device: str, max_tokens: int | None) -> None:
+        from amalgam.stages.common.device import pick_device
+        from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+
+        self.model: Any = load_classifier(files, dropout=None, dtype="fp32").to(pick_device(device))
+        self.tokenizer = load_tokenizer(files)
+        self.limit = token_limit(self.model.config, self.tokenizer, max_tokens or LONGEST_TOKENS)
+        self.types = takes_types(self.model.config)
+        self.pad_id = int(self.tokenizer.pad_token_id or 0)
+        self.labels = [str(self.model.config.id2label[place]) for place in range(self.model.config.num_labels)]
+        self._order = list(range(len(self.labels)))
+
+    @classmethod
+    def of_run(cls, run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Self:
+        """With exactly these labels, in this order."""
+        files = resolve(
+            str(folder.absolute()), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
+        )
+        experiment = run.experiment
+        found = cls(files, device=experiment.execution.device, max_tokens=experiment.student.max_tokens)
+        if set(found.labels) != set(labels):
+            raise ModelError(
+                f"{where} knows other labels than this experiment",
+                where=f"{folder}: {', '.join(found.labels)}",
+                fix=f"it must know exactly: {', '.join(labels)}",
+            )
+        found._order = [found.labels.index(name) for name in labels]
+        found.labels = list(labels)
+        return found
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, device: str, max_tokens: int | None, where: str) -> Self:
+        """With the labels that its own config names."""
+        contents = model_folder.read_contents(folder, where=where, allow_pickle=False, trust_remote_code=False)
+        files = ModelFiles(str(folder), folder, "", None, contents.weights, contents.config)
+        return cls(files, device=device, max_tokens=max_tokens)
+
+    def logits(self, texts: Sequence[tuple[str, ...]]) -> Array:
+
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        found = predict(self.model, tokens.ids, pad_id=self.pad_id, batch_tokens=BATCH_TOKENS, type_ids=tokens.type_ids)
+        return found[:, self._order].astype(np.float64)
+
+
+def log_softmax(logits: Array) -> Array:
+    top = logits.max(axis=-1, keepdims=True)
+    result: Array = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    return result

@@ -1,0 +1,268 @@
+"""Launches of a shape that recurs, captured once as a CUDA graph and replayed: one call of the host for a whole pass.
+
+A forward is captured only if it reads nothing on the host, and used only if its replay, with other rows in place than
+those it was captured with, gives the logits of the plain launch. Whatever fails, launches run one by one as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+if TYPE_CHECKING:
+    Inputs: TypeAlias = Mapping[str, torch.Tensor]
+
+
+if TYPE_CHECKING:
+    Forward: TypeAlias = Callable[[Inputs], torch.Tensor]
+
+
+if TYPE_CHECKING:
+    Capture: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], object], torch.Tensor]]
+
+
+if TYPE_CHECKING:
+    Kind: TypeAlias = tuple[str, ...]
+
+
+if TYPE_CHECKING:
+    Shape: TypeAlias = tuple[Kind, tuple[torch.Size, ...]]
+
+
+MOST = 64
+"""Captured launches of one teacher. The first come stay: to let them go in turn would capture without end."""
+
+SEEN = 512
+"""Shapes remembered: one is captured when it comes again within so many others."""
+
+WORDS = "words"
+
+
+aten = torch.ops.aten
+
+READS = {
+    aten._local_scalar_dense.default,  # noqa: SLF001
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.item.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+}
+
+INDEXES = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+
+
+class HostReadError(RuntimeError):
+    """A forward that needs the host in its middle cannot be replayed without it."""
+
+
+class NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Refuses what a captured launch must not do: read a number, ask for a shape, or fetch from the host's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func in READS or (func in INDEXES and _by_truth(args[1])):
+            raise HostReadError(f"the model calls {func} in the middle of its work")
+        found = func(*args, **(kwargs or {}))
+        if self._travelled(func, args, found):
+            raise HostReadError(f"the model fetches from the host or gives to it in the middle of its work ({func})")
+        return found
+
+    def _travelled(self, func: Any, args: Sequence[Any], found: Any) -> bool:
+        """Single numbers of the host's go along as arguments; but whatever is made a tensor there comes from there."""
+        tensors = [one for one in (*args, found) if isinstance(one, torch.Tensor)]
+        if func is aten.lift_fresh.default:
+            return tensors[0].device.type == self._device.type
+        return len({one.device.type for one in tensors if one.dim()}) > 1
+
+
+def _by_truth(indices: Sequence[torch.Tensor | None]) -> bool:
+    return any(one is not None and one.dtype in {torch.bool, torch.uint8} for one in indices)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One shape's launch: what it reads, what replays it, where it writes."""
+
+    inputs: dict[str, torch.Tensor]
+    replay: Callable[[], object]
+    output: torch.Tensor
+    kept: tuple[torch.Tensor, ...]
+    """Tensors made outside that the replay reads or writes by address: they must outlive it."""
+
+    def answer(self, inputs: Inputs) -> torch.Tensor:
+        """Logits of their own. Copies, replay and clone follow each other on one stream, so that the next launch may
+        be started, here or in the eager way, before this one is done.
+        """
+        for name, one in self.inputs.items():
+            one.copy_(inputs[name])
+        self.replay()
+        return self.output.clone()
+
+
+class Graphs:
+    """A teacher's captured launches, and the way to more of them."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        *,
+        alike: Callable[[torch.Tensor, torch.Tensor], bool],
+        kept: Callable[[], Sequence[torch.Tensor]],
+        note: Callable[[str], None],
+    ) -> None:
+        self._capture = capture
+        self._alike = alike
+        self._kept = kept
+        self._note = note
+        self._captured: dict[Shape, Captured] = {}
+        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        self._closed: set[Kind] | None = set()
+        """Kinds of launches that cannot be captured; None: none is any more."""
+
+    @property
+    def shapes(self) -> int:
+        """How many are captured."""
+        return len(self._captured)
+
+    def run(self, kind: str, inputs: Inputs, forward: Forward) -> torch.Tensor:
+        """Logits of a launch whose first axes are its rows (of words the last): replayed if there is a capture."""
+        shape: Shape = (kind, *inputs), tuple(one.shape for one in inputs.values())
+        captured = self._captured.get(shape)
+        if captured is not None:
+            return captured.answer(inputs)
+        found = forward(inputs)
+        if self._pays(shape) and len(found) > 1:
+            self._try(shape, inputs, forward, found)
+        return found
+
+    def forget(self) -> None:
+        """The forward is another one from here on."""
+        self._captured.clear()
+        self._seen.clear()
+
+    def close(self, why: str) -> None:
+        """Lets go of all, for good."""
+        if self._closed is not None:
+            self._captured.clear()
+            self._closed = None
+            self._note(f"launches are not captured: {why}")
+
+    def _pays(self, shape: Shape) -> bool:
+        """It has come before, lately."""
+        if self._closed is None or shape[0] in self._closed or len(self._captured) >= MOST:
+            return False
+        before = shape in self._seen
+        self._seen[shape] = None
+        self._seen.move_to_end(shape)
+        if len(self._seen) > SEEN:
+            self._seen.popitem(last=False)
+        return before
+
+    def _try(self, shape: Shape, inputs: Inputs, forward: Forward, found: torch.Tensor) -> None:
+        try:
+            captured = self._new(inputs, forward)
+            right = self._alike(captured.answer(inputs), found)
+        except HostReadError as error:
+            self._leave(shape[0], str(error))
+        except RuntimeError as error:  # a capture may fail in as many ways as CUDA itself
+            self.close(str(error).splitlines()[0])
+        else:
+            if right:
+                self._captured[shape] = captured
+            else:
+                self.close("a replay gives other numbers than the launch it stands for")
+
+    def _leave(self, kind: Kind, why: str) -> None:
+        """One kind; padded or not, it is said once."""
+        if self._closed is None:
+            return
+        if kind[0] not in {closed[0] for closed in self._closed}:
+            self._note(f"launches with {kind[0]} are not captured: {why}")
+        self._closed.add(kind)
+
+    def _new(self, inputs: Inputs, forward: Forward) -> Captured:
+        """Captured with each row in another's place, so that its first answer shows that it reads what is there."""
+        own = {name: one.roll(1, -1 if name == WORDS else 0) for name, one in inputs.items()}
+        with NoHostReads(next(iter(own.values())).device):
+            forward(own)
+        replay, output = self._capture(lambda: forward(own))
+        return Captured(own, replay, output, tuple(self._kept()))
+
+
+class CudaCapture:
+    """torch.cuda.graph with what it asks of its caller. One pool of memory for all: replays never overlap, and each
+    answer is cloned before the next replay writes where it lay.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    def __call__(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        # A failed capture leaves its stream behind as the current one: the outer context puts the old one back.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            self._check_room(self._rehearsed(forward))
+            graph = torch.cuda.CUDAGraph()
+            # A pool lives as long as a graph that was captured into it.
+            pool = next((one.pool() for one in self._made), None)
+            where: dict[str, Any] = {"pool": pool, "stream": self._stream}
+            try:
+                # Other threads read and write files meanwhile; what they do is not this capture's business.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local", **where):
+                    output = forward()
+            except RuntimeError:
+                self._mend_generator()
+                raise
+            self._made.add(graph)
+            return graph.replay, output
+
+    def _rehearsed(self, forward: Callable[[], torch.Tensor]) -> int:
+        """The bytes it takes, once on the capture's own stream, where any wait for the device is an error."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        with torch.cuda.stream(self._stream), _no_waiting():
+            forward()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def _check_room(self, needed: int) -> None:
+        """For the capture, and still for a launch that is not captured."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if free + cached < 2 * needed:
+            raise RuntimeError("their memory does not suffice")
+
+    def _mend_generator(self) -> None:
+        """A capture that fails leaves the generator in capture, so that nothing could draw from it; a clone is free."""
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        with contextlib.suppress(RuntimeError):
+            generator.graphsafe_set_state(generator.clone_state())
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it does not see every wait yet
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

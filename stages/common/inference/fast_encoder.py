@@ -1,0 +1,312 @@
+"""The layers of BERT-like encoders in few large steps: the model's own numbers, in less time.
+
+Queries, keys and values come of one product, results go into buffers that stay, and dropout is a window of the bank
+multiplied in. Where the head reads the first token alone, the last layer computes no other. Checked against the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from amalgam.stages.common.inference.dropout import hide, scores_at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from amalgam.stages.common.inference.compiled_dropout import Fused
+    from amalgam.stages.common.inference.dropout import KeyedDropout
+
+
+SAFE = 60.0
+"""exp(60) summed over any row, and exp(-60), are well inside float32."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One post-norm encoder layer; rates of zero are sites that are not there."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attended: nn.Linear
+    attended_norm: nn.LayerNorm
+    up: nn.Linear
+    activation: Any
+    down: nn.Linear
+    norm: nn.LayerNorm
+    heads: int
+    scaling: float
+    score_rate: float
+    attended_rate: float
+    rate: float
+    weight: torch.Tensor = field(init=False)
+    bias: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Query, key and value side by side; the model's own weights become views, so that nothing is held twice."""
+        three = (self.query, self.key, self.value)
+        object.__setattr__(self, "weight", torch.cat([one.weight.data for one in three]))
+        object.__setattr__(self, "bias", torch.cat([one.bias.data for one in three]))
+        width = self.query.out_features
+        for number, one in enumerate(three):
+            one.weight.data = self.weight[number * width : (number + 1) * width]
+            one.bias.data = self.bias[number * width : (number + 1) * width]
+
+
+class Buffers:
+    """Tensors that stay from launch to launch: fresh memory costs more than the numbers written into it."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._flat: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        size = torch.Size(shape).numel()
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            self._flat.pop(name, None)
+            flat = self._flat[name] = torch.empty(size, device=self._device, dtype=self._dtype)
+        return flat[:size].view(shape)
+
+    def held(self) -> list[torch.Tensor]:
+        return list(self._flat.values())
+
+    def drop(self) -> None:
+        self._flat.clear()
+
+
+class LeanEncoder:
+    """Stands in for a model's encoder while `instead` is active."""
+
+    def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
+        self.encoder = encoder
+        self.layers = layers
+        self.first_token = first_token
+        weight = layers[0].weight
+        self.buffers = Buffers(weight.device, weight.dtype)
+        self.fused: Fused | None = None
+        """Compiled forms of dropout's steps, where they are faster and right."""
+
+    @contextlib.contextmanager
+    def instead(self, dropout: KeyedDropout | None) -> Iterator[None]:
+        self.encoder.forward = partial(self._forward, dropout)
+        try:
+            yield
+        finally:
+            del self.encoder.forward
+
+    def _forward(
+        self,
+        dropout: KeyedDropout | None,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **_rest: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        hidden = hidden_states
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  the mode is asked by name below, not call by call
+            for layer in self.layers:
+                last = self.first_token and layer is self.layers[-1]
+                hidden = self._layer(layer, hidden, attention_mask, dropout, first_token=last)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    def _layer(
+        self,
+        layer: Layer,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: KeyedDropout | None,
+        *,
+        first_token: bool,
+    ) -> torch.Tensor:
+        rows, _, width = hidden.shape
+        three = self._projected(layer, hidden, first_token=first_token)
+        if first_token:
+            hidden = hidden[:, :1].contiguous()
+            mask = mask[:, :, :1] if mask is not None else None
+        shape = hidden.shape
+        mixed = self.buffers.take("mixed", *shape)
+        self._attention(layer, three, mask, dropout, mixed)
+        flat = (-1, width)
+        out = self.buffers.take("out", *shape)
+        _linear(layer.attended, mixed.view(flat), out.view(flat))
+        hidden = self._added(layer.attended_norm, hidden, out, layer.attended_rate, dropout)
+        wide = self.buffers.take("wide", rows * shape[1], layer.up.out_features)
+        wide = _activated(layer.activation, _linear(layer.up, hidden.view(flat), wide))
+        _linear(layer.down, wide, out.view(flat))
+        return self._added(layer.norm, hidden, out, layer.rate, dropout)
+
+    def _projected(self, layer: Layer, hidden: torch.Tensor, *, first_token: bool) -> tuple[torch.Tensor, ...]:
+        """Query, key, value: [rows, tokens, heads, width of a head], of the first token alone if so wanted."""
+        rows, tokens, width = hidden.shape
+        skip = width if first_token else 0
+        all_of = self.buffers.take("three", rows * tokens, 3 * width - skip)
+        torch.addmm(layer.bias[skip:], hidden.view(-1, width), layer.weight[skip:].t(), out=all_of)
+        *query, key, value = all_of.view(rows, tokens, -1, layer.heads, width // layer.heads).unbind(2)
+        if first_token:
+            first = layer.query(hidden[:, 0])
+            query = [first.view(rows, 1, layer.heads, -1)]
+        return query[0], key, value
+
+    def _attention(
+        self,
+        layer: Layer,
+        three: tuple[torch.Tensor, ...],
+        mask: torch.Tensor | None,
+        dropout: KeyedDropout | None,
+        mixed: torch.Tensor,
+    ) -> None:
+        query, key, value = three
+        if dropout is None or not layer.score_rate:
+            q, k, v = (one.transpose(1, 2) for one in three)
+            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scaling)
+            mixed.view(query.shape).copy_(found.transpose(1, 2))
+            return
+        rows, queries, heads, _ = query.shape
+        masks = dropout.claim((rows, heads, queries, key.shape[1]), layer.score_rate)
+        at_once = max(1, scores_at_once(query.device) // (heads * queries * key.shape[1]))
+        for first in range(0, rows, at_once):
+            part = slice(first, min(first + at_once, rows))
+            hidden_keys = mask if mask is None or mask.shape[0] == 1 else mask[part]
+            scores = self._scores(layer, query[part], key[part], hidden_keys)
+            weights = self.fused.probabilities(scores, masks, part) if self.fused is not None else None
+            total = None
+            if weights is None:
+                total = exponentials(scores)
+                weights = scores.mul_(masks.of(part, self.buffers.take("score mask", *scores.shape)))
+            v = self._heads_first("v", value[part])
+            found = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=self._like("q", v, queries).flatten(0, 1))
+            if total is not None:
+                found.div_(total.view(*found.shape[:2], 1))
+            mixed[part].view(query[part].shape).copy_(found.view(-1, heads, *found.shape[1:]).transpose(1, 2))
+
+    def _scores(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        rows, queries, heads, _ = query.shape
+        q, k = self._heads_first("q", query, layer.scaling), self._heads_first("k", key)
+        scores = self.buffers.take("scores", rows * heads, queries, key.shape[1])
+        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=scores)
+        scores = scores.view(rows, heads, queries, -1)
+        if mask is not None:
+            hide(scores, mask)
+        return scores
+
+    def _heads_first(self, name: str, one: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """[rows, heads, tokens, width], contiguous, multiplied on the way if need be."""
+        turned = one.transpose(1, 2)
+        into = self.buffers.take(name, *turned.shape)
+        return into.copy_(turned) if scale is None else torch.mul(turned, scale, out=into)
+
+    def _like(self, name: str, value: torch.Tensor, queries: int) -> torch.Tensor:
+        return self.buffers.take(name, *value.shape[:2], queries, value.shape[3])
+
+    def _added(
+        self, norm: nn.LayerNorm, hidden: torch.Tensor, out: torch.Tensor, rate: float, dropout: KeyedDropout | None
+    ) -> torch.Tensor:
+        if dropout is None or not rate:
+            return norm(out.add_(hidden))  # type: ignore[no-any-return]
+        claim = dropout.claim(tuple(out.shape), rate)
+        found = self.fused.added(norm, hidden, out, claim) if self.fused is not None else None
+        if found is None:
+            mask = claim.of(slice(None), self.buffers.take("mask", *out.shape))
+            found = norm(torch.addcmul(hidden, out, mask, out=out))
+        return found
+
+
+def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
+    """Softmax in place; or, where no exponential can overflow or vanish, exponentials and their sums, to divide the
+    shorter rows of the product by: a CPU's softmax is slow on rows that its vectors do not divide.
+    """
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        low, high = torch.aminmax(scores)
+        if float(low) > -SAFE and float(high) < SAFE:
+            return scores.exp_().sum(-1)
+    torch.softmax(scores, -1, out=scores)
+    return None
+
+
+def _linear(linear: nn.Linear, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(linear.bias, rows, linear.weight.t(), out=out)
+
+
+def _activated(activation: Any, rows: torch.Tensor) -> torch.Tensor:
+    if getattr(activation, "act", None) is functional.gelu:
+        return torch.ops.aten.gelu_(rows)  # type: ignore[no-any-return]
+    return activation(rows)  # type: ignore[no-any-return]
+
+
+def lean_encoder(model: Any, *, first_token: bool) -> LeanEncoder | None:
+    """None where the model is not built of such layers. Its numbers are for the caller to compare."""
+    base = model.base_model
+    encoder: Any = getattr(base, "encoder", None) or getattr(base, "transformer", None)
+    blocks = getattr(encoder, "layer", None)
+    if not isinstance(blocks, nn.ModuleList) or not len(blocks) or getattr(model.config, "is_decoder", False):
+        return None
+    try:
+        described = [_described(block) for block in blocks]
+    except AttributeError:
+        return None
+    if not all(_plain(parts) for parts in described):
+        return None
+    return LeanEncoder(encoder, [Layer(**parts) for parts in described], first_token=first_token)
+
+
+def _described(block: Any) -> dict[str, Any]:
+    if hasattr(block, "ffn"):
+        return _described_distilled(block)
+    attention, attended = block.attention.self, block.attention.output
+    return {
+        "query": attention.query,
+        "key": attention.key,
+        "value": attention.value,
+        "attended": attended.dense,
+        "attended_norm": attended.LayerNorm,
+        "up": block.intermediate.dense,
+        "activation": block.intermediate.intermediate_act_fn,
+        "down": block.output.dense,
+        "norm": block.output.LayerNorm,
+        "heads": attention.num_attention_heads,
+        "scaling": attention.attention_head_size**-0.5,
+        "score_rate": attention.dropout.p,
+        "attended_rate": attended.dropout.p,
+        "rate": block.output.dropout.p,
+    }
+
+
+def _described_distilled(block: Any) -> dict[str, Any]:
+    attention, ffn = block.attention, block.ffn
+    return {
+        "query": attention.q_lin,
+        "key": attention.k_lin,
+        "value": attention.v_lin,
+        "attended": attention.out_lin,
+        "attended_norm": block.sa_layer_norm,
+        "up": ffn.lin1,
+        "activation": ffn.activation,
+        "down": ffn.lin2,
+        "norm": block.output_layer_norm,
+        "heads": attention.n_heads,
+        "scaling": attention.attention_head_size**-0.5,
+        "score_rate": attention.dropout.p,
+        "attended_rate": 0.0,
+        "rate": ffn.dropout.p,
+    }
+
+
+def _plain(parts: dict[str, Any]) -> bool:
+    """Neither quantised nor adapted: linear maps with a bias, of one width."""
+    linears = [part for part in parts.values() if isinstance(part, nn.Module) and hasattr(part, "in_features")]
+    width = parts["query"].in_features
+    return (
+        len(linears) == 6
+        and all(type(one) is nn.Linear and one.bias is not None for one in linears)
+        and all(parts[name].out_features == width for name in ("query", "key", "value", "attended", "down"))
+        and all(type(parts[name]) is nn.LayerNorm for name in ("attended_norm", "norm"))
+    )

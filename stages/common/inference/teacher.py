@@ -1,0 +1,383 @@
+"""A teacher at inference: texts to token ids, rows of ids to logits, dropout off or keyed.
+
+Nothing here trusts a tokenizer's own length limit or pad token. What cannot serve is refused before the work starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from amalgam.data.tokens import TokenRows, Tokens, encode
+from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.common.inference.compiled_dropout import may_compile
+from amalgam.stages.common.inference.cuda_graphs import WORDS, CudaCapture, Graphs
+from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
+from amalgam.stages.common.inference.masks import Bank, row_words, site_words
+from amalgam.stages.common.inference.self_check import alike, find_lean, fuse
+from amalgam.stages.common.inference.transfer import UnderWay, sent, under_way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from amalgam.stages.common.inference.compiled_dropout import Compiler
+    from amalgam.stages.common.inference.cuda_graphs import Capture, Inputs
+    from amalgam.stages.common.inference.fast_encoder import LeanEncoder
+
+
+DROPOUT_OFF = -1
+
+# Two probes tell rows, tokens and fixed axes apart: no two of these numbers, nor their products, share a ratio.
+PROBE_ROWS = (3, 5)
+
+PROBE_TOKENS = (7, 11)
+
+LONGEST_PROBE = 1024
+
+TRIAL_ROWS = 8
+
+FUSE_AFTER = 32
+
+PROBE_TEXT = "one two three four five six seven eight nine ten "
+
+NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What goes through a teacher at once: each row a (text, pass). All passes are DROPOUT_OFF, or none is."""
+
+    tokens: Sequence[Tokens]
+    keys: Sequence[bytes]
+    passes: NDArray[np.int64]
+    width: int = 0
+    """Pad to at least so many tokens."""
+
+
+class Teacher:
+    """A loaded sequence classifier and its tokenizer. `digest` and `seed` key the dropout; `name` is for messages."""
+
+    def __init__(  # noqa: PLR0913  a teacher is all of these, by name
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        digest: str,
+        seed: int,
+        limit: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        name: str = "teacher",
+    ) -> None:
+        self.model = model.to(device=device, dtype=dtype).eval()
+        self.tokenizer = tokenizer
+        self.digest = digest
+        self.seed = seed
+        self.limit = limit
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = self.model.dtype
+        self.labels: int = model.config.num_labels
+        self.name = name
+        self.ahead = 1 if self.device.type == "cuda" else 0
+        """Launches that are started before the answer of an earlier one is looked at."""
+        self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
+        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
+        self.halved = 0
+        """Launches of the latest work that had to be halved for lack of memory."""
+        self.notes: tuple[str, ...] = ()
+        self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
+        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self._pad = self._choose_pad()
+        self._bank = Bank(seed, device=self.device, dtype=self.dtype)
+        self._sites: tuple[Site, ...] | None = None
+        self._lean: tuple[LeanEncoder | None] | None = None
+        self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
+        self._compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
+        self._launches = 0
+
+    def _choose_pad(self) -> int:
+        """The config's pad id comes first: models read positions and the last token by it."""
+        config = self.model.config.get_text_config()
+        candidates = {"config": config.pad_token_id, "tokenizer": self.tokenizer.pad_token_id}
+        eos = config.eos_token_id if isinstance(config.eos_token_id, int) else self.tokenizer.eos_token_id
+        for pad in candidates.values():
+            if pad is not None and 0 <= pad < self._vocabulary:
+                config.pad_token_id = pad
+                return int(pad)
+        pad = eos if eos is not None and 0 <= eos < self._vocabulary else 0
+        token = self.tokenizer.convert_ids_to_tokens(pad)
+        self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
+        config.pad_token_id = pad
+        return int(pad)
+
+    def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
+        """Token ids, special tokens included, cut to the limit (the longer text of a pair first)."""
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.takes_types)
+        self.check(tokens, lambda row: texts[row][0])
+        return list(tokens)
+
+    def check(self, tokens: TokenRows, text_of: Callable[[int], str]) -> None:
+        """Refuses what this teacher cannot read; `text_of` gives the text of a row, for the message."""
+        empty = np.flatnonzero(tokens.lengths == 0)
+        if len(empty):
+            raise DataError(
+                f"teacher {self.name}: its tokenizer finds no token in a text",
+                where=f"text {text_of(int(empty[0]))[:40]!a}",
+                fix="leave the text out (corpus.on_bad_row: skip leaves out empty ones)",
+            )
+        self.check_vocabulary(int(tokens.ids.values.max(initial=0)))
+
+    def check_vocabulary(self, highest: int) -> None:
+        if highest >= self._vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise ModelError(
+                f"teacher {self.name}: its tokenizer gives {token!r} the id {highest}, "
+                f"but the model knows {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
+                fix="use the tokenizer the model was trained with, or save the model with resized embeddings",
+            )
+
+    def run(self, rows: Rows) -> torch.Tensor:
+        """Logits [rows, labels], float32, on the CPU."""
+        return self.start(rows).wait()
+
+    def start(self, rows: Rows) -> UnderWay:
+        """As `run`, but on a GPU the host goes on while the device computes."""
+        off = int(rows.passes[0]) == DROPOUT_OFF
+        with torch.inference_mode():
+            sites = () if off else self.sites
+            self._count(off=off)
+            inputs = self.inputs(rows, None if off else sites)
+            forward = partial(self.plain if off else partial(self.dropped, sites=sites), lean=self.lean)
+            kind = "dropout off" if off else "keyed dropout"
+            logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
+            return under_way(logits.float())
+
+    def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
+        self._switch(training=False)
+        with torch.inference_mode():
+            output = self.model.base_model(**self.inputs(rows), output_hidden_states=True)
+        states = getattr(output, "hidden_states", None)
+        if not states or len(states) < 2:
+            what = f"teacher {self.name} does not give the states of its layers"
+            raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
+        return tuple(states[1:])
+
+    def _count(self, *, off: bool) -> None:
+        """Compiling takes seconds, which a few launches do not win back."""
+        self._launches += not off
+        if self._launches == FUSE_AFTER and self._compiler is not None:
+            self.fuse(self._compiler)
+
+    def fuse(self, compiler: Compiler) -> None:
+        """From here on the lean encoder's dropout is compiled, if there is one and it stays right."""
+        self._compiler = None
+        if self.lean is None or not may_compile():
+            return
+        why = fuse(self, self.lean, compiler)
+        if why:
+            self._note(f"dropout is not compiled: {why}")
+        elif self.graphs is not None:
+            self.graphs.forget()
+
+    def _note(self, said: str) -> None:
+        self.notes += (f"teacher {self.name}: {said}",)
+
+    def captured_by(self, capture: Capture) -> Graphs:
+        """Launches of recurring shapes, captured that way; what a capture reads by address stays with it."""
+
+        def kept() -> list[torch.Tensor]:
+            return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
+
+        return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=self._note)
+
+    def plain(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+        self._switch(training=False)
+        with lean.instead(None) if lean else nullcontext():
+            return self._logits(inputs, lean)
+
+    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: LeanEncoder | None = None) -> torch.Tensor:
+        mode = KeyedDropout(self._bank, sites, inputs[WORDS])
+        self._switch(training=True)
+        with mode, lean.instead(mode) if lean else nullcontext():
+            logits = self._logits(inputs, lean)
+        mode.finish()
+        return logits
+
+    def _logits(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+        named = {name: one for name, one in inputs.items() if name != WORDS}
+        if lean and "attention_mask" in named:
+            # With four dimensions the model takes it as it is; of two it would first ask whether anything is hidden,
+            # and a GPU's host would wait for the answer.
+            named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
+        return self.model(**named).logits  # type: ignore[no-any-return]
+
+    @property
+    def lean(self) -> LeanEncoder | None:
+        """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
+        if self._lean is None:
+            self._lean = (find_lean(self),)
+        return self._lean[0]
+
+    def trials(self) -> Iterator[Rows]:
+        """Launches to compare two ways by: random texts of two lengths, without padding and with."""
+        low, high = (min(self.limit, length) for length in PROBE_TOKENS)
+        random = np.random.default_rng(0)
+        for width in (0, high):
+            tokens = [self._random_tokens(random, low if not width or i % 2 else width) for i in range(TRIAL_ROWS)]
+            yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(TRIAL_ROWS)], np.arange(TRIAL_ROWS), width)
+
+    def _random_tokens(self, random: np.random.Generator, length: int) -> Tokens:
+        ids = random.integers(0, self._vocabulary, length, dtype=np.int32)
+        ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
+        [like] = self._probe_tokens([length])
+        ids[[0, -1]] = like.ids[[0, -1]]
+        return Tokens(ids, like.type_ids, cut=False)
+
+    def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
+        words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
+        shared = np.array([site.kind == "shared" for site in sites], bool)
+        if shared.any():
+            if len(set(rows.passes.tolist())) > 1:
+                raise ValueError("a teacher with shared dropout sites takes one pass at a time")
+            of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
+            words = np.where(shared[:, None], of_no_text, words)
+        return sent(words.view(np.int64), self.device)
+
+    def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
+        """Exact-length rows need no attention mask; others are padded on the right. The words of `sites` beside."""
+        lengths = np.array([len(one) for one in rows.tokens])
+        width = max(int(lengths.max()), rows.width)
+        there = np.arange(width) < lengths[:, None]
+        arrays = {"input_ids": _filled(there, [one.ids for one in rows.tokens], self._pad)}
+        if rows.tokens[0].type_ids is not None:
+            arrays["token_type_ids"] = _filled(there, [one.type_ids for one in rows.tokens], 0)
+        if (lengths < width).any():
+            arrays["attention_mask"] = there.astype(np.int64)
+        found = {name: sent(array, self.device) for name, array in arrays.items()}
+        return found if sites is None else found | {WORDS: self._words(rows, sites)}
+
+    def _switch(self, *, training: bool) -> None:
+        """train() with whatever keeps running statistics left in eval(): those would learn from the texts."""
+        if self.model.training == training:
+            return
+        self.model.train(training)
+        for module in self.model.modules():
+            if getattr(module, "running_mean", None) is not None:
+                module.eval()
+
+    @property
+    def folds(self) -> bool:
+        """Several passes may share a launch: no site is shared by all its rows."""
+        return all(site.kind != "shared" for site in self.sites)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        if self._sites is None:
+            sites = self._find_sites()
+            self._rehearse(sites)
+            self._sites = sites
+        return self._sites
+
+    def describe_sites(self) -> tuple[str, ...]:
+        """The active dropout sites, named by the module that calls them."""
+        return tuple(f"{site.name} ({site.kind}, rate {site.rate:g})" for site in self.sites)
+
+    def check_dropout_is_alive(self) -> None:
+        """Passes that do not differ look like certainty: refuse them."""
+        if not self.sites:
+            raise ModelError(
+                f"teacher {self.name} has no active dropout: its passes are all the same", fix=NO_DROPOUT_FIX
+            )
+        [tokens] = self._probe_tokens([min(self.limit, PROBE_TOKENS[1])])
+        logits = [self.run(Rows([tokens], [b"check" + bytes(11)], np.array([i]))) for i in range(4)]
+        if all(torch.equal(one, logits[0]) for one in logits[1:]):
+            raise ModelError(
+                f"teacher {self.name}: dropout changes nothing, its passes are all the same",
+                where=f"active dropout sites: {', '.join(self.describe_sites())}",
+                fix=NO_DROPOUT_FIX,
+            )
+
+    def _probe_tokens(self, lengths: Sequence[int]) -> list[Tokens]:
+        tokens = []
+        for length in lengths:
+            probe = [(PROBE_TEXT * (length // 10 + 1),)]
+            [one] = encode(self.tokenizer, probe, length, types=self.takes_types)
+            if len(one) != length:
+                raise ModelError(
+                    f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
+                    fix="use the tokenizer that the model was trained with",
+                )
+            tokens.append(one)
+        self.check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
+        return tokens
+
+    def _find_sites(self) -> tuple[Site, ...]:
+        low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
+        calls = []
+        for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
+            tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
+            calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
+        return sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+
+    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Any]:
+        stack: list[str] = []
+        recorder = Recorder(inside=lambda: stack[-1] if stack else "model")
+        hooks = list(self._watch(stack))
+        before = self._generators()
+        self._switch(training=True)
+        try:
+            with torch.inference_mode(), recorder:
+                self.model(**inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
+            raise unkeyed("a library function draws them inside")
+        return recorder.calls
+
+    def _watch(self, stack: list[str]) -> Iterator[Any]:
+        """Keeps the name of the running module on the stack."""
+        for name, module in self.model.named_modules():
+
+            def enter(_module: Any, _args: Any, name: str = name) -> None:
+                stack.append(name or "model")
+
+            def leave(_module: Any, _args: Any, _output: Any) -> None:
+                stack.pop()
+
+            yield module.register_forward_pre_hook(enter)
+            yield module.register_forward_hook(leave)
+
+    def _generators(self) -> list[torch.Tensor]:
+        on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_cuda]
+
+    def _rehearse(self, sites: tuple[Site, ...]) -> None:
+        """One keyed row as long as they get: its sites must be those of the probes."""
+        length = min(self.limit, LONGEST_PROBE)
+        rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
+        try:
+            with torch.inference_mode():
+                self.dropped(self.inputs(rows, sites), sites)
+        except (IndexError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            what = f"teacher {self.name} cannot read {length} tokens: {str(error).splitlines()[0]}"
+            raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
+
+
+def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
+    """The rows' numbers where there are any, else `pad`."""
+    filled = np.full(there.shape, pad, np.int64)
+    filled[there] = np.concatenate(parts)
+    return filled

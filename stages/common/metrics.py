@@ -1,0 +1,129 @@
+"""What a classifier's probabilities are worth against gold labels over the union, in plain numbers (numpy only).
+
+The number that counts is accuracy over the union of all labels; a teacher's slice is called that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from amalgam.pipeline.errors import DataError, WorkError
+
+Floats = npt.NDArray[np.float64]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is kept of a model's probabilities: three numbers a text, however many labels there are."""
+
+    label: Ints
+    """The most probable label of the union, the first of equals."""
+    confidence: Floats
+    """Its probability; nan where some probability of the text is no number."""
+    of_gold: Floats
+
+    @classmethod
+    def of(cls, probabilities: Floats, gold: Ints) -> Self:
+        """Probabilities [n, C] and gold [n] by position in the union."""
+        usable = np.isfinite(probabilities).all(axis=1)
+        confidence = np.where(usable, probabilities.max(axis=1, initial=-np.inf), np.nan)
+        return cls(probabilities.argmax(axis=1), confidence, probabilities[np.arange(len(gold)), gold])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        def together(field: str) -> Any:
+            return np.concatenate([getattr(part, field) for part in parts])
+
+        return cls(together("label"), together("confidence"), together("of_gold"))
+
+
+def evaluate(said: Said, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int) -> dict[str, Any]:
+    """Everything the report says of one model on labelled texts; ready for JSON.
+
+    gold [n] and groups {teacher: its labels} are by position in `labels`.
+
+    - macro_f1: mean over the labels that occur in gold or in the predictions; one that is never right counts 0.
+    - label_f1: the same by label name, None where it occurs in neither.
+    - nll_nats: mean negative log-likelihood; None when some gold label has probability 0, which makes it infinite.
+      nll_infinite: how many have.
+    - ece: expected calibration error over equal bins of confidence, (low, high].
+    - slice_accuracy: over the texts whose gold label is the teacher's, predictions over the union; None without texts.
+    - confusion: counts, a row per gold label, a column per predicted label.
+    """
+    _check(said, gold)
+    correct = said.label == gold
+    confusion = confusion_of(said, gold, len(labels))
+    f1 = _f1(confusion)
+    slices = {name: np.isin(gold, owned) for name, owned in groups.items()}
+    return {
+        "n": len(gold),
+        "accuracy": float(correct.mean()),
+        "macro_f1": float(np.nanmean(f1)),
+        "label_f1": {name: None if np.isnan(value) else float(value) for name, value in zip(labels, f1, strict=True)},
+        **_likelihood(said.of_gold),
+        "ece": _calibration_error(said.confidence, correct, bins),
+        "slice_accuracy": {name: _mean(correct[texts]) for name, texts in slices.items()},
+        "slice_n": {name: int(texts.sum()) for name, texts in slices.items()},
+        "confusion": confusion.tolist(),
+    }
+
+
+def selection_accuracy(chosen: Ints, gold: Ints, groups: dict[str, list[int]]) -> dict[str, Any]:
+    """How often the chosen teacher (by position in `groups`) is one that has the gold label.
+
+    Texts whose gold label no teacher has are counted in `ownerless`, and nowhere else.
+    """
+    owns = np.stack([np.isin(gold, owned) for owned in groups.values()], axis=1)
+    owned = owns.any(axis=1)
+    right = owns[np.arange(len(gold)), chosen]
+    return {"accuracy": _mean(right[owned]), "n": int(owned.sum()), "ownerless": int((~owned).sum())}
+
+
+def confusion_of(said: Said, gold: Ints, labels: int) -> Ints:
+    """Counts, a row per gold label, a column per predicted one."""
+    found = np.zeros((labels, labels), dtype=np.int64)
+    np.add.at(found, (gold, said.label), 1)
+    return found
+
+
+def _check(said: Said, gold: Ints) -> None:
+    if not len(gold):
+        raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
+    wrong = np.flatnonzero(~np.isfinite(said.confidence))
+    if len(wrong):
+        raise WorkError(
+            f"{len(wrong):,} predictions are not numbers" if len(wrong) > 1 else "a prediction is not a number",
+            where=f"rows {', '.join(map(str, wrong[:8].tolist()))}",
+            fix="train the model again with a lower learning rate",
+        )
+
+
+def _f1(confusion: npt.NDArray[np.int64]) -> Floats:
+    """F1 = 2 right / (gold + predicted) by label; nan for labels that occur in neither."""
+    occurs = confusion.sum(axis=0) + confusion.sum(axis=1)
+    found: Floats = np.full(len(occurs), np.nan)
+    np.divide(2.0 * np.diag(confusion), occurs, out=found, where=occurs > 0)
+    return found
+
+
+def _likelihood(of_gold: Floats) -> dict[str, Any]:
+    infinite = int((of_gold <= 0).sum())
+    return {"nll_nats": None if infinite else float(-np.log(of_gold).mean()), "nll_infinite": infinite}
+
+
+def _calibration_error(confidence: Floats, correct: npt.NDArray[np.bool_], bins: int) -> float:
+    """Mean over texts of |accuracy - mean confidence| of the text's bin."""
+    bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gaps = np.bincount(bin_of, weights=correct - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidence))
+
+
+def _mean(values: npt.NDArray[np.bool_]) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,1 @@
+"""Model folders: finds, verifies, loads and saves them."""

@@ -1,0 +1,127 @@
+"""A classifier that reads a text by attentive pooling (MT-BERT), as teachers do that were fine-tuned together.
+
+No standard head can say it, so the architecture is ours: amalgam registers it and loads such a folder without any
+remote code; elsewhere `import amalgam.stages.common.models.attentive` comes first. Its body is an ordinary encoder's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from amalgam.stages.common.models.model_folder import ATTENTIVE
+
+QUERY_WIDTH = 200
+"""Of Wu et al. 2021."""
+
+
+class AttentiveConfig(PreTrainedConfig):  # type: ignore[misc]
+    """`text_config`: the encoder's own."""
+
+    model_type = ATTENTIVE
+
+    def __init__(self, text_config: Any = None, query_width: int = QUERY_WIDTH, **rest: Any) -> None:
+        said = text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else dict(text_config or {})
+        self.text_config = AutoConfig.for_model(said.pop("model_type", "bert"), **said)
+        self.query_width = query_width
+        rest.setdefault("pad_token_id", self.text_config.pad_token_id)
+        super().__init__(**rest)
+
+
+class AttentivePooling(nn.Module):
+    """sum_t a_t h_t, a = softmax over real tokens of q . tanh(W h_t + b)."""
+
+    def __init__(self, width: int, query_width: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(width, query_width)
+        self.query = nn.Linear(query_width, 1, bias=False)
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """[B, W] of [B, T, W]; without a mask all tokens are real."""
+        scores = self.query(torch.tanh(self.key(states))).squeeze(-1)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
+        pooled: torch.Tensor = (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
+        return pooled
+
+
+class AttentiveHead(nn.Module):
+    """Pooling and one dense layer: what co-finetuned teachers share."""
+
+    def __init__(self, width: int, labels: int, *, query_width: int, rate: float) -> None:
+        super().__init__()
+        self.pooling = AttentivePooling(width, query_width)
+        self.dropout = nn.Dropout(rate)
+        self.dense = nn.Linear(width, labels)
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        logits: torch.Tensor = self.dense(self.dropout(self.pooling(states, mask)))
+        return logits
+
+
+class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
+    """The body stands under its own architecture's prefix, so that a student can begin as it."""
+
+    config_class = AttentiveConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: AttentiveConfig) -> None:
+        super().__init__(config)
+        # In the dtype that is being loaded: else it is the one that the encoder's own configuration was saved with.
+        body = without_pooler(AutoModel.from_config(config.text_config, dtype=torch.get_default_dtype()))
+        self.base_model_prefix = body.base_model_prefix
+        setattr(self, self.base_model_prefix, body)
+        self.attentive = head_for(config.text_config, config.num_labels, config.query_width)
+        self.takes_types = "token_type_ids" in inspect.signature(body.forward).parameters
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.get_input_embeddings()  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        **rest: Any,
+    ) -> SequenceClassifierOutput:
+        types = {"token_type_ids": token_type_ids} if self.takes_types and token_type_ids is not None else {}
+        output = self.base_model(input_ids=input_ids, attention_mask=attention_mask, **types, **rest)
+        logits = self.attentive(output.last_hidden_state, attention_mask)
+        return SequenceClassifierOutput(logits=logits, hidden_states=output.hidden_states)
+
+
+def head_for(config: Any, labels: int, query_width: int = QUERY_WIDTH) -> AttentiveHead:
+    """With the dropout that the encoder's own architecture has before its classifier."""
+    names = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout")
+    rates = [getattr(config, name, None) for name in names]
+    rate = next((float(rate) for rate in rates if isinstance(rate, int | float)), 0.0)
+    return AttentiveHead(int(config.hidden_size), labels, query_width=query_width, rate=rate)
+
+
+def without_pooler(body: Any) -> Any:
+    """A layer that the attentive head does not read, and that would never learn."""
+    if getattr(body, "pooler", None) is not None:
+        body.pooler = None
+    return body
+
+
+def attentive_classifier(body: Any, head: AttentiveHead, labels: list[str]) -> AttentiveClassifier:
+    """A classifier of its own from a body and a head that others may share."""
+    named = {"id2label": dict(enumerate(labels)), "label2id": {label: place for place, label in enumerate(labels)}}
+    query_width = head.pooling.key.out_features
+    model = AttentiveClassifier(AttentiveConfig(text_config=body.config, query_width=query_width, **named))
+    model.base_model.load_state_dict(body.state_dict())
+    model.attentive.load_state_dict(head.state_dict())
+    model.eval()
+    return model
+
+
+AutoConfig.register(ATTENTIVE, AttentiveConfig, exist_ok=True)
+
+AutoModelForSequenceClassification.register(AttentiveConfig, AttentiveClassifier, exist_ok=True)

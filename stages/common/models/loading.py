@@ -1,0 +1,412 @@
+"""Loading what model_files found: teachers with all their weights, students with a new head, and their tokenizers.
+
+Nothing is guessed and nothing is printed: a weight that is missing, left over or of another size is an error here,
+where transformers would go on with random numbers and a line in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.models.model_folder import ATTENTIVE
+from amalgam.stages.common.models.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+ALIGNMENT = 64  # bytes: what torch's own allocations have on a CPU, one cache line
+
+ABSURD_LENGTH = 1_000_000  # what tokenizers say when they do not know: 1e30, and rounded forms of it
+
+# Their positions start after the padding id, so that many of the position embeddings are never reached.
+POSITIONS_AFTER_PADDING = frozenset(
+    {
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+
+HEADLESS = {
+    "classification": "name a fine-tuned classifier; an encoder alone knows no labels",
+    "language model": "name a model that was trained to continue texts, such as a GPT-2",
+}
+
+PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
+
+
+def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with _said_plainly(files, "tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+
+
+def load_classifier(  # noqa: PLR0913 - what the experiment says of a teacher
+    files: ModelFiles,
+    *,
+    dropout: float | None,
+    dtype: str,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    labels: int | None = None,
+) -> PreTrainedModel:
+    """Every weight comes from the files. `labels`: how many outputs the teacher is to have."""
+    if files.weights == "pickle" and not allow_pickle:
+        fix = "convert them to safetensors, or, if you made the file yourself, allow_pickle: true"
+        raise ModelError("the model has only pickle weights", where=str(files.folder), fix=fix)
+    config = _config(files, trust_remote_code=trust_remote_code)
+    if dropout is not None:
+        apply_rate(config, dropout)
+    model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype), trust_remote_code=trust_remote_code)
+    _refuse_sizes(files, model, loading["mismatched_keys"])
+    _refuse_missing(files, model, loading["missing_keys"])
+    _refuse_left_over(files, model, loading["unexpected_keys"])
+    if labels is not None and model.config.num_labels != labels:
+        what = f"the model has {model.config.num_labels} outputs, but {labels} labels are named for it"
+        raise ModelError(what, where=str(files.folder), fix="name each output once, by position")
+    return model
+
+
+def load_language_model(files: ModelFiles) -> PreTrainedModel:
+    """A causal language model in fp32. Every weight comes from the files."""
+    model, loading = _load(files, _config(files), dtype="float32", kind="AutoModelForCausalLM")
+    _refuse_sizes(files, model, loading["mismatched_keys"])
+    _refuse_missing(files, model, loading["missing_keys"], wanted="language model")
+    _refuse_left_over(files, model, loading["unexpected_keys"])
+    return model
+
+
+def load_student(
+    files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
+) -> PreTrainedModel:
+    """An encoder, or its first layers, under a new head for these labels; a pure function of files and arguments."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    config = _config(files)
+    if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
+        config = config.text_config
+    _set_labels(config, labels)
+    if dropout is not None:
+        apply_rate(config, dropout)
+    if layers is not None:
+        _set_layers(files, config, layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with _said_plainly(files, "encoder"):
+            fresh = AutoModelForSequenceClassification.from_config(
+                config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
+            )
+        model, loading = _load(files, config, dtype="float32")
+    new = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+    body = [key for key in sorted(new) if _in_body(model, key) and "pooler" not in key]
+    if body:
+        what = f"weights of the encoder itself are missing or of another size: {_few(body)}"
+        raise ModelError(what, where=str(files.folder), fix="save the encoder again, or use another one")
+    if layers is None:
+        _refuse_left_over(files, model, loading["unexpected_keys"])
+    if not str((files.config.get("architectures") or [""])[0]).endswith(PRETRAINED_HEADS):
+        new.update(key for key in model.state_dict() if not _in_body(model, key))  # another classifier's head
+    _copy(fresh, model, new)
+    return model
+
+
+def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """The longest text in tokens, special ones included, that the model has positions for."""
+    config = config.get_text_config()
+    limits = [wanted]
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if positions and positions > 0 and not _is_relative(config):
+        limits.append(positions - _unreached(config))
+    if 0 < tokenizer.model_max_length < ABSURD_LENGTH:
+        limits.append(int(tokenizer.model_max_length))
+    special = tokenizer.num_special_tokens_to_add(pair=False)
+    if min(limits) <= special:
+        what = f"max_tokens: {min(limits)} tokens leave no room for text beside {special} special ones"
+        raise ModelError(
+            what, where=str(tokenizer.name_or_path or "its tokenizer"), fix=f"max_tokens: at least {special + 1}"
+        )
+    return min(limits)
+
+
+def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:
+    """Refuses a tokenizer that speaks of tokens the model does not have; lends it a pad token. Returns what it did."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if highest >= vocabulary:
+        raise ModelError(
+            f"{name}: its tokenizer gives {token!r} the id {highest}, but the model knows {vocabulary} tokens",
+            where=str(tokenizer.name_or_path or "its tokenizer"),
+            fix="use the tokenizer that the model was trained with, or save the model with resized embeddings",
+        )
+    notes = []
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            fix = "set a pad token in the tokenizer and save it again"
+            raise ModelError(
+                f"{name}: its tokenizer has no pad token", where=str(tokenizer.name_or_path or "its tokenizer"), fix=fix
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return notes
+
+
+def align_weights(model: torch.nn.Module) -> None:
+    """Copy weights and buffers that lie unaligned in memory, as those from a safetensors file do.
+
+    Matrix libraries round differently there, so equal weights would give unequal answers.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = aligned(tensor.data)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself, or a copy where its memory is not aligned to ALIGNMENT bytes."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """A plain Hugging Face folder, that loads without amalgam: config with id2label, safetensors, tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # else the last batch's padding and cutting would be saved as if they belonged to it
+        backend.no_padding()
+        backend.no_truncation()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    if files.config.get("model_type") == ATTENTIVE:
+        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
+    with _said_plainly(files, "configuration"):
+        return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _load(
+    files: ModelFiles,
+    config: PreTrainedConfig,
+    *,
+    dtype: str,
+    trust_remote_code: bool = False,
+    kind: str = "AutoModelForSequenceClassification",
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Sizes are not the loader's to refuse: it would not say which."""
+    import torch
+    import transformers
+
+    with _said_plainly(files, "model"):
+        model, loading = getattr(transformers, kind).from_pretrained(
+            str(files.folder),
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=files.weights == "safetensors",
+            weights_only=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation=None,  # sdpa where the model has it, else eager; never what a file asks for
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    align_weights(model)
+    return model, loading
+
+
+def _refuse_sizes(files: ModelFiles, model: PreTrainedModel, mismatched: Collection[tuple[str, Any, Any]]) -> None:
+    if not mismatched:
+        return
+    heads = [entry for entry in mismatched if not _in_body(model, entry[0])]
+    name, found, wanted = min(heads or mismatched)
+    what = f"{name} has the shape {tuple(found)} in the weights but {tuple(wanted)} by config.json"
+    if heads and next(iter(wanted)) == model.config.num_labels:
+        what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(found))} outputs"
+    raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
+
+
+def _refuse_missing(
+    files: ModelFiles, model: PreTrainedModel, missing: Collection[str], wanted: str = "classification"
+) -> None:
+    if not missing:
+        return
+    head = [key for key in sorted(missing) if not _in_body(model, key)]
+    kind = f"no {wanted} head" if head else "weights are missing"
+    fix = HEADLESS[wanted] if head else "save the model again, whole"
+    raise ModelError(f"{kind}: missing {_few(head or sorted(missing))}", where=str(files.folder), fix=fix)
+
+
+def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Collection[str]) -> None:
+    """Further layers of a kind the model has: config.json describes less than was trained."""
+    known = {re.sub(r"\.\d+\.", ".N.", key) for key in model.state_dict()}
+    further = [key for key in sorted(unexpected) if re.sub(r"\.\d+\.", ".N.", key) in known]
+    if further:
+        what = f"config.json describes fewer layers than the weights have: {_few(further)} would be left out"
+        raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
+
+
+def _in_body(model: PreTrainedModel, key: str) -> bool:
+    return key.startswith(f"{model.base_model_prefix}.")
+
+
+def _few(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _set_labels(config: PreTrainedConfig, labels: list[str]) -> None:
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+
+
+def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
+    """Architectures call it n_layers, n_layer, num_layers; their configs answer to num_hidden_layers."""
+    here = config.num_hidden_layers
+    if layers > here:
+        what = f"student.layers: {layers} is more than the encoder has, {here}"
+        raise ModelError(what, where=str(files.folder), fix=f"student.layers: at most {here}")
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == here and "layer" in name:
+            setattr(config, name, value[:layers])
+    try:
+        config.num_hidden_layers = layers
+    except NotImplementedError:
+        what = f"a model of the kind {config.model_type} cannot be cut to its first layers"
+        raise ModelError(
+            what, where=str(files.folder), fix="leave out student.layers, or use another encoder"
+        ) from None
+
+
+def _copy(source: PreTrainedModel, target: PreTrainedModel, keys: Collection[str]) -> None:
+    import torch
+
+    given, taken = source.state_dict(), target.state_dict()
+    with torch.no_grad():
+        for key in sorted(set(keys) & set(taken)):
+            taken[key].copy_(given[key])
+
+
+def _is_relative(config: PreTrainedConfig) -> bool:
+    """Positions only as distances, so that no text is too long for them."""
+    if hasattr(config, "relative_attention_num_buckets"):
+        return bool(config.model_type != "mpnet")
+    return bool(getattr(config, "relative_attention", False)) and not getattr(config, "position_biased_input", True)
+
+
+def _unreached(config: PreTrainedConfig) -> int:
+    if config.model_type not in POSITIONS_AFTER_PADDING:
+        return 0
+    padding = 1 if config.model_type == "mpnet" else config.pad_token_id  # mpnet's is fixed in its code
+    return int(padding or 0) + 1
+
+
+@contextmanager
+def _said_plainly(files: ModelFiles, part: str) -> Iterator[None]:
+    """Whatever the libraries raise on a bad model becomes one line with the folder."""
+    import pickle
+
+    from safetensors import SafetensorError
+
+    try:
+        with _quiet():
+            yield
+    except (
+        *(OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError),
+        *(SafetensorError, pickle.UnpicklingError),
+    ) as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        what = f"the {part} of {files.given} cannot be loaded: {said[:200]}"
+        raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars, load reports or warnings: what matters in them is an error of ours."""
+    import warnings
+
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
+
+
+DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+
+WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
+
+
+def depth_of(files: ModelFiles) -> int:
+    """Transformer layers; the embedding is none."""
+    return _number(files, DEPTH)
+
+
+def width_of(files: ModelFiles) -> int:
+    return _number(files, WIDTH)
+
+
+def _number(files: ModelFiles, names: Sequence[str]) -> int:
+    """Architectures name it differently, and transformers leaves out of the file what is its own default."""
+    found = next((files.config[name] for name in names if name in files.config), None)
+    if found is None:
+        found = getattr(_text_config(files), names[0], None)
+    if not isinstance(found, int) or found < 1:
+        what = f"config.json does not say the model's {names[0]}"
+        raise ModelError(what, where=str(files.folder), fix="use a transformer that transformers itself knows")
+    return found
+
+
+def _text_config(files: ModelFiles) -> Any:
+    from transformers import AutoConfig
+
+    from amalgam.stages.common.models.model_folder import ATTENTIVE
+
+    if files.config.get("model_type") == ATTENTIVE:
+        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
+
+    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True).get_text_config()
+
+
+def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
+    """Sets every dropout rate of a model's config, and of the configs inside it. Returns the names it set.
+
+    To be called before the model is built: some build nothing at all where the rate is zero.
+    """
+    changed: list[str] = []
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            changed += [f"{name}.{inner}" for inner in apply_rate(value, rate)]
+        elif _is_rate(name, value):
+            setattr(config, name, rate)
+            changed.append(name)
+    return tuple(changed)
+
+
+def _is_rate(name: str, value: Any) -> bool:
+    number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return number and ("dropout" in name or name.endswith("pdrop"))

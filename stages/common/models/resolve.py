@@ -1,0 +1,346 @@
+"""Finding a model and saying exactly which one it is, before anything heavy is imported.
+
+A reference is a folder, package:module/folder, or a Hub id. What comes out is a folder on this machine and the digest
+of the files in it that determine behaviour; for the Hub and for packages that digest is pinned at first sight.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.models import hub as model_hub
+from amalgam.stages.common.models import model_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+_Item = TypeVar("_Item")
+
+_Result = TypeVar("_Result")
+
+
+class Pins(Protocol):
+    """What a workspace decided once: the first value kept under a name wins, and is returned ever after."""
+
+    def get(self, kind: str, name: str) -> str | None: ...
+
+    def keep(self, kind: str, name: str, value: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    given: str
+    folder: Path
+    digest: str
+    """sha256 over the sorted (name, sha256) of the files that determine behaviour."""
+    commit: str | None
+    weights: Literal["safetensors", "pickle"]
+    config: dict[str, Any]
+
+
+def resolve(  # noqa: PLR0913 - one argument for each thing that the experiment says of a model
+    given: str,
+    *,
+    revision: str | None,
+    base: Path,
+    pins: Pins,
+    digest_of: Callable[[Path], str],
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    where: str | None = None,
+) -> ModelFiles:
+    """`base` is the folder that relative folders start from; `where`, for messages, the field that names the model."""
+    request = Request(given, revision, allow_pickle, trust_remote_code, where)
+    return _Finder(request, base, pins, digest_of, _Hub()).find()()
+
+
+def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
+    """Each reference holds the arguments of resolve. All problems come in one error, before weights are downloaded."""
+    hub = _Hub()
+    return for_all(lambda finish: finish(), for_all(lambda reference: _finder(hub, **reference).find(), references))
+
+
+def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
+    """Whether resolve would ask the Hub: not for folders and packages, nor for what is pinned and cached."""
+    place = place_of(Request(given, revision), base)
+    if not isinstance(place, str):
+        return False
+    commit = _known_commit(place, revision, pins)
+    pinned = commit and any(pins.get("digest", _digest_name(place, commit, code=code)) for code in (False, True))
+    return not pinned or model_hub.cached(place, commit) is None
+
+
+def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) -> str | None:
+    """The commit that the revision means now, where that is not the pinned one.
+
+    None also where there is nothing to ask about (a folder, a package, a full commit) or no answer: never an error.
+    """
+    try:
+        place = place_of(Request(given, revision), base)
+        pinned = pins.get("hub", _revision_name(place, revision)) if isinstance(place, str) else None
+        now = model_hub.ask(place, revision, where=given) if isinstance(place, str) and pinned else None
+    except ModelError:
+        return None
+    return now.commit if now and now.commit != pinned else None
+
+
+def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
+    """Groups of names that mean the very same files."""
+    groups: dict[str, list[str]] = {}
+    for name, files in named.items():
+        groups.setdefault(files.digest, []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+@dataclass(frozen=True)
+class Request:
+    given: str
+    revision: str | None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    field: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.field}: {self.given}" if self.field else self.given
+
+
+@dataclass
+class _Hub:
+    """One unanswered question is enough: the models after it are not asked for either."""
+
+    reachable: bool = True
+
+    def ask(self, model_id: str, revision: str | None, where: str) -> model_hub.HubModel | None:
+        if not self.reachable:
+            return None
+        model = model_hub.ask(model_id, revision, where=where)
+        self.reachable = model is not None
+        return model
+
+
+def _finder(  # noqa: PLR0913 - as resolve
+    hub: _Hub,
+    *,
+    given: str,
+    revision: str | None,
+    base: Path,
+    pins: Pins,
+    digest_of: Callable[[Path], str],
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    where: str | None = None,
+) -> _Finder:
+    return _Finder(Request(given, revision, allow_pickle, trust_remote_code, where), base, pins, digest_of, hub)
+
+
+@dataclass(frozen=True)
+class _Finder:
+    request: Request
+    base: Path
+    pins: Pins
+    digest_of: Callable[[Path], str]
+    hub: _Hub
+
+    def find(self) -> Callable[[], ModelFiles]:
+        """Does all that is quick, and returns what is left to do."""
+        place = place_of(self.request, self.base)
+        if isinstance(place, str):
+            return self._find_on_hub(place)
+        request = self.request
+        model_folder.read_config(place, where=request.where, trust_remote_code=request.trust_remote_code)
+        return partial(self._identify, place, _package_pin(request.given), None)
+
+    def _find_on_hub(self, model_id: str) -> Callable[[], ModelFiles]:
+        revision, name = self.request.revision, _revision_name(model_id, self.request.revision)
+        commit = _known_commit(model_id, revision, self.pins)
+        used = self._as_first_used(model_id, commit)
+        if used:
+            return lambda: used
+        model = self._ask(model_id, commit or revision)
+        if model is None:
+            cached = self._find_in_cache(model_id, commit)
+            return lambda: cached
+        if not model_hub.is_commit(revision) and self.pins.keep("hub", name, model.commit) != model.commit:
+            return self._find_on_hub(model_id)  # another process was first: its commit counts
+        return partial(self._download, model, self._check_and_fetch_light(model, commit or revision))
+
+    def _as_first_used(self, model_id: str, commit: str | None) -> ModelFiles | None:
+        """The cached files of the pinned commit, if they are all there and unchanged: no request is made."""
+        pinned = self.pins.get("digest", self._digest_name(model_id, commit)) if commit else None
+        folder = model_hub.cached(model_id, commit) if pinned else None
+        if folder is None:
+            return None
+        try:
+            files = self._read(folder, commit)
+        except ModelError:
+            return None
+        return files if files.digest == pinned else None
+
+    def _find_in_cache(self, model_id: str, commit: str | None) -> ModelFiles:
+        revision = self.request.revision
+        folder = model_hub.cached(model_id, commit or revision)
+        if folder is None:
+            what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
+            raise ModelError(what, where=self.request.where, fix=f"go online once; {self._folder_hint()}")
+        if not model_hub.is_commit(revision):
+            self.pins.keep("hub", _revision_name(model_id, revision), folder.name)
+        return self._identify(folder, self._digest_name(model_id, folder.name), folder.name)
+
+    def _check_and_fetch_light(self, model: model_hub.HubModel, revision: str | None) -> list[str]:
+        """The names of the weights, once everything small is here and nothing forbids to load them."""
+        where, trusted = self.request.where, self.request.trust_remote_code
+        light = model_folder.light_names(model.names, trust_remote_code=trusted)
+        folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
+        config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
+        allowed = self.request.allow_pickle
+        chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=allowed)
+        return [chosen, *model_folder.shards(folder / chosen, where=where)]
+
+    def _download(self, model: model_hub.HubModel, weights: list[str]) -> ModelFiles:
+        folder = model_hub.fetch(model, weights, where=self.request.where)
+        return self._identify(folder, self._digest_name(model.id, model.commit), model.commit)
+
+    def _identify(self, folder: Path, pin: str | None, commit: str | None) -> ModelFiles:
+        files = self._read(folder, commit)
+        if pin and self.pins.keep("digest", pin, files.digest) != files.digest:
+            raise ModelError(
+                f"the files of {self.request.given} are not those that this workspace first used",
+                where=f"{self.request.where}: {folder}",
+                fix="restore them, or delete the folder and fetch the model again; if they were meant to change, "
+                "name a new revision, or a copy of the folder",
+            )
+        return files
+
+    def _read(self, folder: Path, commit: str | None) -> ModelFiles:
+        request = self.request
+        contents = model_folder.read_contents(
+            folder,
+            where=request.where,
+            allow_pickle=request.allow_pickle,
+            trust_remote_code=request.trust_remote_code,
+        )
+        digest = model_folder.digest(folder, contents.names, self.digest_of, where=request.where)
+        return ModelFiles(request.given, folder, digest, commit, contents.weights, contents.config)
+
+    def _ask(self, model_id: str, revision: str | None) -> model_hub.HubModel | None:
+        try:
+            return self.hub.ask(model_id, revision, self.request.where)
+        except ModelError as error:
+            error.fix = f"{error.fix}; {self._folder_hint()}"
+            raise
+
+    def _folder_hint(self) -> str:
+        if self.request.given.startswith("hub:"):
+            return "or give a folder"
+        return f"if a folder was meant: {_nearest(self.base / self.request.given)}"
+
+    def _digest_name(self, model_id: str, commit: str | None) -> str:
+        return _digest_name(model_id, commit, code=self.request.trust_remote_code)
+
+
+def place_of(request: Request, base: Path) -> Path | str:
+    """A folder that exists, or the id of a model on the Hub."""
+    given, where = request.given, request.where
+    if "://" in given:
+        # Not repeated in the message: addresses may carry passwords.
+        fix = "write the Hub id (org/name), a folder, or package:module/folder"
+        raise ModelError("a model is not named by a web address", where=request.field, fix=fix)
+    if given.startswith("package:"):
+        return _package_folder(given.removeprefix("package:"), where)
+    if given.startswith("hub:"):
+        if not model_hub.is_model_id(given.removeprefix("hub:")):
+            raise ModelError(f"{given!r} is not a Hub id", where=where, fix="write hub:org/name")
+        return given.removeprefix("hub:")
+    folder = base / Path(given).expanduser()
+    looks_like_id = model_hub.is_model_id(given)
+    if folder.is_dir() and looks_like_id and "/" in given:
+        what = f"{given} could be the folder {folder} or a model on the Hub"
+        raise ModelError(what, where=where, fix=f"write ./{given} for the folder, hub:{given} for the Hub")
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{given} is a file, not a model's folder", where=where, fix="name the folder it lies in")
+    if looks_like_id:
+        return given
+    raise ModelError(f"there is no folder {given}", where=where, fix=_nearest(folder))
+
+
+def _package_folder(reference: str, where: str) -> Path:
+    """Found from the package's metadata: importing it would run its code."""
+    module, *inner = [*reference.split("/", 1)[0].split("."), *Path(reference).parts[1:]]
+    try:
+        spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    except (ImportError, ValueError):
+        spec = None
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    if not roots:
+        raise ModelError(f"there is no installed package {module!r}", where=where, fix=f"pip install {module}")
+    if ".." in inner:
+        raise ModelError("a package reference may not leave the package", where=where, fix="take out the ..")
+    folders = [root.joinpath(*inner) for root in roots]
+    found = [folder for folder in folders if folder.is_dir()]
+    if not found:
+        what = f"the package {module!r} has no folder {'/'.join(inner)}"
+        raise ModelError(what, where=where, fix=_nearest(folders[0]))
+    return found[0]
+
+
+def _package_pin(given: str) -> str | None:
+    """Pinned by the package's version, so that an upgrade is a change and not damage; no pin for a folder."""
+    if not given.startswith("package:"):
+        return None
+    module = given.removeprefix("package:").split("/", 1)[0].split(".")[0]
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return "@".join([given, *(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))])
+
+
+def _known_commit(model_id: str, revision: str | None, pins: Pins) -> str | None:
+    return revision if model_hub.is_commit(revision) else pins.get("hub", _revision_name(model_id, revision))
+
+
+def _revision_name(model_id: str, revision: str | None) -> str:
+    return f"{model_id}@{revision or model_hub.DEFAULT_REVISION}"
+
+
+def _digest_name(model_id: str, commit: str | None, *, code: bool) -> str:
+    """Trusted code is among the files, so with it the digest is another."""
+    return f"{model_id}@{commit}" + ("+code" if code else "")
+
+
+def _nearest(folder: Path) -> str:
+    """Walks up to what exists, and names what lies there."""
+    missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    there = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    close = difflib.get_close_matches(missing.name, there, n=3, cutoff=0.4) or there[:5]
+    return f"{missing.parent} has {', '.join(close)}" if close else f"{missing.parent} has no folders"
+
+
+def for_all(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, cannot: str = "be used", where: str | None = None
+) -> list[_Result]:
+    """One error tells of every model that cannot serve."""
+    results, errors = [], []
+    for item in items:
+        try:
+            results.append(function(item))
+        except ModelError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        whats = "; ".join(f"{error.what} ({error.where})" for error in errors)
+        fixes = dict.fromkeys(error.fix for error in errors if error.fix)
+        raise ModelError(f"{len(errors)} models cannot {cannot}: {whats}", where=where, fix="; ".join(fixes))
+    return results

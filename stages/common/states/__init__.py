@@ -1,0 +1,1 @@
+"""Cached hidden states of texts."""

@@ -1,1 +1,0 @@
-"""The finished student at work: asked, exported, published. Needs its folder, no teacher and no workspace."""

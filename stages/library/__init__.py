@@ -1,1 +1,0 @@
-"""amalgam as a library: what `from amalgam import Experiment` gives."""

@@ -1,1 +1,0 @@
-"""Models as files: found and identified without loading, loaded safely, asked, and placed where the user looks."""

@@ -1,0 +1,1 @@
+"""Compares the teachers from the cache alone, without labels."""

@@ -1,0 +1,171 @@
+"""What speaks for a teacher on a text, from the cache alone, one number for each text and teacher.
+
+Three kinds, each blind to something: a teacher's answer to what it is wrongly sure of, its own states (how closely
+texts lie there) to classes that training did not draw together, the names of its labels to what they do not say. A
+fourth for texts that were written for a teacher: the provenance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amalgam.stages.weigh_teachers.mixture import standard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from amalgam.pipeline.execution.stage import Run
+    from amalgam.stages.common.corpus import Bucket
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+AGREEING = 0.15
+"""Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
+
+OWN = ("answers", "states")
+"""Kinds that a teacher itself gives."""
+
+AGAINST = 0.1
+"""From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
+
+
+def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
+    """confidence, margin and highest logit: [texts, teachers] each."""
+    from amalgam.stages.common.answers.families import families_of
+    from amalgam.stages.common.corpus import neighbouring_buckets
+    from amalgam.stages.common.teachers import label_space
+
+    families = families_of(run)
+    parts = [
+        np.stack([_answers(run, families[name], name, group) for name in label_space(run).columns], axis=2)
+        for group in neighbouring_buckets(buckets)
+    ]
+    found = np.concatenate(parts)
+    return {name: found[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+
+
+def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> Array:
+    import polars as pl
+
+    from amalgam.stages.common.answers.evidence import gather
+
+    keys = pl.Series("key", keys_of(run, buckets), pl.Binary)
+    evidence = gather(run, teacher, family, [bucket.prefix for bucket in buckets], keys)
+    logits = evidence.logits.to_numpy()
+    return np.stack([evidence.confidence.to_numpy(), margin(logits), logits.max(axis=1)], axis=1)
+
+
+def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
+    import pyarrow as pa
+
+    from amalgam.stages.common.corpus import read_bucket
+
+    return pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
+
+
+def margin(logits: Array) -> Array:
+    """By how much the first logit is above the second; its scale is the teacher's own."""
+    ordered = np.partition(logits.astype(np.float64), -2, axis=1)
+    found: Array = ordered[:, -1] - ordered[:, -2]
+    return found
+
+
+def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequence[Array]) -> dict[str, Array]:
+    """[texts, teachers] by kind, each in its own deviations over the texts; `features`: the encoder's, of length 1."""
+    return {
+        "answers": together(list(answered.values())),
+        "states": of_states(states),
+        "names": standard(_names(run, features)),
+    }
+
+
+def together(signals: Sequence[Array]) -> Array:
+    return standard(np.sum([standard(one) for one in signals], axis=0))
+
+
+def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
+    """[texts, width] of each teacher: the mean over the text's tokens of its last layer."""
+    from amalgam.data.parquet import key_array
+    from amalgam.stages.common.states.families import last_states
+    from amalgam.stages.common.states.read import states_of
+
+    found = states_of(run, key_array(keys_of(run, buckets)), last_states)
+    return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in found]
+
+
+def of_states(states: Sequence[Array]) -> Array:
+    """How closely texts lie in a teacher's own space: what it has learned falls into tight classes, other texts lie
+    between.
+    """
+    from amalgam.stages.weigh_teachers.neighbours import density
+
+    return standard(np.stack([density(own) for own in states], axis=1))
+
+
+def _names(run: Run, features: Array) -> Array:
+    """Of each teacher, the similarity of the text to the nearest name of its labels."""
+    from amalgam.stages.common.states.encoder import Encoder, name_states
+    from amalgam.stages.common.teachers import label_space
+
+    space = label_space(run)
+    similarity = features @ name_states(Encoder.of(run), space.names).T
+    return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
+
+
+def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
+    """The class's probability at the teacher that the text was written for, 0 at others; None: written for no class."""
+    from amalgam.data.keys import text_key
+    from amalgam.data.parquet import read_table
+    from amalgam.stages.common.generated_texts import are_written, generated_file
+    from amalgam.stages.common.teachers import label_space
+
+    names = list(label_space(run).columns)
+    if not are_written(run.experiment) or len(names) == 1:
+        return None
+    columns = ["text", "teacher", "class_probability"]
+    table = read_table(run.store.checked(generated_file(run)), columns)
+    rows = {key: row for row, key in enumerate(keys_of(run, buckets).to_pylist())}
+    found = np.zeros((len(rows), len(names)))
+    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+        row = rows.get(text_key((text,)))
+        if row is not None:
+            place = names.index(teacher)
+            found[row, place] = max(found[row, place], probability)
+    return found
+
+
+def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
+    """Of each kind, the mean correlation with the other kinds in what it says of teachers relative to each other."""
+    relative = {name: _relative(signal) for name, signal in (others or found).items()}
+    return {
+        name: float(np.mean([correlation(_relative(one), other) for kind, other in relative.items() if kind != name]))
+        for name, one in found.items()
+    }
+
+
+def speaking_against(found: Mapping[str, Array]) -> dict[str, Array]:
+    """[teachers] by kind, of what a teacher itself shows: how well it foretells that something speaks for the others.
+    One that is surest of what it knows nothing about is seen here.
+    """
+    whole = together(list(found.values()))
+    others = whole.sum(axis=1, keepdims=True) - whole
+    return {
+        kind: np.array([correlation(one, other) for one, other in zip(found[kind].T, others.T, strict=True)])
+        for kind in OWN
+        if kind in found
+    }
+
+
+def _relative(signal: Array) -> Array:
+    found: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
+    return found
+
+
+def correlation(one: Array, other: Array) -> float:
+    if not len(one) or one.std() == 0 or other.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])

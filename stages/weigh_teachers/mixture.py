@@ -1,0 +1,116 @@
+"""How probably each teacher is the right one: signals made comparable, and what they say of the teachers' shares.
+
+standardised: a teacher's signal in its own deviations from its own mean over the texts, softmax over teachers. Right
+where teachers' shares of the texts are alike. mixture: the shares are estimated too, see `mixture`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from amalgam.stages.common.answers.statistics import softmax
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+SHARPNESS = 0.5
+"""Of the softmax over standardised signals, in deviations."""
+
+ROUNDS = 500
+
+SETTLED = 1e-6
+
+LEAST_RATIO = 0.3
+
+LEAST_NOISE = 0.2
+
+HELD = 0.3
+"""How far a teacher's separation is that of all."""
+
+PRIOR = 0.05
+"""Weight of equal shares against the texts' own, as a part of the texts."""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    weights: Array
+    """[texts, teachers], each row a distribution."""
+    shares: Array
+    """Of the texts, by teacher: estimated by the mixture, the mean weight otherwise."""
+    separation: float | None
+    """Between own texts and others, in deviations of the noise, the mean over teachers; the mixture's alone."""
+
+
+def by_confidence(confidence: Array, temperature: float) -> Weighing:
+    """MUKA's own: each text by itself."""
+    weights = softmax(confidence / temperature)
+    return Weighing(weights, weights.mean(axis=0), None)
+
+
+def standardised(signal: Array) -> Weighing:
+    weights = softmax(standard(signal) / SHARPNESS)
+    return Weighing(weights, weights.mean(axis=0), None)
+
+
+def mixture(signal: Array, shares: Array | None = None) -> Weighing:
+    """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
+
+    Found by EM on standardised signals. Two things are held together over teachers, or EM loses one of them as soon as
+    there are more than two: the ratio of the noise on own texts to that on others (own texts scatter less, which would
+    else be taken for a larger share), and in part the separation d_i, in deviations of the noise. `shares`: where they
+    are known.
+    """
+    texts, teachers = signal.shape
+    scores = standard(signal)
+    weights = softmax(scores / SHARPNESS)
+    fitted = _fitted(scores, weights, shares)
+    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
+        found = fitted.posterior(scores)
+        change, weights = float(np.abs(found - weights).max()), found
+        fitted = _fitted(scores, weights, shares)
+        if change < SETTLED:
+            break
+    return Weighing(weights, fitted.shares, float(fitted.separations.mean()))
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    shares: Array
+    separations: Array
+    noise: Array
+    """On texts of others; on own texts `ratio` of it."""
+    ratio: float
+
+    def posterior(self, scores: Array) -> Array:
+        """More of a signal never speaks against its teacher: beyond the mean on own texts it counts as that mean."""
+        outside = -self.shares * self.separations * self.noise
+        inside = outside + self.separations * self.noise
+        own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
+        others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
+        gain = others**2 / (2 * self.noise**2) - own**2 / (2 * (self.ratio * self.noise) ** 2) - np.log(self.ratio)
+        return softmax(gain + np.log(self.shares))
+
+
+def _fitted(scores: Array, weights: Array, known: Array | None = None) -> _Fitted:
+    texts, teachers = scores.shape
+    counts, means, spreads = [], [], []
+    for part in (weights, 1 - weights):
+        counts.append(np.maximum(part.sum(axis=0), 1e-9))
+        means.append((part * scores).sum(axis=0) / counts[-1])
+        spreads.append(np.maximum((part * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
+    ratio = float(np.clip(np.exp(np.log(spreads[0] / spreads[1]).mean() / 2), LEAST_RATIO, 1 / LEAST_RATIO))
+    variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
+    noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
+    separations = (means[0] - means[1]) / noise
+    together = (1 - HELD) * separations + HELD * separations.mean()
+    estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
+    return _Fitted(estimated if known is None else known, np.maximum(together, 0.0), noise, ratio)
+
+
+def standard(signal: Array) -> Array:
+    deviation = signal.std(axis=0)
+    found: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    return found

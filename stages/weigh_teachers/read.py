@@ -1,0 +1,21 @@
+"""Reads the teacher weights of a bucket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amalgam.pipeline.execution.stage import Run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def weights_of(run: Run) -> pa.Table:
+    """In the order of the corpus's buckets and their keys."""
+    from amalgam.data.parquet import read_table
+
+    name = run.fingerprint("weigh-teachers")
+    known = run.memory.get("weights", ("", None))
+    if known[0] != name:
+        known = run.memory["weights"] = (name, read_table(run.store.checked(run.result("weigh-teachers").files[0])))
+    return known[1]

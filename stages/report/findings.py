@@ -12,7 +12,8 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, part_of, tables
 from amalgam.stages.report.evaluation import answered, evaluation_of
 from amalgam.stages.report.student_quality import looked_at
-from amalgam.stages.report.target_quality import taught, taught_part
+from amalgam.stages.report.target_quality import taught
+from amalgam.stages.report.training_texts import taught_part
 
 Found = dict[str, Any]
 

@@ -21,7 +21,7 @@ from amalgam.stages.common.encoders import encoder_files
 from amalgam.stages.common.teachers import teachers_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.publish import check_page, deliver_page
-from amalgam.stages.report.target_quality import teaching_identity
+from amalgam.stages.report.training_texts import teaching_identity
 from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
 
 SHOWN = 12  # systems in the table; evaluation.json has them all

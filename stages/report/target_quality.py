@@ -12,51 +12,15 @@ from typing import Any
 import numpy as np
 
 from amalgam.data.parquet import matrix
-from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
-from amalgam.stages.common.answers.families import passes_counted
 from amalgam.stages.common.answers.statistics import softmax
-from amalgam.stages.common.corpus import Bucket, Part, part_of, read_bucket
-from amalgam.stages.common.reference_texts import targets_by_domain
+from amalgam.stages.common.corpus import Bucket, Part, read_bucket
 from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.report.student_quality import texts_of
 from amalgam.stages.report.teacher_audit.audit import looked_over
 from amalgam.stages.report.teacher_audit.counts import Block
-
-
-def taught_part(run: Run) -> Part | None:
-    """None where nothing is learned from texts."""
-    learns = run.experiment.student.learns and run.experiment.reads_texts
-    return part_of(run, "train") if learns else None
-
-
-def seen_targets(targets: Targets) -> Targets:
-    """By what teachers are compared: as the targets do it, or by MUKA's entropy where these compare none.
-
-    A temperature that the targets do not read is nothing to what is shown either.
-    """
-    if targets.mode == "soft" or targets.weighs_together:
-        return targets
-    if targets.mode == "hard" or targets_by_domain(targets):
-        return targets.model_copy(update={"temperature": Targets().temperature})
-    return Targets(passes=targets.passes)
-
-
-def teaching_identity(run: Run) -> dict[str, Any]:
-    """What is shown of the training texts, beyond what the student is a function of."""
-    part = taught_part(run)
-    if part is None:
-        return {}
-    found: dict[str, Any] = {"gold": part.labels_digest}
-    if teachers_of(run):
-        targets = seen_targets(run.experiment.targets)
-        fields = {"uncertainty", "temperature"} if targets.mode == "soft" else {"uncertainty"}
-        together = targets.weighs_together  # then it is weigh-teachers that says, and what it reads is known by it
-        found["compared by"] = {} if together else targets.model_dump(include=fields)
-        found |= {} if targets_by_domain(targets) else passes_counted(run)
-    return found
-
+from amalgam.stages.report.training_texts import seen_targets, taught_part
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,7 @@ from amalgam.stages.app.cost.generation import generating, guessing
 from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, Job
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
-from amalgam.stages.common.models.loading import width_of
+from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.sources import corpus_for, part_identity, sources_of
 from amalgam.stages.common.states.families import ENCODER_STATES, blocks_of, kinds_of_states
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of

@@ -7,7 +7,6 @@ where transformers would go on with random numbers and a line in the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -354,42 +353,6 @@ def _quiet() -> Iterator[None]:
             logging.set_verbosity(verbosity)
             if bars:
                 logging.enable_progress_bar()
-
-
-DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
-
-WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
-
-
-def depth_of(files: ModelFiles) -> int:
-    """Transformer layers; the embedding is none."""
-    return _number(files, DEPTH)
-
-
-def width_of(files: ModelFiles) -> int:
-    return _number(files, WIDTH)
-
-
-def _number(files: ModelFiles, names: Sequence[str]) -> int:
-    """Architectures name it differently, and transformers leaves out of the file what is its own default."""
-    found = next((files.config[name] for name in names if name in files.config), None)
-    if found is None:
-        found = getattr(_text_config(files), names[0], None)
-    if not isinstance(found, int) or found < 1:
-        what = f"config.json does not say the model's {names[0]}"
-        raise ModelError(what, where=str(files.folder), fix="use a transformer that transformers itself knows")
-    return found
-
-
-def _text_config(files: ModelFiles) -> Any:
-    from transformers import AutoConfig
-
-    from amalgam.stages.common.models.model_folder import ATTENTIVE
-
-    if files.config.get("model_type") == ATTENTIVE:
-        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
-
-    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True).get_text_config()
 
 
 def apply_rate(config: Any, rate: float) -> tuple[str, ...]:

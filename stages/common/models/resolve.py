@@ -10,6 +10,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
+from amalgam.stages.common.models.model_folder import ATTENTIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -344,3 +351,37 @@ def for_all(
         fixes = dict.fromkeys(error.fix for error in errors if error.fix)
         raise ModelError(f"{len(errors)} models cannot {cannot}: {whats}", where=where, fix="; ".join(fixes))
     return results
+
+
+DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+
+WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
+
+
+def depth_of(files: ModelFiles) -> int:
+    """Transformer layers; the embedding is none."""
+    return _number(files, DEPTH)
+
+
+def width_of(files: ModelFiles) -> int:
+    return _number(files, WIDTH)
+
+
+def _number(files: ModelFiles, names: Sequence[str]) -> int:
+    """Architectures name it differently, and transformers leaves out of the file what is its own default."""
+    found = next((files.config[name] for name in names if name in files.config), None)
+    if found is None:
+        found = getattr(_text_config(files), names[0], None)
+    if not isinstance(found, int) or found < 1:
+        what = f"config.json does not say the model's {names[0]}"
+        raise ModelError(what, where=str(files.folder), fix="use a transformer that transformers itself knows")
+    return found
+
+
+def _text_config(files: ModelFiles) -> Any:
+    from transformers import AutoConfig
+
+    if files.config.get("model_type") == ATTENTIVE:
+        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
+
+    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True).get_text_config()

@@ -10,7 +10,7 @@ from amalgam.stages.common.answers.coverage import family_name
 from amalgam.stages.common.answers.families import dtype_of
 from amalgam.stages.common.corpus import Part, train_part
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
-from amalgam.stages.common.models.loading import depth_of
+from amalgam.stages.common.models.resolve import depth_of
 from amalgam.stages.common.reference_texts import asked_besides, measure_of
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
 

@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
 from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
 from amalgam.stages.common.answers.statistics import statistics
+from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
 from amalgam.tests.workshop import SAME, Shop, apart, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")

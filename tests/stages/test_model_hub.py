@@ -23,7 +23,7 @@ ASK = """
 import hashlib, json, sys
 from pathlib import Path
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.stages.models import files as model_files
+from amalgam.stages.common.models import resolve as model_files
 from amalgam.tests.stages.fake_hub import FilePins
 
 spoken = []

@@ -160,7 +160,9 @@ def heavy_modules(root: Path) -> set[str]:
     at_import = [entry for entry in find_imports(root) if not entry.in_function and not entry.type_checking]
     heavy: set[str] = set()
     while True:
-        more = {entry.path for entry in at_import if entry.module.split(".")[0] in HEAVY or entry.module in heavy}
+        more = {
+            entry.path for entry in at_import if entry.module.split(".")[0] in HEAVY | OPTIONAL or entry.module in heavy
+        }
         if more <= heavy:
             return heavy
         heavy |= more

@@ -9,28 +9,26 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, text_key
 from amalgam.data.parquet import KeySpill, key_array, key_list, parquet_options, read_keys, read_table, write_table
-from amalgam.data.rows import BadRow, rows_of
+from amalgam.data.rows import BadRow, Row, rows_of
 from amalgam.data.schemas import CORPUS, SKIPPED, arrow_schema
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
     from hashlib import _Hash
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
-
-    from amalgam.data.rows import Row
-    from amalgam.pipeline.config.schema import Corpus
 
 
 Part = Literal["train", "validation", "test", "teachers", "held-out"]

@@ -6,13 +6,9 @@ Nothing here needs more than the standard library: `plan` reads keys without ope
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from struct import Struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 KEY_BYTES = 16
 

@@ -6,16 +6,15 @@ all are 16 bytes long, but a single element read from one loses its trailing zer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from amalgam.data.keys import KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import TracebackType
-
     import numpy as np
     from numpy.typing import NDArray
 

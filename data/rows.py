@@ -9,20 +9,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from amalgam.data.keys import shown
 from amalgam.data.sources import column_to_name
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from amalgam.pipeline.config.schema import Corpus
 
 
 def lines_of(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:

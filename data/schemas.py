@@ -6,13 +6,11 @@ A dtype is a word: "key" (16 fixed bytes), "string", "bool", "int32", "int64", "
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amalgam.data.keys import KEY_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,12 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from amalgam.pipeline.errors import AmalgamError
+
 if TYPE_CHECKING:
-    from amalgam.pipeline.errors import AmalgamError
     from amalgam.pipeline.execution.plan import StageState
 
 

@@ -82,12 +82,12 @@ def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: py
 
 
 def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from amalgam.data import parquet as shards
+    from amalgam.stages.cache_teachers import ask
 
     def refuse(*_arguments: Any) -> None:
         raise PermissionError(13, "Permission denied", "units")
 
-    monkeypatch.setattr(shards, "write_table", refuse)
+    monkeypatch.setattr(ask, "write_table", refuse)
     said = fresh.tries("cache-teachers")
     assert said.code == 1
     assert "Permission denied" in said.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -51,7 +52,6 @@ def is_full(error: Exception) -> bool:
 
 
 def disk_full(run: Run, what: str) -> DiskFullError:
-    import shutil
 
     free = shutil.disk_usage(run.store.root).free / 1e9
     return DiskFullError(

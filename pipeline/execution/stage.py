@@ -14,12 +14,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.execution.interrupts import StopSignals
 from amalgam.pipeline.execution.retry import patiently
 from amalgam.pipeline.storage.store import Record, Store
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.config.schema import ExperimentFile
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.share import Share
 

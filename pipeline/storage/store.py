@@ -21,6 +21,7 @@ from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.storage.backend import Place
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
 from amalgam.pipeline.storage.local import Disk, aside
+from amalgam.pipeline.storage.object_store import Bucket, is_bucket
 from amalgam.pipeline.storage.packing import Packs
 
 MANIFEST = "MANIFEST.json"
@@ -286,8 +287,6 @@ def _record(text: bytes | None, *, vouched: bool = False) -> Record | None:
 
 def open_store(workspace: str, base: Path) -> Store:
     """As the experiment file names it: a folder beside it, or an object store."""
-    from amalgam.pipeline.storage.object_store import Bucket, is_bucket
-
     if is_bucket(workspace):
         place = Bucket(workspace)
         return Store(place.root, place)

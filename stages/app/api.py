@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from amalgam.pipeline.config import schema as sections
 from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -20,15 +21,17 @@ from amalgam.pipeline.execution.runner import PartDoneError, bring_up_to_date
 from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app.cost.estimate import Bill, bill
+from amalgam.stages.app.in_memory_texts import keep
+from amalgam.stages.app.maintenance import garbage, holdings, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
+from amalgam.stages.app.student.folder import finished_in
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
+from amalgam.stages.report.publish import ROOM, page_name
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from amalgam.pipeline.config import schema as sections
-    from amalgam.stages.app.cost.estimate import Bill
 
 
 Overrides = Mapping[str, Any] | Iterable[str]
@@ -86,8 +89,6 @@ class Experiment:
     @property
     def report(self) -> Path:
         """The report's page; its numbers lie beside it, as JSON."""
-        from amalgam.stages.report.publish import ROOM, page_name
-
         return self._loaded.base / ROOM / f"{page_name(self._run)}.html"
 
     def plan(self) -> list[StageState]:
@@ -98,8 +99,6 @@ class Experiment:
 
     def bill(self, states: Sequence[StageState], *, measure: bool = False) -> Bill:
         """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
-        from amalgam.stages.app.cost.estimate import bill
-
         with working(self._run):
             return bill(self._run, states, measure=measure)
 
@@ -146,20 +145,14 @@ class Experiment:
 
     def status(self) -> dict[str, Any]:
         """Every result that is there, and what each stage built last."""
-        from amalgam.stages.app.maintenance import holdings
-
         return holdings(self._run)
 
     def verify(self) -> dict[str, Any]:
         """Every stored file against its digest; damaged ones are set aside."""
-        from amalgam.stages.app.maintenance import verify
-
         return verify(self._run)
 
     def garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
-        from amalgam.stages.app.maintenance import garbage, remove
-
         found = garbage(self._run, unused=unused)
         if delete:
             remove(self._run, found)
@@ -167,8 +160,6 @@ class Experiment:
 
     def compact(self, *, write: bool = False) -> dict[str, Any]:
         """Small units that could stand in few files, and with `write` do; `loose`: whether theirs stay for a day."""
-        from amalgam.stages.app.maintenance import pack, packable
-
         found = packable(self._run)
         units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
         folders = [loose.folder for loose in found]
@@ -222,7 +213,6 @@ class Experiment:
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, what each teacher's labels hold."""
         from amalgam.stages.app import frames
-        from amalgam.stages.app.student.folder import finished_in
         from amalgam.stages.app.student.predict import Student, Wanted
 
         finished = finished_in(self.student, device=self.said.execution.device)
@@ -291,8 +281,6 @@ def _spelled(overrides: Overrides) -> list[str]:
 
 def _written(path: Path, said: list[str], texts: Mapping[str, Any]) -> list[str]:
     """The texts as files in the workspace, and the overrides that name them."""
-    from amalgam.stages.app.in_memory_texts import keep
-
     strange = [part for part in texts if part not in PARTS]
     if strange:
         raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))

@@ -8,14 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from amalgam.pipeline.config import schema as experiment
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.doctor import examine
 from amalgam.stages.app.session import open_run
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import ASKED_FOR_BY, STAGES
+from amalgam.stages.report.teacher_audit.tables import show
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -199,7 +202,6 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    from amalgam.stages.report.teacher_audit.tables import show
 
     console, experiment = _looking(config, overrides)
     found = experiment.audit()
@@ -238,13 +240,11 @@ def _settings(said: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def show_schema() -> None:
-    from amalgam.pipeline.config import schema as experiment
 
     Console().json(experiment.ExperimentFile.model_json_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    from amalgam.stages.app.doctor import examine
 
     found = examine(config, overrides)
     console = Console()

@@ -6,9 +6,17 @@ import platform
 import shutil
 from pathlib import Path
 
+from amalgam.data.sources import files_of
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import NotKnownYetError, Run
 from amalgam.pipeline.execution.versions import library_versions
+from amalgam.stages.app.session import open_run
+from amalgam.stages.common.encoders import encoder_files
+from amalgam.stages.common.generated_texts import GENERATED
+from amalgam.stages.common.sources import REMOTE, sources_of
+from amalgam.stages.common.teachers import prepare_teachers
+from amalgam.stages.generate.requests import language_model_files
+from amalgam.stages.report.zero_shot import ENCODER
 
 
 def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
@@ -28,8 +36,6 @@ def _device() -> dict[str, str]:
 
 def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     """The file, and a row for each thing it names: whether it is there. No weights are loaded, no texts fetched."""
-    from amalgam.stages.app.session import open_run
-
     if not config.exists():
         return [_row("experiment", f"no {config.name} here", "amalgam init")]
     try:
@@ -49,9 +55,6 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
 
 
 def _texts(run: Run) -> str:
-    from amalgam.data.sources import files_of
-    from amalgam.stages.common.generated_texts import GENERATED
-    from amalgam.stages.common.sources import REMOTE, sources_of
 
     sources = sources_of(run.experiment)
     elsewhere = (*REMOTE, GENERATED)
@@ -61,7 +64,6 @@ def _texts(run: Run) -> str:
 
 
 def _teachers(run: Run) -> str:
-    from amalgam.stages.common.teachers import prepare_teachers
 
     prepare_teachers(run)
     return f"{len(run.experiment.teachers)} teachers found"
@@ -69,10 +71,6 @@ def _teachers(run: Run) -> str:
 
 def _models(run: Run) -> str:
     """What the student begins as, and what writes texts."""
-    from amalgam.stages.common.encoders import encoder_files
-    from amalgam.stages.generate.requests import language_model_files
-    from amalgam.stages.report.zero_shot import ENCODER
-
     if run.experiment.generate and run.experiment.generate.writes:
         language_model_files(run)
     student = run.experiment.student

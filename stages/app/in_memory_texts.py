@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import shown
 from amalgam.data.sources import nearest
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.storage.fingerprint import file_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from amalgam.pipeline.config.schema import Corpus
 
 
 ROWS = 65_536

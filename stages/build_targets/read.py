@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amalgam.data.parquet import read_table
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import train_part
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 def read_targets(run: Run) -> Iterator[pa.Table]:
     """The targets, bucket by bucket of the training texts, in key order."""
     import pyarrow as pa
-
-    from amalgam.data.parquet import read_table
 
     files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
     left: pa.Table | None = None

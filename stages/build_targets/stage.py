@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from amalgam.data.parquet import key_array, write_table
+from amalgam.data.schemas import TARGETS, arrow_schema
 from amalgam.pipeline.config.schema import ExperimentFile, Targets
+from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
@@ -14,6 +17,7 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.reference_texts import targets_by_domain
 from amalgam.stages.common.teachers import check_gold, label_space, teachers_of
 from amalgam.stages.methods import method_of
+from amalgam.stages.weigh_teachers.read import weights_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,7 +71,6 @@ class BuildTargets(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         import pyarrow as pa
 
-        from amalgam.data.parquet import write_table
         from amalgam.stages.build_targets.summary import summarise
 
         rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.work)
@@ -132,7 +135,6 @@ def _name(buckets: Sequence[Bucket]) -> str:
 def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     import polars as pl
 
-    from amalgam.data.parquet import key_array
     from amalgam.stages.build_targets.domain import among_teachers
     from amalgam.stages.build_targets.target_rules import judged_by_gold, one_hot, rule
     from amalgam.stages.common.answers.evidence import gather
@@ -155,8 +157,6 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
 
 def _check_labelled(run: Run, gold: pl.Series) -> None:
     """A corpus that was read when no label was needed may lack some."""
-    from amalgam.pipeline.errors import DataError
-
     if gold.null_count():
         raise DataError(
             f"{gold.null_count():,} training texts have no gold label",
@@ -169,9 +169,6 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
     """The teachers' weights on these texts, where they were found by looking at all texts."""
     import polars as pl
 
-    from amalgam.pipeline.errors import WorkError
-    from amalgam.stages.weigh_teachers.read import weights_of
-
     if not run.experiment.targets.weighs_together:
         return None
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
@@ -183,8 +180,6 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
 
 def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:
     """A weight or target that is not a number, or negative, would silently spoil the student (never written)."""
-    from amalgam.pipeline.errors import WorkError
-
     bad = (~(ruling.weight.is_finite() & (ruling.weight >= 0)) | ~ruling.target.arr.sum().is_finite()).arg_true()
     if len(bad):
         keys = rows.column("key").to_pylist()
@@ -200,7 +195,6 @@ def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:
 def _table(rows: pa.Table, ruling: Ruling) -> pa.Table:
     import pyarrow as pa
 
-    from amalgam.data.schemas import TARGETS, arrow_schema
     from amalgam.stages.common.answers.probabilities import width
 
     sizes = {"target": width(ruling.target), "confidence": width(ruling.confidence)}

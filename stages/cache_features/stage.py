@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.execution.versions import library_versions
@@ -67,7 +68,6 @@ class CacheFeatures(UnitByUnit):
                 ask_for_states(run, kept.teacher, kept.key, asked)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.parquet import write_table
         from amalgam.stages.common.states.encoder import feature_table
 
         bucket = next(one for one in train_part(run).buckets if one.prefix == unit.work.prefix)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
 from amalgam.pipeline.execution.stage import Run, Unit, undone
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.answers.coverage import cached_units, unit_keys
@@ -94,7 +95,6 @@ def _verdict_unit(run: Run, bucket: Bucket, rung: int, families: Sequence[str]) 
 
 
 def verdict_of(run: Run, unit: Unit) -> Array:
-    from amalgam.data.parquet import read_table
 
     record = run.store.record(unit.record_path)
     if record is None:
@@ -107,8 +107,6 @@ def decide(run: Run, unit: Unit) -> None:
     """Commit one verdict."""
     import numpy as np
     import pyarrow as pa
-
-    from amalgam.data.parquet import key_column, read_keys, write_table
 
     verdict: Verdict = unit.work
     keys = read_keys(run.store.checked(verdict.bucket.file))
@@ -191,8 +189,6 @@ def raw_passes(  # noqa: PLR0913  which passes of which texts, and where they ar
 ) -> Array:
     """[texts, passes first..last-1, labels], gathered by key from whatever units of the family hold them."""
     import numpy as np
-
-    from amalgam.data.parquet import matrix, read_table
 
     cached = run.memory.get("ladder units", {}).get(family) or cached_units(run, family)
     found: Array | None = None

@@ -7,10 +7,12 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from amalgam.data.parquet import write_table
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.cache_teachers.batching import Answer, ask_in_pools
 from amalgam.stages.cache_teachers.conflict import note_divergence
+from amalgam.stages.cache_teachers.tables import answer_table
 from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.corpus import Bucket, part_of
 from amalgam.stages.common.inference.load import launch_budget, loaded_teacher, say_notes
@@ -47,8 +49,6 @@ def _buckets(run: Run, units: Sequence[Unit]) -> dict[tuple[str, str], Bucket]:
 
 
 def _commit(run: Run, answer: Answer) -> None:
-    from amalgam.data.parquet import write_table
-    from amalgam.stages.cache_teachers.tables import answer_table
 
     unit = answer.question.unit
     table = answer_table(answer.question.keys, answer.question.tokens, answer.logits, answer.passes)

@@ -6,8 +6,10 @@ the device's budget and not by the corpus, and what an interruption costs is one
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,14 +17,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.answers.question import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import numpy as np
 
-    from amalgam.pipeline.execution.stage import Run, Unit
     from amalgam.stages.common.inference.teacher import Teacher
 
 
@@ -90,8 +90,6 @@ def give_memory_back() -> None:
 @cache
 def _trim() -> Any:
     """None: another C library, which has no such call."""
-    import ctypes
-
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

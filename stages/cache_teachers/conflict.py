@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amalgam.data.parquet import matrix, read_table
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.store import Record, StoredFile
 
@@ -21,8 +22,6 @@ def note_divergence(run: Run, unit: Unit, ours: StoredFile, standing: Record) ->
 
 def _largest_difference(run: Run, column: str, one: StoredFile, other: StoredFile) -> float | None:
     import numpy as np
-
-    from amalgam.data.parquet import matrix, read_table
 
     tables = [read_table(run.store.checked(file)) for file in (one, other)]
     if any(column not in table.column_names for table in tables):

@@ -6,19 +6,17 @@ surest one. Otherwise fp32 is used, and the user is told why.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from amalgam.pipeline.errors import WorkError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.common.teachers import KnownTeacher
-
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import fields, part_of, tables, train_part
+from amalgam.stages.common.inference.load import launch_budget, loaded_teacher
+from amalgam.stages.common.teachers import KnownTeacher
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -79,8 +77,6 @@ def try_dtype(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> Finding
 
 def _sample(run: Run) -> tuple[list[bytes], list[tuple[str, ...]]]:
     """The texts with the smallest keys: any texts, and much the same ones when the corpus grows."""
-    from amalgam.stages.common.corpus import fields, part_of, tables, train_part
-
     part = part_of(run, "train") or part_of(run, "test") or train_part(run)
     wanted = min(TEXTS, max(FEWEST, part.texts // SHARE))
     keys: list[bytes] = []
@@ -97,7 +93,6 @@ def _sample(run: Run) -> tuple[list[bytes], list[tuple[str, ...]]]:
 def _passes(run: Run, known: KnownTeacher, dtype: str, keys: list[bytes], texts: list[tuple[str, ...]]) -> Array:
     """[texts, passes, labels]; without passes, the dropout-off logits stand for them."""
     from amalgam.stages.common.inference.batches import run_passes
-    from amalgam.stages.common.inference.load import launch_budget, loaded_teacher
 
     count = min(PASSES, run.experiment.cache.passes)
     teacher = loaded_teacher(run, known, dtype, passes=count)

@@ -11,14 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.execution.retry import patiently
 from amalgam.pipeline.execution.stage import Identity, Run, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
+from amalgam.stages.cache_teachers.ask import ask_teachers
 from amalgam.stages.common.answers.coverage import Ask, asked_about, cached_units, units_for, was_asked
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
 from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
+from amalgam.stages.common.inference.load import loaded_teacher
 from amalgam.stages.common.reference_texts import asked_besides
 from amalgam.stages.common.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
@@ -59,7 +62,6 @@ class CacheTeachers:
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.cache_teachers.ask import ask_teachers
 
         teachers = teachers_of(run)
         _try_new_teachers(run)
@@ -73,7 +75,6 @@ class CacheTeachers:
             patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
     def texts(self, run: Run, unit: Unit) -> list[str]:
-        from amalgam.data.parquet import key_list, read_keys
 
         ask = unit.work
         part = part_of(run, ask.part) if isinstance(ask, Ask) else None
@@ -112,8 +113,6 @@ class CacheTeachers:
 
 def _try_new_teachers(run: Run) -> None:
     """Before hours of work for the first teacher: does each that was never asked load, fit, and vary?"""
-    from amalgam.stages.common.inference.load import loaded_teacher
-
     if run.memory.get("tried"):
         return
     for teacher in teachers_of(run):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
     import pyarrow as pa
-
-    from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
 
     columns: dict[str, Any] = {
         "key": pa.array(keys, pa.binary(16)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.parquet import read_table
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import StoredFile
@@ -71,7 +72,6 @@ def train_part(run: Run) -> Part:
 
 
 def read_bucket(run: Run, bucket: Bucket, columns: Sequence[str] | None = None) -> pa.Table:
-    from amalgam.data.parquet import read_table
 
     return read_table(run.store.checked(bucket.file), columns)
 

@@ -9,6 +9,7 @@ from typing import Any
 from amalgam.pipeline.config.schema import TEACHER, Student, TrainTeachers
 from amalgam.pipeline.execution.stage import NotKnownYetError, Run
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
+from amalgam.stages.common.teachers import teachers_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ def _teacher_in(said: Student | TrainTeachers) -> str | None:
 
 
 def _teacher_files(run: Run, name: str) -> ModelFiles:
-    from amalgam.stages.common.teachers import teachers_of
 
     return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)  # the experiment has checked it
 

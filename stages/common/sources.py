@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.sources import fetch_remote, files_of
 from amalgam.pipeline.config.schema import Corpus, ExperimentFile
 from amalgam.pipeline.execution.stage import NotKnownYetError, Run
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -63,7 +64,6 @@ def part_identity(run: Run, part: str) -> list[str]:
 
 
 def local_files(run: Run, source: str) -> list[Path]:
-    from amalgam.data.sources import files_of
 
     if source == GENERATED:
         return [run.store.checked(generated_file(run))]
@@ -94,7 +94,6 @@ def _fetched_record(run: Run, source: str) -> Path:
 
 
 def _fetch(run: Run, source: str) -> None:
-    from amalgam.data.sources import fetch_remote
 
     run.console.say(f"read-corpus: fetching {source}")
     path = _fetched_record(run, source)

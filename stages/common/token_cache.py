@@ -7,26 +7,21 @@ answer to both, so a damaged file is set aside and made again.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
 from amalgam.data.tokens import Ragged, TokenRows, encode, gives_types, speaks_plainly
 from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.corpus import fields, read_bucket
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.pipeline.storage.store import Record
-    from amalgam.stages.common.corpus import Bucket
-    from amalgam.stages.common.models.resolve import ModelFiles
-
+from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import Bucket, fields, read_bucket
+from amalgam.stages.common.models.resolve import ModelFiles
 
 ROOM = "tokens"
 

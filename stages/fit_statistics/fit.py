@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.answers.families import family_of
 from amalgam.stages.common.generated_texts import generated_file
 from amalgam.stages.common.reference_texts import measure_of, reference_part
 from amalgam.stages.common.states.families import statistics_states
@@ -103,7 +104,6 @@ def cached_logits(run: Run, teacher: KnownTeacher, prefixes: list[str], keys: Ke
     """[n, labels], dropout off."""
     import polars as pl
 
-    from amalgam.stages.common.answers.families import family_of
     from amalgam.stages.common.answers.read import logits_of
 
     wanted = pl.Series("key", key_list(keys), pl.Binary)

@@ -7,9 +7,10 @@ writes each text by itself.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import Cache
@@ -18,10 +19,6 @@ from transformers.cache_utils import DynamicLayer
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.inference.self_check import alike
 from amalgam.stages.common.models.loading import token_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 WHERE = "generate.language_model"
 

@@ -16,6 +16,7 @@ from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
+from amalgam.stages.common.sources import local_files
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
 
 ENGINE = 1
@@ -131,7 +132,6 @@ def teacher_identity(known: KnownTeacher) -> dict[str, Any]:
 
 
 def corpus_digests(run: Run) -> list[str]:
-    from amalgam.stages.common.sources import local_files
 
     sources = settings_of(run).corpus or []
     return sorted(run.digest_of(path) for source in sources for path in local_files(run, source))

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from amalgam.data.keys import text_key
+from amalgam.data.rows import Row, rows_of
+from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.sources import local_files
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
 from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
 from amalgam.stages.generate.keyed_random import one_of, text_word, uniform
@@ -18,10 +23,6 @@ from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.lazy_sampling import Drawing
 from amalgam.stages.generate.requests import BLOCK, Block, Family, language_model_files, settings_of
 from amalgam.stages.generate.scoring import Scorer
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.config.schema import Generate
-
 
 if TYPE_CHECKING:
     Done = Callable[[Unit, Sequence[Written]], None]
@@ -103,7 +104,6 @@ def drawn(family: Family, word: int, candidates: int) -> tuple[str, Drawing]:
 
 
 def writer_for(run: Run, known: KnownTeacher) -> Writer[tuple[int, int]]:
-    from amalgam.stages.common.inference.load import loaded_teacher
 
     settings = settings_of(run)
     batch_tokens = run.experiment.execution.batch_tokens
@@ -202,9 +202,6 @@ def _take(run: Run, units: Sequence[Unit], done: Done) -> None:
 
 
 def _lowest(run: Run, wanted: int) -> list[str]:
-    from amalgam.data.keys import text_key
-    from amalgam.data.rows import Row, rows_of
-    from amalgam.stages.common.sources import local_files
 
     settings = settings_of(run)
     columns = run.experiment.corpus.model_copy(update={"text": [settings.column], "id": "auto", "label": None})

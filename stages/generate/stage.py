@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.execution.retry import patiently
 from amalgam.pipeline.execution.stage import Identity, Run, Unit, undone
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.sources import fetch
 from amalgam.stages.common.teachers import prepare_teachers, teachers_of
 from amalgam.stages.generate.requests import (
     Block,
@@ -48,7 +50,6 @@ class Generate:
         return experiment.generate is not None and experiment.reads_texts
 
     def prepare(self, run: Run) -> None:
-        from amalgam.stages.common.sources import fetch
 
         prepare_teachers(run)
         fetch(run, settings_of(run).corpus or [])
@@ -110,7 +111,6 @@ def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) 
     seconds, began[0] = time.monotonic() - began[0], time.monotonic()
 
     def commit() -> None:
-        from amalgam.data.parquet import write_table
         from amalgam.stages.generate.tables import written_table
 
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -123,7 +123,6 @@ def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) 
 
 
 def _gather(run: Run, unit: Unit) -> None:
-    from amalgam.data.parquet import write_table
     from amalgam.stages.generate.tables import generated_table
 
     table = generated_table(run)

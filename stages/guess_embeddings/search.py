@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from amalgam.pipeline.config.schema import Embeddings
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.generate.keyed_random import text_word
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.config.schema import Embeddings
     from amalgam.stages.common.inference.teacher import Teacher
 
 

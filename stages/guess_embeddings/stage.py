@@ -14,6 +14,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.inference.load import loaded_teacher
 from amalgam.stages.common.teachers import KnownTeacher, prepare_teachers, teachers_of
 
 FILE = "embeddings.safetensors"
@@ -49,7 +50,6 @@ class GuessEmbeddings(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from safetensors.torch import save_file
 
-        from amalgam.stages.common.inference.load import loaded_teacher
         from amalgam.stages.guess_embeddings.search import guess
 
         known, place = unit.work

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Run
@@ -23,8 +24,6 @@ FEW = 0.1
 
 def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
     """The texts that pass, as a file like any other; facts: what each gate left out, and of each class how many."""
-    from amalgam.data.parquet import read_table, write_table
-
     said = run.experiment.generate
     if said is None:
         raise AssertionError("no generated texts")  # generated_sources says so

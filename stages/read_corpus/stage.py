@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from amalgam.data.corpus import leaks, read_part
 from amalgam.pipeline.config.schema import ExperimentFile
 from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -46,7 +47,6 @@ class ReadCorpus(UnitByUnit):
         ]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.corpus import read_part
 
         with run.store.draft(unit.folder, unit.name) as draft:
             files, gates = _files(run, unit.name, draft.folder)
@@ -62,7 +62,6 @@ class ReadCorpus(UnitByUnit):
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        from amalgam.data.corpus import leaks
 
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.at_hand(record.files) for record in records if record.files}

@@ -24,6 +24,7 @@ from amalgam.stages.common.metrics import Said, evaluate
 from amalgam.stages.common.teachers import label_space
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.zero_shot import AT_ONCE, similarities
+from amalgam.stages.train_student.stage import student_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,8 +63,6 @@ def answered(run: Run, test: Part) -> Judged:
     space, student = label_space(run), None
     judged = method_name(run.experiment)
     if run.experiment.student.learns:
-        from amalgam.stages.train_student.stage import student_folder
-
         judged = f"student ({judged})"
         student = Classifier.of_run(run, student_folder(run), space.names, where="the student")
     parts, before = [], 0

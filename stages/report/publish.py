@@ -15,6 +15,8 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.html import drawn_by, page
+from amalgam.stages.report.report_json import numbers_of
 
 ROOM = "reports"
 
@@ -41,15 +43,12 @@ def check_page(run: Run) -> None:
 
 def deliver_page(run: Run, evaluation: dict[str, Any], findings: dict[str, Any]) -> str:
     """Draws the page if the workspace does not hold it yet; where it lies, from the experiment's folder."""
-    from amalgam.stages.report.report_json import numbers_of
-
     numbers = numbers_of(run, evaluation, findings, page_name(run))
     files = _stored(run, numbers)
     return put(run.base, page_name(run), {suffix: path.read_bytes() for suffix, path in files.items()})
 
 
 def _stored(run: Run, numbers: dict[str, Any]) -> dict[str, Path]:
-    from amalgam.stages.report.html import drawn_by, page
 
     folder = run.store.folder("report", run.fingerprint("report")) / "pages"
     name = f"page-{fingerprint([PAGE_VERSION, drawn_by(), numbers])}"

@@ -22,6 +22,7 @@ from amalgam.stages.common.teachers import teachers_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.publish import check_page, deliver_page
 from amalgam.stages.report.training_texts import teaching_identity
+from amalgam.stages.report.workspace_facts import history
 from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
 
 SHOWN = 12  # systems in the table; evaluation.json has them all
@@ -69,7 +70,6 @@ class Report(UnitByUnit):
             measure(run, unit)
             return
         from amalgam.stages.report.findings import find
-        from amalgam.stages.report.workspace_facts import history
 
         evaluation, findings = find(run)
         with run.store.draft(unit.folder, unit.name) as draft:

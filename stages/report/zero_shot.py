@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.parquet import parquet_options
+from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.corpus import neighbouring_buckets, part_of, read_bucket
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, part_of, read_bucket
 from amalgam.stages.common.encoders import encoder_digest
 from amalgam.stages.common.teachers import label_space
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from amalgam.stages.common.corpus import Bucket
     from amalgam.stages.common.states.encoder import Encoder
 
 
@@ -53,8 +54,6 @@ def measure(run: Run, unit: Unit) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from amalgam.data.parquet import parquet_options
-    from amalgam.data.schemas import SIMILARITIES, arrow_schema
     from amalgam.stages.common.states.encoder import Encoder, name_states, words_of
 
     test, names = part_of(run, "test"), label_space(run).names

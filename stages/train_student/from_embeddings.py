@@ -20,6 +20,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import part_of
 from amalgam.stages.common.encoders import Beginner, beginner
 from amalgam.stages.common.inference.batches import RowNumbers
+from amalgam.stages.common.inference.load import loaded_teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.common.training.batches import Examples
@@ -90,7 +91,6 @@ def gathered(run: Run, new: Beginner, temperature: float) -> Material:
     """Of every teacher and class, in the student's own space."""
     from safetensors.torch import load_file
 
-    from amalgam.stages.common.inference.load import loaded_teacher
     from amalgam.stages.guess_embeddings.projection import fitted
     from amalgam.stages.guess_embeddings.search import Frame
 

@@ -7,18 +7,20 @@ fourth for texts that were written for a teacher: the provenance.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from amalgam.data.keys import text_key
+from amalgam.data.parquet import key_array, read_table
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.answers.families import families_of
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.generated_texts import are_written, generated_file
+from amalgam.stages.common.states.families import last_states
+from amalgam.stages.common.teachers import label_space
 from amalgam.stages.weigh_teachers.mixture import standard
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.common.corpus import Bucket
-
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,10 +37,6 @@ AGAINST = 0.1
 
 def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
     """confidence, margin and highest logit: [texts, teachers] each."""
-    from amalgam.stages.common.answers.families import families_of
-    from amalgam.stages.common.corpus import neighbouring_buckets
-    from amalgam.stages.common.teachers import label_space
-
     families = families_of(run)
     parts = [
         np.stack([_answers(run, families[name], name, group) for name in label_space(run).columns], axis=2)
@@ -61,8 +59,6 @@ def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> 
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     import pyarrow as pa
-
-    from amalgam.stages.common.corpus import read_bucket
 
     return pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
 
@@ -89,8 +85,6 @@ def together(signals: Sequence[Array]) -> Array:
 
 def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
     """[texts, width] of each teacher: the mean over the text's tokens of its last layer."""
-    from amalgam.data.parquet import key_array
-    from amalgam.stages.common.states.families import last_states
     from amalgam.stages.common.states.read import states_of
 
     found = states_of(run, key_array(keys_of(run, buckets)), last_states)
@@ -109,7 +103,6 @@ def of_states(states: Sequence[Array]) -> Array:
 def _names(run: Run, features: Array) -> Array:
     """Of each teacher, the similarity of the text to the nearest name of its labels."""
     from amalgam.stages.common.states.encoder import Encoder, name_states
-    from amalgam.stages.common.teachers import label_space
 
     space = label_space(run)
     similarity = features @ name_states(Encoder.of(run), space.names).T
@@ -118,11 +111,6 @@ def _names(run: Run, features: Array) -> Array:
 
 def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
     """The class's probability at the teacher that the text was written for, 0 at others; None: written for no class."""
-    from amalgam.data.keys import text_key
-    from amalgam.data.parquet import read_table
-    from amalgam.stages.common.generated_texts import are_written, generated_file
-    from amalgam.stages.common.teachers import label_space
-
     names = list(label_space(run).columns)
     if not are_written(run.experiment) or len(names) == 1:
         return None

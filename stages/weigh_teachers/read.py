@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from amalgam.data.parquet import read_table
 from amalgam.pipeline.execution.stage import Run
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 def weights_of(run: Run) -> pa.Table:
     """In the order of the corpus's buckets and their keys."""
-    from amalgam.data.parquet import read_table
-
     name = run.fingerprint("weigh-teachers")
     known = run.memory.get("weights", ("", None))
     if known[0] != name:

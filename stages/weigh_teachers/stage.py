@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentFile, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
 from amalgam.pipeline.storage.store import Record
@@ -45,7 +46,6 @@ class WeighTeachers(UnitByUnit):
         return [Unit("weights", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.parquet import write_table
         from amalgam.stages.weigh_teachers.weigh import weigh
 
         table, facts = weigh(run)

@@ -7,10 +7,15 @@ nothing is left to believe, MUKA's own weights are taken. What was found and don
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amalgam.data.schemas import WEIGHTS, arrow_schema
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import Bucket, train_part
+from amalgam.stages.common.teachers import label_space
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
@@ -27,12 +32,7 @@ from amalgam.stages.weigh_teachers.evidence import (
 from amalgam.stages.weigh_teachers.mixture import Weighing, by_confidence, mixture, standard, standardised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pyarrow as pa
-
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.common.corpus import Bucket
 
 
 if TYPE_CHECKING:
@@ -59,10 +59,6 @@ PART = 5
 def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     import pyarrow as pa
 
-    from amalgam.data.schemas import WEIGHTS, arrow_schema
-    from amalgam.stages.common.corpus import train_part
-    from amalgam.stages.common.teachers import label_space
-
     buckets, targets = train_part(run).buckets, run.experiment.targets
     facts: dict[str, Any] = {"notes": []}
     answered = answers(run, buckets)
@@ -81,7 +77,6 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
 def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
     """The signal, and the teachers' shares of the texts where they are known."""
     from amalgam.stages.common.states.read import features_of
-    from amalgam.stages.common.teachers import label_space
 
     features, states = features_of(run, buckets), read_states(run, buckets)
     kept = agreed(kinds(run, answered, features, states), facts)

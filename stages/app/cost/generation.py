@@ -7,19 +7,17 @@ tokens cost what earlier ones foretell: a text grows, and its teacher reads it a
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, Job, rates_of_writing
+from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.app.cost.trials import Peak
+from amalgam.stages.common.inference.load import loaded_teacher
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.app.cost.rates import Figures
+from amalgam.stages.generate.requests import block_units, families_of, settings_of
 
 TOKEN_BYTES = 12
 """Of a written text on the disk, for each token: in its block, and once more where all are gathered."""
@@ -33,8 +31,6 @@ FIRST_STEPS, STEPS = 1, 2
 
 def generating(job: Job) -> Cost:
     """As long as the texts took that are there; before any is, what a trial says, teacher by teacher."""
-    from amalgam.stages.generate.requests import block_units
-
     paths = [unit.record_path for unit in block_units(job.run)]
     done = list(job.run.store.records(paths, whole=False).values())
     if not done:
@@ -47,7 +43,6 @@ def generating(job: Job) -> Cost:
 
 
 def _first_texts(job: Job) -> Cost:
-    from amalgam.stages.generate.requests import families_of, settings_of
 
     settings, wanted = settings_of(job.run), dict[str | None, int]()
     for unit in job.state.missing:
@@ -83,7 +78,6 @@ def guessing(job: Job) -> Cost:
 
 
 def _guessing(run: Run, known: KnownTeacher) -> Figures:
-    from amalgam.stages.common.inference.load import loaded_teacher
     from amalgam.stages.guess_embeddings.search import guess
 
     said, taken = run.experiment.embeddings, []

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amalgam.data.labels import cut_in_groups
+from amalgam.pipeline.config.schema import TrainTeachers
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.cost.rates import Rates
-from amalgam.stages.app.cost.survey import Survey, sample, survey
+from amalgam.stages.app.cost.rates import Figures, Rates
+from amalgam.stages.app.cost.survey import Survey, Texts, sample, survey
 from amalgam.stages.app.cost.trials import writing
 from amalgam.stages.common.generated_texts import HELD_OUT, generated_sources
-from amalgam.stages.common.teachers import KnownTeacher
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.config.schema import TrainTeachers
-    from amalgam.stages.app.cost.rates import Figures
-    from amalgam.stages.app.cost.survey import Texts
-
+from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.generate.requests import families_of, language_model_digest, said_of, settings_of
+from amalgam.stages.train_teachers.settings import encoders_of
 
 MEGABYTE = 1e6
 
@@ -45,7 +43,6 @@ class Job:
         """Of texts that are still to be written, all that are wanted: what gates will leave out is not known."""
         if not self.awaits(part):
             return survey(self.run, part, self.rates)
-        from amalgam.stages.generate.requests import families_of, settings_of
 
         held_out = settings_of(self.run).held_out
         share = held_out if part == HELD_OUT else 1 - held_out
@@ -57,8 +54,6 @@ class Job:
         if part == "train" and not said.reads_texts:
             return [_as_long_as(said.embeddings.tokens)]
         if self.awaits(part):
-            from amalgam.stages.common.teachers import teachers_of
-
             found = [rates_of_writing(self, known)["tokens_per_text"] for known in teachers_of(self.run)]
             return [_as_long_as(round(tokens)) for tokens in found]
         return sample(self.run, part)
@@ -82,16 +77,12 @@ class Job:
 
     def encoder(self, teacher: str) -> tuple[TrainTeachers, str]:
         """The settings that name a trained teacher's encoder, and where they do."""
-        from amalgam.stages.train_teachers.settings import encoders_of
-
         encoders = encoders_of(self.run)
         return encoders.get(teacher) or encoders[""]
 
     @property
     def groups(self) -> dict[str, list[str]]:
         """The teachers that are to be trained, and their labels."""
-        from amalgam.data.labels import cut_in_groups
-
         settings = self.run.experiment.train_teachers
         known = sorted(self.survey(self.teachers_part).labels)
         groups = (settings.groups or dict.fromkeys(settings.together or {}, known)) if settings else {}
@@ -106,7 +97,6 @@ def _as_long_as(tokens: int) -> tuple[str, ...]:
 
 
 def rates_of_writing(job: Job, known: KnownTeacher) -> Figures:
-    from amalgam.stages.generate.requests import language_model_digest, said_of, settings_of
 
     about = [language_model_digest(job.run), known.identity, said_of(settings_of(job.run))]
     return job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.execution.stage import NotKnownYetError
 from amalgam.stages.app.cost import trials
 from amalgam.stages.app.cost.generation import generating, guessing
 from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, Job
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.inference.load import loaded_teacher
 from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.sources import corpus_for, part_identity, sources_of
 from amalgam.stages.common.states.families import ENCODER_STATES, blocks_of, kinds_of_states
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.train_teachers.settings import settings_of
 
 if TYPE_CHECKING:
-    from amalgam.pipeline.config.schema import Student, TrainTeachers
     from amalgam.stages.common.inference.teacher import Teacher
 
 
@@ -70,7 +72,6 @@ class _Lessons:
 
 
 def _training_teachers(job: Job) -> Cost:
-    from amalgam.stages.train_teachers.settings import settings_of
 
     settings, part, groups = settings_of(job.run), job.survey(job.teachers_part), job.groups
     wanted = {unit.name for unit in job.state.missing} or set(groups)
@@ -180,7 +181,6 @@ def _known(job: Job, name: str, passes: int) -> tuple[Any, Callable[[str], Teach
     known: KnownTeacher = next(one for one in teachers_of(job.run) if one.name == name)
 
     def load(dtype: str) -> Teacher:
-        from amalgam.stages.common.inference.load import loaded_teacher
 
         return loaded_teacher(job.run, known, dtype, passes=passes)
 

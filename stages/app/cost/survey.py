@@ -5,25 +5,18 @@ Once the part is read this is known; until then it is counted in its files, whic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from amalgam.data.rows import BadRow, Row, rows_of
 from amalgam.pipeline.execution.stage import NotKnownYetError, Run
 from amalgam.stages.app.cost.rates import Figures, Rates
 from amalgam.stages.common.corpus import Part, fields, part_of, read_bucket
 from amalgam.stages.common.sources import corpus_for, local_files, part_identity, sources_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from amalgam.data.rows import BadRow, Row
-
-
-if TYPE_CHECKING:
-    Texts = list[tuple[str, ...]]
-
+Texts = list[tuple[str, ...]]
 
 SAMPLE = 512
 
@@ -91,7 +84,6 @@ def _counted(run: Run, part: str) -> Figures:
 
 
 def _first_rows(run: Run, part: str) -> Iterator[tuple[list[Row | BadRow], Path]]:
-    from amalgam.data.rows import rows_of
 
     corpus = corpus_for(run.experiment, part)
     for path in (path for source in sources_of(run.experiment)[part] for path in local_files(run, source)):
@@ -99,7 +91,6 @@ def _first_rows(run: Run, part: str) -> Iterator[tuple[list[Row | BadRow], Path]
 
 
 def _good(rows: list[Row | BadRow]) -> Iterator[Row]:
-    from amalgam.data.rows import Row
 
     return (row for row in rows if isinstance(row, Row))
 

@@ -5,32 +5,38 @@ Every trial runs the code that the stage runs, so that its figures need no model
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from amalgam.data.corpus import read_part
+from amalgam.data.parquet import read_table, write_table
+from amalgam.pipeline.config.schema import Corpus, Student, TrainTeachers
+from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.cost.rates import Figures
+from amalgam.stages.cache_teachers.tables import answer_table
+from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.inference.load import launch_budget
+from amalgam.stages.common.states.families import blocks_of
 from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.training.learner import Objective, WeightedKL
+from amalgam.stages.common.training.settings import Training
+from amalgam.stages.generate.requests import BLOCK, families_of, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import numpy as np
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.pipeline.config.schema import Corpus, Student, TrainTeachers
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.common.encoders import Beginner
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.batches import Examples
-    from amalgam.stages.common.training.learner import Objective
-    from amalgam.stages.common.training.settings import Training
     from amalgam.stages.generate.decoding import Order, Writer
 
 
@@ -72,8 +78,6 @@ def reading(texts: Texts, corpus: Corpus) -> Figures:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from amalgam.data.corpus import read_part
-
     with tempfile.TemporaryDirectory() as scratch:
         source, folder = Path(scratch) / "rows.parquet", Path(scratch) / "part"
         folder.mkdir()
@@ -91,7 +95,6 @@ def reading(texts: Texts, corpus: Corpus) -> Figures:
 def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -> Figures:
     """A teacher's set-up, seconds per text and pass, and what a text takes on the disk."""
     from amalgam.stages.common.device import dtype_for, pick_device
-    from amalgam.stages.common.inference.load import launch_budget
 
     if dtype == "auto":  # most likely: the gate that settles it is not passed here
         dtype = dtype_for(pick_device(run.experiment.execution.device))
@@ -118,7 +121,6 @@ def stand_in(run: Run, settings: TrainTeachers, where: str, labels: list[str], d
     import torch
 
     from amalgam.stages.common.device import pick_device
-    from amalgam.stages.common.encoders import beginner
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.models.loading import DTYPES
 
@@ -158,8 +160,6 @@ def _per_row(teacher: Teacher, tokens: TokenRows, passes: int, budget: int) -> f
 def _bytes_of(tokens: TokenRows, labels: int, passes: int) -> Figures:
     import numpy as np
 
-    from amalgam.data.parquet import write_table
-    from amalgam.stages.cache_teachers.tables import answer_table
     from amalgam.stages.common.token_cache import token_table
 
     random = np.random.default_rng(0)
@@ -185,7 +185,6 @@ def training(
     import numpy as np
 
     from amalgam.data.tokens import encode
-    from amalgam.stages.common.encoders import beginner
     from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
     from amalgam.stages.common.training.loop import fit
 
@@ -231,9 +230,7 @@ def _phases(run: Run, new: Beginner, examples: Examples, widths: Sequence[int]) 
     """The student's own, over states that are made up."""
     import numpy as np
 
-    from amalgam.stages.common.states.families import blocks_of
     from amalgam.stages.common.states.read import States
-    from amalgam.stages.common.training.learner import WeightedKL
     from amalgam.stages.train_student.schedule import phases_over
 
     by_token = run.experiment.objective.states == "tokens"
@@ -274,7 +271,6 @@ def states(  # noqa: PLR0913 - what is asked for, each by name
 
 
 def _settings(said: Student | TrainTeachers) -> Training:
-    from amalgam.stages.common.training.settings import Training
 
     return Training(
         epochs=1,
@@ -307,9 +303,7 @@ def summing(labels: int, passes: int) -> Figures:
     import numpy as np
     import polars as pl
 
-    from amalgam.data.parquet import read_table, write_table
     from amalgam.data.tokens import Ragged, TokenRows
-    from amalgam.stages.cache_teachers.tables import answer_table
     from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
 
     random = np.random.default_rng(0)
@@ -380,7 +374,6 @@ class Peak:
         return self
 
     def __exit__(self, *_: object) -> None:
-        import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         with suppress(OSError, StopIteration):
@@ -401,7 +394,6 @@ FEWEST_STEPS = 3
 
 def writing(run: Run, known: KnownTeacher) -> Figures:
     """A teacher's and the language model's set-up, and seconds and tokens of a text."""
-    from amalgam.stages.generate.requests import settings_of
     from amalgam.stages.generate.sources import writer_for
 
     with Peak() as peak:
@@ -418,7 +410,6 @@ def writing(run: Run, known: KnownTeacher) -> Figures:
 
 def _orders(run: Run, known: KnownTeacher) -> Iterator[Order[Any]]:
     """The first texts that will be written for the teacher, each class in its turn."""
-    from amalgam.stages.generate.requests import BLOCK, families_of
     from amalgam.stages.generate.sources import order_of
 
     own = [family for family in families_of(run) if family.teacher == known.name]

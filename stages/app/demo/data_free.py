@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.demo_corpus import mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.stages.app.demo.encoder import tiny_encoder
+from amalgam.stages.app.demo.language_model import tiny_language_model
 from amalgam.stages.app.demo.with_texts import THREE_TEACHERS, SilentTables, demo_texts, refuse_strange, write_texts
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.registry import STAGES
@@ -134,21 +137,16 @@ def write_data_free(folder: Path, console: Console) -> None:
     if not (folder / "texts/general.parquet").exists():
         _write_general(folder / "texts/general.parquet")
     if not (folder / "encoder" / "model.safetensors").exists():
-        from amalgam.stages.app.demo.encoder import tiny_encoder
-
         tiny_encoder(folder / "encoder", [text for text, _ in demo_texts("teachers")], seed=0)
     for name, content in (("with-texts.yaml", TEACHERS), ("amalgam.yaml", EXPERIMENT)):
         if not (folder / name).exists():
             (folder / name).write_text(content)
     if not (folder / "lm").exists():
-        from amalgam.stages.app.demo.language_model import tiny_language_model
-
         console.say("== a language model of general text")
         tiny_language_model(folder / "lm", _general(), seed=0)
 
 
 def _general() -> list[str]:
-    from amalgam.data.demo_corpus import mixture
 
     return mixture(GENERAL_TEXTS, seed=0)
 

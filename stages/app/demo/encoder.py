@@ -7,12 +7,11 @@ same texts) stand in for that, in a second and without a label. All else is rand
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from torch import Tensor
     from transformers import BertTokenizer
 

@@ -6,13 +6,13 @@ from another topic: it knows the words and the sentences, and not which words be
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from torch import Tensor
 
 
@@ -43,8 +43,6 @@ _END, _UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 def tiny_language_model(folder: Path, texts: Sequence[str], seed: int) -> None:
     """Written aside, so that a folder that is there is whole."""
-    import shutil
-
     import torch
 
     from amalgam.stages.common.models.loading import save_pretrained_folder

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.demo_corpus import Part
+from amalgam.data.demo_corpus import Part, generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.stages.app.demo.encoder import tiny_encoder
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation, row
@@ -96,15 +97,12 @@ def write_demo(folder: Path) -> None:
     refuse_strange(folder)
     write_texts(folder)
     if not (folder / "encoder" / "model.safetensors").exists():
-        from amalgam.stages.app.demo.encoder import tiny_encoder
-
         tiny_encoder(folder / "encoder", [text for text, _ in demo_texts("train")], seed=0)
     if not (folder / "amalgam.yaml").exists():
         (folder / "amalgam.yaml").write_text(EXPERIMENT)
 
 
 def demo_texts(name: str) -> list[tuple[str, str]]:
-    from amalgam.data.demo_corpus import generate
 
     part, count, seed = TEXTS[name]
     return generate(count, seed, part)

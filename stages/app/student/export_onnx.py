@@ -5,13 +5,14 @@ Batch and length stay free. What does not give torch's own logits is refused wit
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +29,6 @@ from amalgam.stages.app.student.folder import finished_student
 from amalgam.stages.common.models.model_folder import light_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from amalgam.data.tokens import Ragged
     from amalgam.stages.common.inference.classifier import Classifier
 
@@ -182,7 +181,6 @@ def _only_logits(model: Any) -> Any:
 
 
 def _check_libraries() -> None:
-    import importlib
 
     for name in LIBRARIES:
         try:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from amalgam.data.keys import shown
 from amalgam.pipeline.execution.versions import library_versions
 
@@ -57,7 +59,6 @@ def plain(text: str) -> str:
 
 
 def _front_matter(known: Known, repo_id: str) -> str:
-    import yaml
 
     data: dict[str, Any] = {
         "library_name": "transformers",

@@ -9,16 +9,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self, TextIO
 
 from amalgam.data.keys import shown, text_key
+from amalgam.data.parquet import parquet_options
 from amalgam.data.rows import Row
 from amalgam.data.schemas import Column, arrow_schema, predictions
 from amalgam.pipeline.errors import ExperimentError
-
-if TYPE_CHECKING:
-    from typing import TextIO
-
 
 KINDS = (".parquet", ".csv")
 
@@ -87,8 +84,6 @@ class _Csv:
 class _Parquet:
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         import pyarrow.parquet as pq
-
-        from amalgam.data.parquet import parquet_options
 
         self.rows = 0
         self._schema = arrow_schema(columns)

@@ -6,6 +6,7 @@ The token is the Hub client's own (HF_TOKEN, or what `hf auth login` stored): it
 from __future__ import annotations
 
 import io
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
+from amalgam.pipeline.execution.plan import plan
+from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import Finished, finished_student
 from amalgam.stages.app.student.model_card import Known, card
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents
 from amalgam.stages.common.models.output_folder import read_mark
+from amalgam.stages.methods import method_name
+from amalgam.stages.registry import STAGES
+from amalgam.stages.report.stage import evaluation
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -64,7 +70,6 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _known(finished: Finished, config: Path, student: Path | None) -> Known:
-    import json
 
     folder = json.loads((finished.folder / "config.json").read_text("utf-8"))
     named = {int(place): str(label) for place, label in folder["id2label"].items()}
@@ -77,12 +82,6 @@ def _known(finished: Finished, config: Path, student: Path | None) -> Known:
 
 def _measured(known: Known, finished: Finished, config: Path) -> Known:
     """With the report's numbers, if they are of this very student."""
-    from amalgam.pipeline.execution.plan import plan
-    from amalgam.stages.app.session import open_run, working
-    from amalgam.stages.methods import method_name
-    from amalgam.stages.registry import STAGES
-    from amalgam.stages.report.stage import evaluation
-
     _, run = open_run(config, [], console=Console(quiet=True))
     with working(run):
         plan(STAGES, run)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import ALL, keys_digest
+from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
+from amalgam.stages.common.corpus import Bucket, Part
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from amalgam.stages.common.corpus import Bucket, Part
 
 
 if TYPE_CHECKING:
@@ -229,8 +229,6 @@ class Asked:
 
 def asked_about(run: Run, part: Part) -> Iterator[Asked]:
     """The part's buckets. The keys of one are read where they are needed, and then all are fetched together."""
-    from amalgam.data.parquet import read_keys
-
     fetch = cache(lambda: run.store.place.fetch([bucket.file.path for bucket in part.buckets]))
 
     def read(bucket: Bucket) -> Keys:
@@ -264,8 +262,6 @@ def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
 
 def unit_keys(run: Run, unit: CachedUnit) -> Keys:
     """Buckets come in order, so the keys of a unit that several of them overlap are asked for again soon, or never."""
-    from amalgam.data.parquet import read_keys
-
     known: dict[str, Keys] = run.memory.setdefault("unit keys", {})
     found = known.pop(unit.name, None)
     if found is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.stages.common.answers.coverage import Ask
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.teachers import KnownTeacher
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.stages.common.answers.coverage import Ask
     from amalgam.stages.common.inference.teacher import Teacher
 
 
@@ -57,7 +58,6 @@ class Reader:
 
 
 def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None:
-    from amalgam.data.keys import shown
 
     first = int(tokens.cut.argmax())
     raise DataError(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from amalgam.stages.common.inference.dropout import Claim
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 if TYPE_CHECKING:
     Inputs: TypeAlias = Mapping[str, torch.Tensor]

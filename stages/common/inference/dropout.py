@@ -7,6 +7,7 @@ takes its mask from masks.py. So every site of any architecture is covered, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,8 +19,6 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.masks import Axis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from amalgam.stages.common.inference.masks import Bank
 
 

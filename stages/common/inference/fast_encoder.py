@@ -7,6 +7,7 @@ multiplied in. Where the head reads the first token alone, the last layer comput
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from amalgam.stages.common.inference.dropout import hide, scores_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from amalgam.stages.common.inference.compiled_dropout import Fused
     from amalgam.stages.common.inference.dropout import KeyedDropout
 

@@ -6,6 +6,7 @@ Nothing here trusts a tokenizer's own length limit or pad token. What cannot ser
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +25,6 @@ from amalgam.stages.common.inference.self_check import alike, find_lean, fuse
 from amalgam.stages.common.inference.transfer import UnderWay, sent, under_way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from amalgam.stages.common.inference.compiled_dropout import Compiler

@@ -10,6 +10,8 @@ import errno
 import glob
 import logging
 import re
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,6 @@ from urllib.parse import urlsplit, urlunsplit
 from amalgam.pipeline.errors import DiskFullError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from huggingface_hub.errors import HfHubHTTPError
 
 
@@ -147,8 +147,6 @@ def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: 
 @contextmanager
 def silent() -> Iterator[None]:
     """The console belongs to the pipeline: no bars, and no warnings that our own errors say better."""
-    import warnings
-
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

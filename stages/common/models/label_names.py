@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from amalgam.pipeline.errors import ModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import ModelFiles
 
 
 def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:

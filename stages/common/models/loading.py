@@ -6,8 +6,12 @@ where transformers would go on with random numbers and a line in the log.
 
 from __future__ import annotations
 
+import pickle
 import re
+import warnings
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +21,6 @@ from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
-
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -319,8 +320,6 @@ def _unreached(config: PreTrainedConfig) -> int:
 @contextmanager
 def _said_plainly(files: ModelFiles, part: str) -> Iterator[None]:
     """Whatever the libraries raise on a bad model becomes one line with the folder."""
-    import pickle
-
     from safetensors import SafetensorError
 
     try:
@@ -338,8 +337,6 @@ def _said_plainly(files: ModelFiles, part: str) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No bars, load reports or warnings: what matters in them is an error of ours."""
-    import warnings
-
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

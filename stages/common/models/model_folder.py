@@ -11,16 +11,12 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 from amalgam.pipeline.errors import ModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
-
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from amalgam.data.schemas import FEATURES, arrow_schema
-from amalgam.stages.common.corpus import fields, read_bucket
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.encoders import Beginner, beginner
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
+from amalgam.stages.common.states.families import ENCODER
 from amalgam.stages.common.token_cache import tokens_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.pipeline.execution.stage import Run
-    from amalgam.stages.common.corpus import Bucket
 
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class Encoder:
 
     @classmethod
     def of(cls, run: Run) -> Encoder:
-        from amalgam.stages.common.states.families import ENCODER
-
         """The student's, whole and before it learns: `student.layers` is not asked."""
         from amalgam.stages.common.device import pick_device
 

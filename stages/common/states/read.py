@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amalgam.data.parquet import key_array, read_table
+from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import StoredFile
@@ -95,8 +95,6 @@ def _states(run: Run, teacher: str, files: list[StoredFile], wanted: NDArray[np.
 def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     """[texts, width] float32, in the order of the buckets' texts: the encoder's."""
     import numpy as np
-
-    from amalgam.data.parquet import key_array, matrix, read_table
 
     family = encoder_states(run).family
     files = [file for file in run.result("cache-features").files if family_in(file.path) == family]

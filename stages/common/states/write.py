@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from amalgam.data.parquet import write_table
 from amalgam.data.schemas import STATES, arrow_schema
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.inference.batches import token_batches
@@ -46,8 +47,6 @@ def write_states(  # noqa: PLR0913 - what they are made of, each by name
 ) -> int:
     """keys.parquet, and states.npy, which readers map into memory. Returns the width."""
     import pyarrow as pa
-
-    from amalgam.data.parquet import write_table
 
     lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -5,20 +5,19 @@ The objective is the seam for other methods: loop.py does not know what is minim
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amalgam.pipeline.errors import WorkError
+from amalgam.stages.common.training.settings import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     import torch
     from accelerate import Accelerator
 
     from amalgam.stages.common.inference.batches import RowNumbers
-    from amalgam.stages.common.training.settings import Training
 
 
 # Of a batch's tensors, those that are the encoder's; the others are the objective's.

@@ -12,18 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.training.loop import learning_rate
 from amalgam.stages.common.training.settings import Training
-
-if TYPE_CHECKING:
-    from typing import TextIO
-
-    from amalgam.pipeline.execution.stage import Run
-
 
 ROOM = "journals"
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,9 +35,6 @@ from amalgam.stages.common.training.learner import (
 from amalgam.stages.common.training.settings import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import torch
 
 

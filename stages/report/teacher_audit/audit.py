@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.data.labels import LabelSpace
+from amalgam.data.parquet import key_array, matrix
 from amalgam.pipeline.config.schema import AMONG
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -23,6 +24,7 @@ from amalgam.stages.common.models.resolve import same_models
 from amalgam.stages.common.reference_texts import targets_by_domain
 from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.report.teacher_audit.counts import CONFIDENT, Block, Rule, Tally
+from amalgam.stages.weigh_teachers.read import weights_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +87,6 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
     import polars as pl
     import pyarrow as pa
 
-    from amalgam.data.parquet import key_array
     from amalgam.stages.build_targets.domain import among_teachers
     from amalgam.stages.common.answers.evidence import gather
 
@@ -112,8 +113,6 @@ def _measured(run: Run) -> bool:
 
 
 def _weights(run: Run, buckets: tuple[Bucket, ...], rows: pa.Table) -> Any:
-    from amalgam.data.parquet import matrix
-    from amalgam.stages.weigh_teachers.read import weights_of
 
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     return matrix(weights_of(run).slice(before, rows.num_rows).column("weight")).astype(np.float64)

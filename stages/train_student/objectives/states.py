@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.stages.common.states.encoder import mean_over_tokens
 from amalgam.stages.common.states.write import in_blocks
+from amalgam.stages.common.training.learner import Objective
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from amalgam.pipeline.config.schema import Objective as Said
     from amalgam.stages.common.inference.batches import RowNumbers
     from amalgam.stages.common.states.read import States
-    from amalgam.stages.common.training.learner import Objective
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,17 @@ LAYERS = (
     "stages/app",
     "cli.py",
 )
-HEAVY = {"torch", "transformers", "polars", "pyarrow", "numpy", "accelerate", "huggingface_hub", "safetensors"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "polars",
+    "pyarrow",
+    "numpy",
+    "accelerate",
+    "huggingface_hub",
+    "safetensors",
+    "tokenizers",
+}
 OPTIONAL = {"ray", "obstore", "onnx", "onnxruntime", "onnxscript"}
 RUN = ("amalgam.pipeline.execution.stage", "Run")
 EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?load\.py|stages/\w+/stage\.py")
@@ -106,6 +116,7 @@ KNOWN_RUN: frozenset[str] = frozenset(
 )
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
+    "stages/app/compare_reports.py": "as cli.py",
     "stages/app/completion.py": "the shell waits for a completion",
     "stages/app/student/commands.py": "as cli.py",
 }
@@ -285,7 +296,7 @@ def test_run_stays_at_the_edge_of_the_stages() -> None:
 
 
 def test_imports_inside_functions_save_loading_time() -> None:
-    late = late_imports(ROOT)
+    late = {entry for entry in late_imports(ROOT) if entry.replace(": ", " -> ") not in KNOWN_ARROWS}
     assert sorted(entry for entry in late if entry.split(":")[0] not in LATE) == []
     assert set(LATE) <= {entry.split(":")[0] for entry in late}
 

@@ -1,12 +1,12 @@
-"""Every method on several data sets and seeds, from one cache each: accuracy, and how much of the gap it closes.
+"""Measures accuracy and gap closed of every method on several data sets and seeds, with one cache per data set.
 
 python benchmarks/methods.py --data ../shared/data [--sets ag_news ag_news+trec6] [--limit 2000] [--seeds 3] [--json]
     [--methods amalgam "muka-soft targets.temperature=0.05" "muka-soft targets.reweight=none"]
 
-Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels; each row is
-`amalgam run student.method=NAME student.seed=S`, with fields of its own if it names some. Stopped, it goes on where it
-was. gap = (method - ensemble) / (supervised - ensemble) of the same seed; right = how often the most weighted teacher
-knows the text's label.
+Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels. Each row is
+`amalgam run student.method=NAME student.seed=S` with the overrides after its name. An interrupted run resumes.
+gap = (method - ensemble) / (supervised - ensemble) of the same seed. right is the share of texts whose most heavily
+weighted teacher has the gold label.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ student:
   max_tokens: {tokens}
 """
 SENTENCE = 40
-"""Characters: what is shorter is not put in as a foreign text."""
+"""Minimum number of characters of a foreign text."""
 METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Epochs and learning rate of teachers and students alike, such that the supervised student converges."""
+    """Holds epochs and learning rate of teachers and students, chosen so that the supervised student converges."""
 
     groups: int
     epochs: int
@@ -66,49 +66,53 @@ DATA_SETS = {
     "banking77": DataSet(2, 8, 4e-4),
 }
 UNKNOWN = DataSet(2, 4, 1e-4)
-"""Of any other: --epochs and --rate say what suits it."""
+"""Settings of any other data set. Change them with --epochs and --rate."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="a folder of data sets: NAME/{train,test}.parquet")
+    parser.add_argument("--data", type=Path, required=True, help="folder of data sets: NAME/{train,test}.parquet")
     parser.add_argument(
         "--sets",
         nargs="+",
         default=list(DATA_SETS),
-        help=f"folders of --data, {', '.join(DATA_SETS)} or others; A+B: both at once, a teacher for each",
+        help=f"folders of --data ({', '.join(DATA_SETS)} or others); A+B joins two, with a teacher for each",
     )
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=2000, help="training texts of each, a sample by content")
-    parser.add_argument("--test-limit", type=int, help="test texts of each, a sample; all of them if not given")
+    parser.add_argument("--limit", type=int, default=2000, help="training texts per data set, sampled by content")
+    parser.add_argument("--test-limit", type=int, help="size of a sample of the test texts (default: all)")
     parser.add_argument("--passes", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=128, help="of a text, for teachers and students")
     parser.add_argument(
-        "--no-students", action="store_true", help="targets alone: how often the right teacher weighs most"
+        "--max-tokens", type=int, default=128, help="maximum tokens of a text, for teachers and students"
     )
-    parser.add_argument("--shares", nargs="+", type=float, help="of the teachers in the texts: 4 1 keeps a quarter")
-    parser.add_argument("--foreign", type=Path, help="texts of no teacher (Parquet): one to ten others are put in")
-    parser.add_argument("--groups", type=int, help="teachers, instead of each data set's own number")
-    parser.add_argument("--epochs", type=int, help="of teachers and students, instead of each data set's own number")
-    parser.add_argument("--rate", type=float, help="their learning rate, instead of each data set's own")
-    parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="where the experiments stand")
+    parser.add_argument(
+        "--no-students", action="store_true", help="only targets: the share of texts with the correct teacher"
+    )
+    parser.add_argument(
+        "--shares", nargs="+", type=float, help="shares of the teachers' texts; 4 1 keeps a quarter for the second"
+    )
+    parser.add_argument("--foreign", type=Path, help="out-of-domain texts (Parquet): one is added for ten others")
+    parser.add_argument("--groups", type=int, help="number of teachers (default: by data set)")
+    parser.add_argument("--epochs", type=int, help="epochs of teachers and students (default: by data set)")
+    parser.add_argument("--rate", type=float, help="learning rate of teachers and students (default: by data set)")
+    parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [one for name in options.sets for one in _data_set(name, options)]
+    rows = [figures for name in options.sets for figures in _data_set(name, options)]
     show(rows, as_json=options.json)
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     parts = name.split("+")
-    said = max((DATA_SETS.get(part, UNKNOWN) for part in parts), key=lambda one: one.epochs)
-    groups = len(parts) if len(parts) > 1 else options.groups or said.groups
+    data_set = max((DATA_SETS.get(part, UNKNOWN) for part in parts), key=lambda candidate: candidate.epochs)
+    groups = len(parts) if len(parts) > 1 else options.groups or data_set.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
-    config = base / f"amalgam{kind}.yaml"  # one workspace for all: teachers and answers are shared
-    data = (options.data / name).absolute() if len(parts) == 1 else _put_together(options.data, parts, base)
-    fields: dict[str, Any] = {"epochs": options.epochs or said.epochs, "rate": options.rate or said.rate}
+    config = base / f"amalgam{kind}.yaml"  # one workspace: all variants share teachers and answers
+    data = (options.data / name).absolute() if len(parts) == 1 else _joined(options.data, parts, base)
+    fields: dict[str, Any] = {"epochs": options.epochs or data_set.epochs, "rate": options.rate or data_set.rate}
     fields |= {"passes": options.passes, "tokens": options.max_tokens}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
@@ -126,12 +130,12 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for method in options.methods:
         mine = [runs[method, seed] for seed in range(options.seeds)]
         ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
-        gaps = [gap_closed(one["student"], ensemble, top) for one, top in zip(mine, ceilings, strict=True)]
+        gaps = [gap_closed(run["student"], ensemble, top) for run, top in zip(mine, ceilings, strict=True)]
         rows.append(row("methods", method, **about, **_figures(mine, gaps)))
     return rows
 
 
-def _put_together(data: Path, names: list[str], base: Path) -> Path:
+def _joined(data: Path, names: list[str], base: Path) -> Path:
     import polars as pl
 
     for part in ("train", "test"):
@@ -141,15 +145,17 @@ def _put_together(data: Path, names: list[str], base: Path) -> Path:
 
 
 def _labels_of(data: Path, names: list[str]) -> str:
-    """As YAML reads it: a teacher for each data set."""
+    """Returns the labels of each data set's teacher, as YAML."""
     import polars as pl
 
-    found = {name: pl.read_parquet(data / f"{name}/train.parquet", columns=["label"])["label"] for name in names}
-    return json.dumps({name: sorted(labels.unique()) for name, labels in found.items()})
+    labels_by_set = {
+        name: pl.read_parquet(data / f"{name}/train.parquet", columns=["label"])["label"] for name in names
+    }
+    return json.dumps({name: sorted(labels.unique()) for name, labels in labels_by_set.items()})
 
 
 def test_texts(data: Path, base: Path, limit: int | None) -> Path:
-    """All of them, or a sample of the rows, the same each time."""
+    """Returns the path of all test texts or of a fixed sample."""
     import polars as pl
 
     if limit is None:
@@ -160,7 +166,7 @@ def test_texts(data: Path, base: Path, limit: int | None) -> Path:
 
 
 def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespace) -> Path:
-    """All of them, or as many of each teacher's labels as its share says, and foreign ones without a label beside."""
+    """Returns the path of the training texts, with the requested shares and foreign texts."""
     import polars as pl
 
     from amalgam.data.labels import cut_in_groups
@@ -188,8 +194,8 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.stages.report.stage import evaluation
 
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
-    told = [*_told(method), f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
-    _, run = open_run(config, told, console=Console(out=sys.stderr))
+    overrides = [*_overrides(method), f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
+    _, run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date(STAGES, run)
         systems = evaluation(run)["systems"]
@@ -202,32 +208,32 @@ def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _told(method: str) -> list[str]:
-    """A method's name, and fields of the experiment after it."""
+def _overrides(method: str) -> list[str]:
+    """Returns the overrides of a method and of the fields after its name."""
     name, *more = method.split()
     return [f"student.method={name}", *more]
 
 
 def _choice(config: Path, method: str) -> dict[str, Any]:
-    """No student: the targets, and what weigh-teachers found."""
+    """Builds only the targets, and returns the facts of weigh-teachers."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import bring_up_to_date
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.registry import STAGES
 
-    _, run = open_run(config, _told(method), console=Console(out=sys.stderr))
+    _, run = open_run(config, _overrides(method), console=Console(out=sys.stderr))
     with working(run):
         bring_up_to_date([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
-    found = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}
-    told: dict[str, Any] = {
-        name: found[name] for name in ("shares", "neighbours", "agreement", "separation") if name in found
+    facts = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}
+    figures: dict[str, Any] = {
+        name: facts[name] for name in ("shares", "neighbours", "agreement", "separation") if name in facts
     }
     right = _right(run)
-    return {"right_teacher": None if right is None else round(right, 3), **told}
+    return {"right_teacher": None if right is None else round(right, 3), **figures}
 
 
 def _right(run: Run) -> float | None:
-    """Of the texts whose label a teacher knows, the share on which such a teacher weighs most."""
+    """Returns the share of correct teachers among texts whose label some teacher has."""
     selection = run.result("build-targets").facts["summary"]["selection"].get("all")
     return selection[0] / selection[1] if selection and selection[1] else None
 
@@ -237,13 +243,13 @@ def gap_closed(student: float, ensemble: float, supervised: float | None) -> flo
 
 
 def _figures(runs: list[dict[str, Any]], gaps: list[float | None]) -> dict[str, Any]:
-    accuracy = [float(one["student"]) for one in runs]
-    known = [gap for gap in gaps if gap is not None]
+    accuracy = [float(run["student"]) for run in runs]
+    finite = [gap for gap in gaps if gap is not None]
     right = runs[0]["right"]
     return {
         "accuracy": round(statistics.mean(accuracy), 4),
         "deviation": round(statistics.stdev(accuracy), 4) if len(accuracy) > 1 else None,
-        "gap_closed": round(statistics.mean(known), 3) if known else None,
+        "gap_closed": round(statistics.mean(finite), 3) if finite else None,
         "right_teacher": None if right is None else round(right, 3),
         "seeds": len(accuracy),
     }

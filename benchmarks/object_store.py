@@ -1,4 +1,4 @@
-"""Planning a large workspace that lies in an object store: our own small S3 in this process, each answer delayed.
+"""Measures planning of a large workspace in an object store, on a small S3 server that delays each answer.
 
 python benchmarks/object_store.py --texts 100000 --teachers 10 --latency 0.02 [--json]
 """
@@ -31,42 +31,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--teachers", type=int, default=10)
-    parser.add_argument("--characters", type=int, default=236, help="of a text")
-    parser.add_argument("--latency", type=float, default=0.02, help="seconds that the store takes for each answer")
+    parser.add_argument("--characters", type=int, default=236, help="characters of a text")
+    parser.add_argument("--latency", type=float, default=0.02, help="delay of each answer in seconds")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the workspace is made and deleted again")
+    parser.add_argument("--folder", type=Path, help="folder of the temporary workspace")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for found in _rows(options):
-        rows.append(found)
+    for figures in _rows(options):
+        rows.append(figures)
         if options.json:
-            show([found], as_json=True)
+            show([figures], as_json=True)
             sys.stdout.flush()
     if not options.json:
         show(rows, as_json=False)
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from amalgam.benchmarks import synthetic_workspace as made
+    from amalgam.benchmarks import synthetic_workspace as synthetic
     from amalgam.pipeline.execution.runner import bring_up_to_date
     from amalgam.stages.registry import STAGES
     from amalgam.tests.s3_server import serving
 
-    made.CHARACTERS = options.characters
-    shape = made.Shape(options.texts, options.teachers)
+    synthetic.CHARACTERS = options.characters
+    shape = synthetic.Shape(options.texts, options.teachers)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch, serving() as server:
-        experiments = made.write_experiments(Path(scratch) / "scale", shape)
-        made.write_corpora(experiments, shape)
-        units = made.lacking(experiments.first)
-        late = made.half_of(units, f"teacher-{shape.teachers - 1}")
+        experiments = synthetic.write_experiments(Path(scratch) / "scale", shape)
+        synthetic.write_corpora(experiments, shape)
+        units = synthetic.lacking(experiments.first)
+        late = synthetic.half_of(units, f"teacher-{shape.teachers - 1}")
         absent = {unit.record_path for unit in late}
-        made.write_answers(experiments.first, [unit for unit in units if unit.record_path not in absent], shape)
+        synthetic.write_answers(experiments.first, [unit for unit in units if unit.record_path not in absent], shape)
         bench = _Bench(server, experiments.first, Path(scratch) / "cache", options)
         yield from bench.states("half of one teacher missing", (len(units) - len(late), len(units)))
-        made.write_answers(experiments.first, late, shape)
-        bring_up_to_date(STAGES, made.quiet_run(experiments.first), target="cache-teachers")
-        made.write_targets(experiments.first)
+        synthetic.write_answers(experiments.first, late, shape)
+        bring_up_to_date(STAGES, synthetic.quiet_run(experiments.first), target="cache-teachers")
+        synthetic.write_targets(experiments.first)
         yield from bench.states("current", (len(units), len(units)))
 
 
@@ -75,7 +75,7 @@ class _Bench:
         self._server, self._config, self._cache, self._options = server, config, cache, options
 
     def states(self, name: str, expected: tuple[int, int]) -> Iterator[dict[str, Any]]:
-        """As the units were written, and packed; the first look of a machine, and later ones."""
+        """Measures loose and packed units, with an empty cache and later."""
         self._load()
         for how in ("as written", "packed"):
             if how == "packed":
@@ -87,12 +87,12 @@ class _Bench:
                     repeats = 1 if cold else self._options.repeats
                     spent = [self._spent(command, "--json", empty=cold and command == "plan") for _ in range(repeats)]
                     if command == "plan":
-                        _check(spent[0]["said"], expected)
+                        _check(spent[0]["output"], expected)
                     yield self._row(f"{name}, {how}: {command}, {when}", spent)
             self._server.seconds = 0.0
 
     def _load(self) -> None:
-        """What the disk holds, as if it had been put."""
+        """Copies the local workspace into the store."""
         workspace = self._config.parent / "artifacts"
         files = [path for path in workspace.rglob("*") if path.is_file()]
         named = {f"bucket/workspace/{path.relative_to(workspace).as_posix()}": path for path in files}
@@ -113,21 +113,21 @@ class _Bench:
         if done.returncode:
             raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {"seconds": seconds, "cpu": cpu, "said": done.stdout, "asked": dict(self._server.asked)}
+        return {"seconds": seconds, "cpu": cpu, "output": done.stdout, "asked": dict(self._server.asked)}
 
     def _row(self, name: str, spent: list[dict[str, Any]]) -> dict[str, Any]:
-        seconds = [one["seconds"] for one in spent]
+        seconds = [run["seconds"] for run in spent]
         figures = {"seconds": round(median(seconds), 2), "spread": round(spread(seconds), 2)}
-        figures["cpu_s"] = round(median([one["cpu"] for one in spent]), 2)
+        figures["cpu_s"] = round(median([run["cpu"] for run in spent]), 2)
         options = self._options
         shape = {"texts": options.texts, "teachers": options.teachers, "latency_s": options.latency}
         return row("object-store", name, **shape, **figures, requests=spent[-1]["asked"])
 
 
-def _check(said: str, expected: tuple[int, int]) -> None:
-    state = next(state for state in json.loads(said)["stages"] if state["stage"] == "cache-teachers")
+def _check(output: str, expected: tuple[int, int]) -> None:
+    state = next(state for state in json.loads(output)["stages"] if state["stage"] == "cache-teachers")
     if state["units"] != {"done": expected[0], "total": expected[1]}:
-        raise SystemExit(f"plan says {state['units']}, true is {expected}")
+        raise SystemExit(f"plan reports {state['units']} units instead of {expected}")
 
 
 if __name__ == "__main__":

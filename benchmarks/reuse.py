@@ -1,6 +1,7 @@
-"""What a change costs beside a fresh run: K 16 -> 32, texts appended, and memory from few texts to many.
+"""Measures the cost of changes (K 16 -> 32, appended texts) against a fresh run, and memory by number of texts.
 
-python benchmarks/reuse.py --texts ../shared/data/ag_news/train.parquet [--json]; memory: --memory 10000 1000000
+python benchmarks/reuse.py --texts ../shared/data/ag_news/train.parquet [--json]
+python benchmarks/reuse.py --memory 10000 1000000
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory", type=int, nargs="*", default=[], help="numbers of texts, for a tiny teacher, K = 1")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        nargs="*",
+        default=[],
+        help="numbers of texts; measures peak memory with a tiny teacher, K = 1",
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -37,37 +44,37 @@ def main() -> None:
 
 
 def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each figure from workspaces of its own; the teacher is loaded before the clock starts."""
+    """Times each change in separate workspaces. The teacher is loaded before the clock starts."""
     if options.texts is not None:
         texts = texts_from(options.texts, options.count * 101 // 100)
     else:
         from amalgam.data.demo_corpus import generate
 
         texts = [text for text, _ in generate(options.count * 101 // 100, 0)]
-    most = texts[: options.count]
-    found: dict[str, list[float]] = {"K 32": [], "K 16": [], "K 16 to 32": [], "1 % appended": []}
+    base_texts = texts[: options.count]
+    seconds: dict[str, list[float]] = {"K 32": [], "K 16": [], "K 16 to 32": [], "1 % appended": []}
     with tempfile.TemporaryDirectory() as scratch:
         model = checkpoint(Path(scratch), "minilm")
         for repeat in range(options.repeats):
-            one, two = Path(scratch) / f"{repeat}-fresh", Path(scratch) / f"{repeat}-grown"
-            _experiment(one, most, model)
-            _experiment(two, most, model)
-            found["K 32"].append(_timed(one, 2 * PASSES))
-            found["K 16"].append(_timed(two, PASSES))
-            _experiment(two, texts, model)
-            found["1 % appended"].append(_timed(two, PASSES))
-            _experiment(two, most, model)
-            found["K 16 to 32"].append(_timed(two, 2 * PASSES))
+            fresh_folder, grown_folder = Path(scratch) / f"{repeat}-fresh", Path(scratch) / f"{repeat}-grown"
+            _experiment(fresh_folder, base_texts, model)
+            _experiment(grown_folder, base_texts, model)
+            seconds["K 32"].append(_timed(fresh_folder, 2 * PASSES))
+            seconds["K 16"].append(_timed(grown_folder, PASSES))
+            _experiment(grown_folder, texts, model)
+            seconds["1 % appended"].append(_timed(grown_folder, PASSES))
+            _experiment(grown_folder, base_texts, model)
+            seconds["K 16 to 32"].append(_timed(grown_folder, 2 * PASSES))
     fresh = {"K 16 to 32": "K 32", "1 % appended": "K 16"}
     return [
         row(
             "reuse",
             name,
             seconds=round(median(taken), 2),
-            of_fresh=round(median(taken) / median(found[fresh[name]]), 4) if name in fresh else None,
-            texts=len(texts) - len(most) if name == "1 % appended" else len(most),
+            of_fresh=round(median(taken) / median(seconds[fresh[name]]), 4) if name in fresh else None,
+            texts=len(texts) - len(base_texts) if name == "1 % appended" else len(base_texts),
         )
-        for name, taken in found.items()
+        for name, taken in seconds.items()
     ]
 
 
@@ -103,7 +110,7 @@ def _timed(base: Path, passes: int) -> float:
 
 
 def _memory(sizes: list[int]) -> list[dict[str, Any]]:
-    """Peak memory of cache-teachers in a process of its own, the corpus having been read by another."""
+    """Measures the peak memory of cache-teachers in a separate process, after another has read the corpus."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
         with tempfile.TemporaryDirectory() as scratch:
@@ -156,7 +163,7 @@ def _tiny(folder: Path) -> None:
 
 
 def _work(base: Path) -> None:
-    """Linux carries a peak over from the process that started this one, so it is asked for by name."""
+    """Prints the peak memory of this process. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import bring_up_to_date
     from amalgam.stages.app.session import open_run, working
@@ -168,7 +175,7 @@ def _work(base: Path) -> None:
         bring_up_to_date(STAGES, run, target="cache-teachers")
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    print(int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
+    print(int(peak.split()[1]) / 1e3)  # noqa: T201  the parent process reads it
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""What planning costs at any number of texts: real records of drawn keys, the real commands in processes of their own.
+"""Measures planning at any number of texts, with real records of random keys and commands in separate processes.
 
-python benchmarks/scale.py --texts 100000 1000000 10000000 --teachers 10 [--json]; 10^7 texts take 6 GB of disk
+python benchmarks/scale.py --texts 100000 1000000 10000000 --teachers 10 [--json]
+
+10^7 texts need 6 GB of disk.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ def main() -> None:
     parser.add_argument("--texts", type=int, nargs="+", default=[100_000])
     parser.add_argument("--teachers", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--whole", action="store_true", help="files of answers hold every column, at their real size")
-    parser.add_argument("--folder", type=Path, help="where workspaces are made and deleted again")
+    parser.add_argument("--whole", action="store_true", help="write every column of the answers, at its real size")
+    parser.add_argument("--folder", type=Path, help="folder of the temporary workspaces")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for found in _all_rows(options):
-        rows.append(found)
-        if options.json:  # at once: the last ones take their time
-            show([found], as_json=True)
+    for figures in _all_rows(options):
+        rows.append(figures)
+        if options.json:  # print each row early, because the last rows take long
+            show([figures], as_json=True)
             sys.stdout.flush()
     if not options.json:
         show(rows, as_json=False)
@@ -65,7 +67,7 @@ def _scaled(texts: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 
 def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict[str, Any]]:
-    """Each state of the workspace as it comes about; every plan must say what is true of it."""
+    """Measures each state of the workspace, and checks the units of every plan."""
     from amalgam.benchmarks.synthetic_workspace import (
         changed_buckets,
         half_of,
@@ -86,16 +88,16 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     yield _planned("half of one teacher missing", experiments.first, shape, repeats, (total - len(late), total))
     write_answers(experiments.first, late, shape)
     spent = _measured("cache-teachers", "-q", "-c", str(experiments.first))
-    yield _row("cache-teachers, nothing to ask", shape, **spent.figures)
+    yield _row("cache-teachers, nothing missing", shape, **spent.figures)
     write_targets(experiments.first)
     yield _planned("current", experiments.first, shape, repeats, (total, total))
-    further = total // shape.teachers
-    yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + further))
-    further = shape.teachers * changed_buckets(experiments)
-    yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + further))
-    for what in ("units", "keys"):
-        yield _row(f"listing one teacher's {what}", shape, **_measured(what, str(experiments.first)).figures)
-    yield from _held(experiments.first.parent / "artifacts", shape, built)
+    added = total // shape.teachers
+    yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + added))
+    added = shape.teachers * changed_buckets(experiments)
+    yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + added))
+    for listed in ("units", "keys"):
+        yield _row(f"listing one teacher's {listed}", shape, **_measured(listed, str(experiments.first)).figures)
+    yield from _stored(experiments.first.parent / "artifacts", shape, built)
 
 
 def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
@@ -104,22 +106,22 @@ def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
 
 def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tuple[int, int]) -> dict[str, Any]:
     spent = [_measured("plan", "--json", "-c", str(config)) for _ in range(repeats)]
-    for one in spent:
-        state = next(state for state in json.loads(one.said)["stages"] if state["stage"] == "cache-teachers")
+    for run in spent:
+        state = next(state for state in json.loads(run.output)["stages"] if state["stage"] == "cache-teachers")
         if state["units"] != {"done": expected[0], "total": expected[1]}:
-            raise SystemExit(f"{name}: plan says {state['units']}, true is {expected}")
-    seconds = [one.seconds for one in spent]
+            raise SystemExit(f"{name}: plan reports {state['units']} units instead of {expected}")
+    seconds = [run.seconds for run in spent]
     figures = {
         "plan_s": round(median(seconds), 2),
         "spread": round(spread(seconds), 2),
-        "plan_cpu_s": round(median([one.cpu_seconds for one in spent]), 2),
-        "plan_rss_mb": round(max(one.peak_mb for one in spent)),
+        "plan_cpu_s": round(median([run.cpu_seconds for run in spent]), 2),
+        "plan_rss_mb": round(max(run.peak_mb for run in spent)),
     }
     return _row(name, shape, **figures)
 
 
-def _held(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
-    """Files, records and bytes on the disk, by stage and in all."""
+def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
+    """Returns files, records and bytes on the disk, by stage and in total."""
     counts: dict[str, Counter[str]] = {}
     for path in workspace.rglob("*"):
         if path.is_file():
@@ -127,15 +129,15 @@ def _held(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any
             kind = "records" if path.suffix == ".json" else "files"
             size = path.stat().st_size
             counts.setdefault(stage, Counter()).update({kind: 1, f"bytes_of_{kind}": size})
-    for stage, found in {**counts, "all": sum(counts.values(), Counter())}.items():
-        held = {name: found[name] for name in ("files", "records", "bytes_of_files", "bytes_of_records")}
-        each = (held["bytes_of_files"] + held["bytes_of_records"]) / shape.texts
-        yield _row(f"held: {stage}", shape, **held, bytes_per_text=round(each, 1))
+    for stage, counter in {**counts, "all": sum(counts.values(), Counter())}.items():
+        figures = {name: counter[name] for name in ("files", "records", "bytes_of_files", "bytes_of_records")}
+        each = (figures["bytes_of_files"] + figures["bytes_of_records"]) / shape.texts
+        yield _row(f"stored: {stage}", shape, **figures, bytes_per_text=round(each, 1))
     yield _row("built in", shape, seconds=round(built, 1))
 
 
 def _shards() -> Iterator[dict[str, Any]]:
-    """What a text costs in one real file of answers, and what its columns hold before they are packed."""
+    """Returns the bytes of a text in a real file of answers, and of its columns before compression."""
     import numpy as np
 
     from amalgam.benchmarks.synthetic_workspace import Shape, drawn_keys, whole_answers
@@ -152,17 +154,17 @@ def _shards() -> Iterator[dict[str, Any]]:
             yield row("scale", "bytes of a text in a real file of answers", **figures, bytes_per_text=each)
 
 
-# ---- processes of their own
+# ---- separate processes
 
 
 @dataclass(frozen=True)
 class Spent:
-    """By a command from the start of its process to its end, or by one of its calls where it timed that alone."""
+    """Holds the cost of a command's process, or of one call that the process timed."""
 
     seconds: float
     cpu_seconds: float
     peak_mb: float
-    said: str
+    output: str
 
     @property
     def figures(self) -> dict[str, float]:
@@ -180,17 +182,17 @@ def _measured(*arguments: str) -> Spent:
     seconds = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
-    *said, told = done.stdout.splitlines()
-    own, cpu, peak = (float(figure) for figure in told.split())
-    return Spent(own or seconds, cpu, peak, "\n".join(said))
+    *output, figures = done.stdout.splitlines()
+    own, cpu, peak = (float(figure) for figure in figures.split())
+    return Spent(own or seconds, cpu, peak, "\n".join(output))
 
 
 def _work(what: str, arguments: list[str]) -> None:
-    """Linux hands a peak down from the process that started this one; the one of this program alone has a name."""
+    """Prints seconds and peak memory. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
     seconds = _list(what, Path(arguments[0])) if what in {"units", "keys"} else _run([what, *arguments])
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    print(seconds, time.process_time(), int(peak.split()[1]) / 1e3)  # noqa: T201  read by the process that measures
+    print(seconds, time.process_time(), int(peak.split()[1]) / 1e3)  # noqa: T201  the parent process reads it
 
 
 def _run(arguments: list[str]) -> float:

@@ -1,8 +1,7 @@
-"""What read-corpus, cache-teachers and build-targets would have left behind for any number of texts, without a teacher.
+"""Writes the results of read-corpus, cache-teachers and build-targets for any number of texts, without a teacher.
 
-Identities, units, names, records and manifests are made by the project's own code; only texts and answers are drawn.
-Unless `whole`, a file of answers holds the keys, lengths and cuts alone, which is all that planning ever reads: it is
-smaller than a real one, and its record claims its own true size and digest.
+The project's code makes identities, units, names, records and manifests. Only texts and answers are random.
+Without `whole`, a file of answers has only keys, lengths and truncation flags, because planning reads no other column.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
     Keys = NDArray[np.bytes_]
 
 CHARACTERS = 236
-"""Of a text: the mean of AG News."""
+"""Characters of a text: the mean of AG News."""
 TOKENS = 50
 APPENDED = 100
-"""One text more in so many."""
+"""One new text is appended for this number of texts."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Experiments:
-    """Three experiment files of one workspace."""
+    """Holds the paths of three experiment files of one workspace."""
 
     first: Path
     appended: Path
@@ -73,14 +72,14 @@ class Experiments:
 
 
 def write_experiments(folder: Path, shape: Shape) -> Experiments:
-    """Sources and models are there to be recognised; no row of them is read and no model is loaded."""
+    """Writes placeholder sources and models. No row is read and no model is loaded."""
     folder.mkdir(parents=True)
     for name in ("train", "appended", "test"):
-        (folder / f"{name}.csv").write_text(f"text,label\nstands for the {name} texts,label 0 0\n")
+        (folder / f"{name}.csv").write_text(f"text,label\nplaceholder of the {name} texts,label 0 0\n")
     for number in range(shape.teachers + 1):
         _write_model(folder / "models" / f"teacher-{number}", number, shape.labels)
-    said = [("first", "train", 0), ("appended", "appended", 0), ("new_teacher", "train", 1)]
-    return Experiments(**{name: _write_file(folder, name, train, shape, more) for name, train, more in said})
+    files = [("first", "train", 0), ("appended", "appended", 0), ("new_teacher", "train", 1)]
+    return Experiments(**{name: _write_file(folder, name, train, shape, more) for name, train, more in files})
 
 
 def _write_model(folder: Path, number: int, labels: int) -> None:
@@ -109,7 +108,7 @@ def quiet_run(config: Path) -> Run:
 
 @contextmanager
 def _unsynced() -> Iterator[None]:
-    """What is made to be measured and then deleted need not survive a loss of power."""
+    """Disables fsync, because the workspace is temporary."""
     synced = os.fsync
     os.fsync = lambda fd: None  # noqa: ARG005
     try:
@@ -122,7 +121,7 @@ def _unsynced() -> Iterator[None]:
 
 
 def write_corpora(experiments: Experiments, shape: Shape) -> None:
-    """The training texts, the same with one in a hundred appended, and the test texts; then the manifests."""
+    """Writes the training texts, with and without appended texts, the test texts, and the manifests."""
     for config in (experiments.appended, experiments.first):
         run = quiet_run(config)
         for unit in ReadCorpus().units(run, run.store.root):
@@ -164,7 +163,7 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
 
 
 def _keys(texts: int, more: int, bits: int, seed: int) -> Iterator[Keys]:
-    """Bucket by bucket, in order; the first texts are the same however many are appended."""
+    """Yields the keys of each bucket in order. Appended texts do not change the first keys."""
     buckets = 1 << bits
     counts = np.random.default_rng([seed, texts]).multinomial(texts, [1 / buckets] * buckets)
     further = np.random.default_rng([seed, texts, more]).multinomial(more, [1 / buckets] * buckets)
@@ -174,7 +173,7 @@ def _keys(texts: int, more: int, bits: int, seed: int) -> Iterator[Keys]:
 
 
 def drawn_keys(random: np.random.Generator, number: int, bits: int, rows: int) -> Keys:
-    """Keys that begin with the bucket's bits; so many random bits follow that two are never equal."""
+    """Returns keys with the bucket's prefix and enough random bits to be unique."""
     high = random.integers(0, 1 << (64 - bits), rows, dtype=np.uint64, endpoint=False) | np.uint64(
         number << (64 - bits) if bits else 0
     )
@@ -201,14 +200,14 @@ def _corpus_table(keys: Keys, letters: NDArray[np.uint8], label: str | None) -> 
 
 
 def lacking(config: Path) -> list[Unit]:
-    """Stage 1's own list of what is still to be asked."""
+    """Returns the missing units of cache-teachers."""
     run = quiet_run(config)
     bring_up_to_date(STAGES, run, target="read-corpus")
     return [unit for unit in CacheTeachers().units(run, run.store.root) if unit.work is not None]
 
 
 def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
-    """Committed as stage 1 commits. The teachers' answers about one bucket are the same bytes, drawn once."""
+    """Commits units like cache-teachers. All teachers have the same random answers for a bucket."""
     run = quiet_run(config)
     bring_up_to_date(STAGES, run, target="read-corpus")
     parts = {name: part_of(run, name) for name in ("train", "test")}
@@ -227,7 +226,7 @@ def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
 def _place(unit: Unit) -> tuple[str, str, int]:
     ask = unit.work
     if ask.rows is not None or ask.first or not ask.logits:
-        raise AssertionError(f"{unit.name}: only whole buckets are drawn")
+        raise AssertionError(f"{unit.name}: only whole buckets are supported")
     return ask.part, ask.prefix, ask.last
 
 
@@ -257,45 +256,47 @@ def _answers(keys: Keys, passes: int, shape: Shape) -> pa.Table:
 
 
 def whole_answers(keys: Keys, shape: Shape, passes: int) -> pa.Table:
-    """Every column that stage 1 writes, from drawn logits."""
+    """Returns every column of cache-teachers, from random logits."""
     from amalgam.data.parquet import key_list
     from amalgam.data.tokens import Ragged, TokenRows
     from amalgam.stages.cache_teachers.tables import answer_table
 
     random = np.random.default_rng(4)
     logits = random.normal(0, 2, (len(keys), shape.labels)).astype(np.float32)
-    asked = (logits[:, None] + random.normal(0, 1, (len(keys), passes, shape.labels))).astype(np.float16)
+    passes_logits = (logits[:, None] + random.normal(0, 1, (len(keys), passes, shape.labels))).astype(np.float16)
     offsets = np.arange(len(keys) + 1, dtype=np.int64) * TOKENS
     tokens = TokenRows(Ragged(np.zeros(offsets[-1], np.int32), offsets), None, np.zeros(len(keys), bool))
-    return answer_table(key_list(keys), tokens, logits, asked)
+    return answer_table(key_list(keys), tokens, logits, passes_logits)
 
 
 def half_of(units: Sequence[Unit], teacher: str) -> list[Unit]:
-    """Every second unit of one teacher."""
+    """Returns every second unit of one teacher."""
     return [unit for unit in units if unit.work.teacher == teacher][::2]
 
 
 def changed_buckets(experiments: Experiments) -> int:
-    """Buckets of training texts that hold more of them once texts are appended."""
-    found = []
+    """Returns the number of buckets that the appended texts change."""
+    rows_by_prefix = []
     for config in (experiments.first, experiments.appended):
         run = quiet_run(config)
         bring_up_to_date(STAGES, run, target="read-corpus")
-        found.append({bucket.prefix: bucket.rows for bucket in train_part(run).buckets})
-    return sum(rows != found[0].get(prefix) for prefix, rows in found[1].items())
+        rows_by_prefix.append({bucket.prefix: bucket.rows for bucket in train_part(run).buckets})
+    return sum(rows != rows_by_prefix[0].get(prefix) for prefix, rows in rows_by_prefix[1].items())
 
 
 # ---- targets
 
 
 def write_targets(config: Path) -> None:
-    """Keys and weights alone, of nobody: planning reads no column of them."""
+    """Writes targets with only random keys and weights, because planning reads no column of them."""
     run = quiet_run(config)
     stage = BuildTargets()
     name = next(state.fingerprint for state in plan(STAGES, run) if state.stage == stage.name)
     if name is None:
-        raise AssertionError("stage 1 is not current")
-    schema = pa.schema([arrow_schema(TARGETS, {"target": 1, "confidence": 1}).field(one) for one in ("key", "weight")])
+        raise AssertionError("cache-teachers is not current")
+    schema = pa.schema(
+        [arrow_schema(TARGETS, {"target": 1, "confidence": 1}).field(name) for name in ("key", "weight")]
+    )
     for unit in stage.units(run, run.store.folder(stage.name, name)):
         weight = pa.array(np.ones(unit.size, np.float32))
         keys = drawn_keys(np.random.default_rng(5), 0, 0, unit.size)

@@ -98,14 +98,14 @@ def _in_own_process(what: str, base: Path, mode: str) -> dict[str, Any]:
 
 def _build(base: Path, mode: str) -> dict[str, Any]:
     """Runs `amalgam build-targets`, from the search for missing units to the closed manifest."""
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.build_targets import summary, target_rules  # noqa: F401  imported before the clock starts
     from amalgam.stages.registry import STAGES
 
     run = _run(base, mode)
     shutil.rmtree(run.store.root / "build-targets", ignore_errors=True)
     began = time.perf_counter()
-    bring_up_to_date(STAGES, run, target="build-targets")
+    update(STAGES, run, target="build-targets")
     return _figures(began, _with_passes(run))
 
 
@@ -149,11 +149,11 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     import numpy as np
     import polars as pl
 
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.registry import STAGES
 
     run = _run(base, mode)
-    bring_up_to_date(STAGES, run, target="build-targets")
+    update(STAGES, run, target="build-targets")
     targets = pl.scan_parquet([run.store.path(file) for file in run.result("build-targets").files])
     if targets.select(pl.len()).collect().item() != shape.texts:
         raise SystemExit("some texts have no target")

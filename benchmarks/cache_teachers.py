@@ -231,10 +231,10 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     import pyarrow.parquet as pq
 
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.cache_teachers import batching as pools
-    from amalgam.stages.common.inference.load import loaded_teacher
+    from amalgam.stages.common.inference.load import load_teacher
     from amalgam.stages.common.teachers import teachers_of
     from amalgam.stages.registry import STAGES
 
@@ -249,14 +249,14 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
         run.console = Console(quiet=True)
         with working(run):
             began = time.perf_counter()
-            bring_up_to_date(STAGES, run, target="read-corpus")
+            update(STAGES, run, target="read-corpus")
             took = time.perf_counter() - began
-            next(stage for stage in STAGES if stage.name == "cache-teachers").prepare(run)
-            loaded_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
+            next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
+            load_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
             began = time.perf_counter()
-            bring_up_to_date(STAGES, run, target="cache-teachers")
+            update(STAGES, run, target="cache-teachers")
             took += time.perf_counter() - began
-        clock = run.memory.get("clock", pools.Clock())
+        clock = run.cache.get("clock", pools.Timing())
         waits.append(clock.waiting / took)
         return took
 

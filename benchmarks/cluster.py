@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.benchmarks.protocol import peak_rss_mb, row, show
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from amalgam.pipeline.config.schema import ExperimentFile
+    from amalgam.pipeline.config.schema import ExperimentConfig
     from amalgam.pipeline.storage.store import Record
 
 KILLED_IN = "cache-teachers"
@@ -207,18 +207,18 @@ def _accuracy(demo: Path) -> dict[str, float]:
 # ---- a unit's overhead
 
 
-class Nothing(UnitByUnit):
+class Nothing(SequentialStage):
     """Implements a stage whose units do no work."""
 
     name: ClassVar[str] = "nothing"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "units"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "units"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - part of the interface
+    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - part of the interface
         return True
 
-    def prepare(self, run: Run) -> None: ...
+    def resolve_inputs(self, run: Run) -> None: ...
 
     def identity(self, run: Run) -> Identity:  # noqa: ARG002 - part of the interface
         return Identity({})
@@ -229,7 +229,7 @@ class Nothing(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
@@ -238,9 +238,9 @@ class Nothing(UnitByUnit):
 
 def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
     """Measures wall seconds with two workers, and the driver's processor seconds."""
-    from amalgam.pipeline.config.schema import ExperimentFile
+    from amalgam.pipeline.config.schema import ExperimentConfig
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.share import Share
+    from amalgam.pipeline.execution.share import WorkerShare
     from amalgam.pipeline.execution.workers import run_units
     from amalgam.pipeline.storage.store import Store
 
@@ -248,7 +248,7 @@ def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
     execution = {"engine": "ray", "address": nodes.address}
     config = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
     store = Store(folder / "artifacts")
-    run = Run(ExperimentFile.model_validate(config), folder, store, Console(quiet=True), Share(), lambda _: "")
+    run = Run(ExperimentConfig.model_validate(config), folder, store, Console(quiet=True), WorkerShare(), lambda _: "")
     run_units(Nothing(), run, [Unit(f"warm-{number}", store.folder("nothing", "all")) for number in range(100)])
     units = [Unit(f"unit-{number}", store.folder("nothing", "all")) for number in range(count)]
     memory, began, busy = peak_rss_mb(), time.perf_counter(), _own_seconds()

@@ -253,13 +253,13 @@ def _accuracy(config: Path, overrides: list[str], name: str, seed: int) -> dict[
 
 def up_to_date(config: Path, overrides: list[str], target: str | None = None) -> Run:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.registry import STAGES
 
     _, run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
-        bring_up_to_date(STAGES, run, target=target)
+        update(STAGES, run, target=target)
     return run
 
 

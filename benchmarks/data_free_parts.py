@@ -134,7 +134,7 @@ def _written_for(run: Run) -> dict[bytes, str | None]:
     from amalgam.data.parquet import read_table
     from amalgam.stages.common.generated_texts import generated_file
 
-    table = read_table(run.store.checked(generated_file(run)), ["text", "class"])
+    table = read_table(run.store.verified_path(generated_file(run)), ["text", "class"])
     texts, labels = (table.column(name).to_pylist() for name in table.column_names)
     return {text_key((text,)): label for text, label in zip(texts, labels, strict=True)}
 

@@ -22,17 +22,17 @@ from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import token_limit
-from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
+from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
 from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import Drawing
+from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.stages.generate.scoring import Scorer
 from amalgam.stages.generate.sources import STEERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    Texts = Mapping[tuple[int, int], Written]
+    Texts = Mapping[tuple[int, int], GeneratedText]
 
 FAST = (2, 4, 8, 16, 32)
 
@@ -41,19 +41,21 @@ FAST = (2, 4, 8, 16, 32)
 class Bench:
     model: LanguageModel
     teacher: Teacher
-    how: Drawing
+    how: SamplingParams
 
-    def orders(self, texts: int) -> list[Order[tuple[int, int]]]:
+    def orders(self, texts: int) -> list[TextRequest[tuple[int, int]]]:
         """Returns requests with equally many texts per class."""
         labels = range(self.teacher.labels)
         numbers = range(max(1, texts // len(labels)))
         return [
-            Order((label, index), text_word(0, label, index), label, how=self.how)
+            TextRequest((label, index), text_word(0, label, index), label, how=self.how)
             for index in numbers
             for label in labels
         ]
 
-    def write(self, texts: int, steering: Steering, watched: tuple[int, ...] = ()) -> tuple[Texts, Scorer, Writer[Any]]:
+    def write(
+        self, texts: int, steering: SteeringParams, watched: tuple[int, ...] = ()
+    ) -> tuple[Texts, Scorer, Writer[Any]]:
         """Generates texts with a new scorer, which has no cached scores."""
         scorer = Scorer(self.teacher)
         writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, watched=watched)
@@ -83,7 +85,7 @@ def main() -> None:
 
 def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = timed(bench, steer, options) if steer in options.timed_steer else {}
-    texts, scorer, writer = bench.write(options.texts, Steering(steer, options.tokens), FAST)
+    texts, scorer, writer = bench.write(options.texts, SteeringParams(steer, options.tokens), FAST)
     figures = counted(list(texts.values()))
     settings = {"steer": steer, "teacher_classes": bench.teacher.labels}
     tokens = figures.pop("tokens")
@@ -112,20 +114,20 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
 def timed(bench: Bench, steer: float, options: argparse.Namespace) -> dict[str, list[float]]:
     """Checks that both methods generate equal tokens, then times them."""
     ways = {
-        "naive": Steering(steer, options.timed_tokens, lazy=False),
-        "amalgam": Steering(steer, options.timed_tokens),
+        "naive": SteeringParams(steer, options.timed_tokens, lazy=False),
+        "amalgam": SteeringParams(steer, options.timed_tokens),
     }
     naive, lazy = (bench.write(options.timed_texts, way)[0] for way in ways.values())
     if any(naive[tag].choices != lazy[tag].choices for tag in naive):
         raise SystemExit(f"steer {steer}: exact sampling and full scoring generate different tokens")
 
-    def run(way: Steering) -> None:
+    def run(way: SteeringParams) -> None:
         bench.write(options.timed_texts, way)
 
     return interleaved({name: partial(run, way) for name, way in ways.items()}, options.repeats)
 
 
-def counted(texts: Sequence[Written]) -> dict[str, float]:
+def counted(texts: Sequence[GeneratedText]) -> dict[str, float]:
     probabilities = [text.probability for text in texts if text.probability is not None]
     return {
         "tokens": sum(text.tokens for text in texts),
@@ -147,7 +149,7 @@ def prepared(options: argparse.Namespace) -> Bench:
     classifier, classifier_tokenizer = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
     limit = token_limit(classifier.config, classifier_tokenizer, 128)
     teacher = Teacher(classifier, classifier_tokenizer, digest="benchmark", seed=0, limit=limit, device=device)
-    return Bench(language_model, teacher, Drawing(1.0, None, options.top_p, options.candidates))
+    return Bench(language_model, teacher, SamplingParams(1.0, None, options.top_p, options.candidates))
 
 
 def loaded(folder: Path | None, kind: str) -> tuple[Any, Any] | None:

@@ -49,7 +49,7 @@ def main() -> None:
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from amalgam.benchmarks import synthetic_workspace as synthetic
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.registry import STAGES
     from amalgam.tests.s3_server import serving
 
@@ -65,7 +65,7 @@ def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         bench = _Bench(server, experiments.first, Path(scratch) / "cache", options)
         yield from bench.states("half of one teacher missing", (len(units) - len(late), len(units)))
         synthetic.write_answers(experiments.first, late, shape)
-        bring_up_to_date(STAGES, synthetic.quiet_run(experiments.first), target="cache-teachers")
+        update(STAGES, synthetic.quiet_run(experiments.first), target="cache-teachers")
         synthetic.write_targets(experiments.first)
         yield from bench.states("current", (len(units), len(units)))
 

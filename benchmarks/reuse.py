@@ -91,21 +91,21 @@ def _experiment(base: Path, texts: list[str], model: Path) -> None:
 
 def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.common.answers.families import dtype_of
-    from amalgam.stages.common.inference.load import loaded_teacher
+    from amalgam.stages.common.inference.load import load_teacher
     from amalgam.stages.common.teachers import teachers_of
     from amalgam.stages.registry import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
     run.console = Console(quiet=True)
     with working(run):
-        bring_up_to_date(STAGES, run, target="read-corpus")
-        next(stage for stage in STAGES if stage.name == "cache-teachers").prepare(run)
-        _ = loaded_teacher(run, teachers_of(run)[0], dtype_of(run), passes=passes).lean
+        update(STAGES, run, target="read-corpus")
+        next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
+        _ = load_teacher(run, teachers_of(run)[0], dtype_of(run), passes=passes).lean
         began = time.perf_counter()
-        bring_up_to_date(STAGES, run, target="cache-teachers")
+        update(STAGES, run, target="cache-teachers")
         return time.perf_counter() - began
 
 
@@ -165,14 +165,14 @@ def _tiny(folder: Path) -> None:
 def _work(base: Path) -> None:
     """Prints the peak memory of this process. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.registry import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [])
     run.console = Console(quiet=True)
     with working(run):
-        bring_up_to_date(STAGES, run, target="cache-teachers")
+        update(STAGES, run, target="cache-teachers")
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     print(int(peak.split()[1]) / 1e3)  # noqa: T201  the parent process reads it

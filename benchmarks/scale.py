@@ -209,13 +209,13 @@ def _run(arguments: list[str]) -> float:
 
 def _list(what: str, config: Path) -> float:
     from amalgam.benchmarks.synthetic_workspace import quiet_run
-    from amalgam.pipeline.execution.runner import bring_up_to_date
+    from amalgam.pipeline.execution.runner import update
     from amalgam.stages.common.answers.coverage import cached_units, unit_keys
     from amalgam.stages.common.answers.families import families_of
     from amalgam.stages.registry import STAGES
 
     run = quiet_run(config)
-    bring_up_to_date(STAGES, run, target="read-corpus")
+    update(STAGES, run, target="read-corpus")
     family = next(iter(families_of(run).values()))
     began = time.perf_counter()
     units = cached_units(run, family)

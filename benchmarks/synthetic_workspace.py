@@ -24,7 +24,7 @@ from amalgam.data.parquet import key_column, read_keys, write_table
 from amalgam.data.schemas import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.app.session import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
@@ -129,7 +129,7 @@ def write_corpora(experiments: Experiments, shape: Shape) -> None:
                 with _unsynced(), run.store.draft(unit.folder, unit.name) as draft:
                     facts = _write_part(draft.folder, unit.name, shape, appended=config == experiments.appended)
                     draft.facts = {"part": unit.name, **facts.to_json()}
-        bring_up_to_date(STAGES, run, target="read-corpus")
+        update(STAGES, run, target="read-corpus")
 
 
 def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> PartFacts:
@@ -202,14 +202,14 @@ def _corpus_table(keys: Keys, letters: NDArray[np.uint8], label: str | None) -> 
 def lacking(config: Path) -> list[Unit]:
     """Returns the missing units of cache-teachers."""
     run = quiet_run(config)
-    bring_up_to_date(STAGES, run, target="read-corpus")
-    return [unit for unit in CacheTeachers().units(run, run.store.root) if unit.work is not None]
+    update(STAGES, run, target="read-corpus")
+    return [unit for unit in CacheTeachers().units(run, run.store.root) if unit.payload is not None]
 
 
 def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
     """Commits units like cache-teachers. All teachers have the same random answers for a bucket."""
     run = quiet_run(config)
-    bring_up_to_date(STAGES, run, target="read-corpus")
+    update(STAGES, run, target="read-corpus")
     parts = {name: part_of(run, name) for name in ("train", "test")}
     buckets = {(name, bucket.prefix): bucket for name, part in parts.items() if part for bucket in part.buckets}
     scratch = run.store.root / "drawn.parquet"
@@ -224,14 +224,14 @@ def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
 
 
 def _place(unit: Unit) -> tuple[str, str, int]:
-    ask = unit.work
+    ask = unit.payload
     if ask.rows is not None or ask.first or not ask.logits:
         raise AssertionError(f"{unit.name}: only whole buckets are supported")
     return ask.part, ask.prefix, ask.last
 
 
 def _commit(run: Run, unit: Unit, rows: int, drawn: bytes) -> None:
-    ask = unit.work
+    ask = unit.payload
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         (draft.folder / "unit.parquet").write_bytes(drawn)
         draft.facts = {
@@ -271,7 +271,7 @@ def whole_answers(keys: Keys, shape: Shape, passes: int) -> pa.Table:
 
 def half_of(units: Sequence[Unit], teacher: str) -> list[Unit]:
     """Returns every second unit of one teacher."""
-    return [unit for unit in units if unit.work.teacher == teacher][::2]
+    return [unit for unit in units if unit.payload.teacher == teacher][::2]
 
 
 def changed_buckets(experiments: Experiments) -> int:
@@ -279,7 +279,7 @@ def changed_buckets(experiments: Experiments) -> int:
     rows_by_prefix = []
     for config in (experiments.first, experiments.appended):
         run = quiet_run(config)
-        bring_up_to_date(STAGES, run, target="read-corpus")
+        update(STAGES, run, target="read-corpus")
         rows_by_prefix.append({bucket.prefix: bucket.rows for bucket in train_part(run).buckets})
     return sum(rows != rows_by_prefix[0].get(prefix) for prefix, rows in rows_by_prefix[1].items())
 
@@ -309,4 +309,4 @@ def write_targets(config: Path) -> None:
                 "chosen": {},
                 "selection": {},
             }
-    bring_up_to_date(STAGES, run, target="build-targets")
+    update(STAGES, run, target="build-targets")

@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, text_key
-from amalgam.data.parquet import KeySpill, key_array, key_list, parquet_options, read_keys, read_table, write_table
-from amalgam.data.rows import BadRow, Row, rows_of
+from amalgam.data.parquet import (
+    ExternalKeySort,
+    key_array,
+    key_list,
+    parquet_options,
+    read_keys,
+    read_table,
+    write_table,
+)
+from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.data.schemas import CORPUS, SKIPPED, arrow_schema
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
@@ -96,12 +104,12 @@ def read_part(
 ) -> PartFacts:
     """Reads local files (files_of, fetch_remote) into an existing, empty folder."""
     labelled = require_label or part not in {"train", "held-out"}
-    with KeySpill(_spill_schema(), folder) as spill, ExitStack() as stack:
-        intake = _Intake(sources, corpus, part, labelled)
+    with ExternalKeySort(_spill_schema(), folder) as spill, ExitStack() as stack:
+        intake = CorpusReader(sources, corpus, part, labelled)
         intake.skipped_file = _SkippedFile(folder / SKIPPED_FILE, stack)
         intake.take_in(spill)
         intake.settle()
-        bucketed = _Bucketing(spill, folder, corpus.limit if part in {"train", "teachers"} else None)
+        bucketed = BucketWriter(spill, folder, corpus.limit if part in {"train", "teachers"} else None)
         bucketed.write()
     names = [bucket.file for bucket in bucketed.buckets] + ([SKIPPED_FILE] if intake.skipped else [])
     return PartFacts(
@@ -190,7 +198,7 @@ class _SkippedFile:
         self._rows.clear()
 
 
-class _Intake:
+class CorpusReader:
     """Reads the sources into the spill; counts, refuses or leaves out what cannot be used."""
 
     skipped_file: _SkippedFile
@@ -198,7 +206,7 @@ class _Intake:
     def __init__(self, sources: Sequence[Path], corpus: Corpus, part: Part, require_label: bool) -> None:
         self._names = _names(sources)
         self._corpus, self._part, self._require_label = corpus, part, require_label
-        self._identities = Identities(corpus) if corpus.id != "auto" else None
+        self._identities = IdChecker(corpus) if corpus.id != "auto" else None
         self._bad: list[BadRow] = []
         self._last = 0
         self.rows = 0
@@ -206,9 +214,9 @@ class _Intake:
         self.skipped: Counter[str] = Counter()
 
     def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
-        return rows_of(path, corpus=self._corpus, name=self._names[path], require_label=self._require_label)
+        return read_rows(path, corpus=self._corpus, name=self._names[path], require_label=self._require_label)
 
-    def take_in(self, spill: KeySpill) -> None:
+    def take_in(self, spill: ExternalKeySort) -> None:
         for path, name in self._names.items():
             before = self.rows
             for row in self._rows_of(path):
@@ -224,7 +232,7 @@ class _Intake:
         if self._bad:
             raise self._bad_rows()
 
-    def _accept(self, row: Row, spill: KeySpill) -> None:
+    def _accept(self, row: Row, spill: ExternalKeySort) -> None:
         fields = row.fields
         if self._identities:
             self._identities.add(row)
@@ -274,10 +282,10 @@ def _names(sources: Sequence[Path]) -> dict[Path, str]:
     return dict(sorted(zip(paths, names, strict=True), key=lambda pair: pair[1]))
 
 
-class _Bucketing:
+class BucketWriter:
     """Cuts the sorted rows into buckets, equal texts made one."""
 
-    def __init__(self, spill: KeySpill, folder: Path, limit: int | None) -> None:
+    def __init__(self, spill: ExternalKeySort, folder: Path, limit: int | None) -> None:
         spill.flush()
         self._spill, self._folder = spill, folder
         self.distinct = sum(spill.distinct_keys(leading, leading + 1) for leading in range(256))
@@ -367,7 +375,7 @@ def _hash(identity: str) -> bytes:
     return blake2b(identity.encode(), digest_size=8).digest()
 
 
-class Identities:
+class IdChecker:
     def __init__(self, corpus: Corpus) -> None:
         self._column = corpus.id
         self._kinds_may_mix = corpus.id_type == "string"

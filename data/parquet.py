@@ -99,7 +99,7 @@ def matrix(column: Any) -> NDArray[Any]:
     return found
 
 
-class KeySpill:
+class ExternalKeySort:
     """Takes any number of rows, the key first, and gives them back by the key's leading byte, in key order.
 
     Rows are gathered into runs; a run is sorted and laid down in a scratch file as one record batch per leading byte.

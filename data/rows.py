@@ -21,7 +21,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
 
-def lines_of(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
+def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
     number = 0
     while line := file.readline(FIELD_LIMIT):
         number += 1
@@ -141,7 +141,7 @@ FIXES = {
 }
 
 
-def rows_of(
+def read_rows(
     path: Path, *, corpus: Corpus, name: str | None = None, require_label: bool = False, setting: str | None = None
 ) -> Iterator[Row | BadRow]:
     """Every row of one local file. A label is read where the file has the column; `require_label` insists on it."""

@@ -25,7 +25,7 @@ INSTEAD = {
 }
 
 
-def files_of(source: str, base: Path) -> list[Path]:
+def find_files(source: str, base: Path) -> list[Path]:
     """The files that a path, a folder or a glob means, in order of name; relative to `base`."""
     path = base / Path(source).expanduser()
     if path.is_file():

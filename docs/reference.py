@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from amalgam.data import schemas
 from amalgam.data.schemas import Column
 from amalgam.pipeline import errors
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.plan import Reason
 from amalgam.stages.methods import METHODS
 
@@ -95,8 +95,8 @@ def _experiment() -> Iterator[str]:
         "An unknown field is an error that suggests the nearest name. Paths are relative to the file's folder. "
         "`amalgam schema` prints the same as JSON Schema, for editors.\n"
     )
-    top = {name: _section(field) for name, field in ExperimentFile.model_fields.items()}
-    yield from _fields({name: field for name, field in ExperimentFile.model_fields.items() if not top[name]}, "")
+    top = {name: _section(field) for name, field in ExperimentConfig.model_fields.items()}
+    yield from _fields({name: field for name, field in ExperimentConfig.model_fields.items() if not top[name]}, "")
     for name, section in top.items():
         if section is not None:
             several = " (a list)" if name == "teachers" else ""

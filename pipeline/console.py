@@ -95,13 +95,13 @@ class Console:
     def say(self, text: str) -> None:
         self._line(text)
 
-    def starting(self, state: StageState) -> None:
+    def stage_started(self, state: StageState) -> None:
         self._tally = Tally()
         why = f"{state.reason}{': ' + state.detail if state.detail else ''}"
         there = f", {state.done} of {state.total} units there" if state.done else ""
         self._line(f"{state.stage}: running ({why}{there})")
 
-    def reused(self, state: StageState) -> None:
+    def stage_reused(self, state: StageState) -> None:
         self._line(f"{state.stage}: reused")
 
     def finished(self, state: StageState, seconds: float, where: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.schema import ExperimentFile, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
     )
 
 
-def method_name(experiment: ExperimentFile) -> str:
+def method_name(experiment: ExperimentConfig) -> str:
     """As the report calls it: the method, and which of its parts the experiment leaves out."""
     if not experiment.student.learns:
         return str(experiment.student.method)
@@ -148,7 +148,7 @@ def method_name(experiment: ExperimentFile) -> str:
     return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])
 
 
-def _strata_name(experiment: ExperimentFile) -> str:
+def _strata_name(experiment: ExperimentConfig) -> str:
     """Its ablations are told as the experiment names them."""
     said, measure = experiment.objective, experiment.targets.uncertainty
     parts: list[str] = [measure] if measure != "rmd" else []

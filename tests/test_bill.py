@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.stages.app.cost.rates import Rates
+from amalgam.stages.app.cost.rates import MachineRates
 from amalgam.stages.app.cost.survey import FIRST_ROWS, sample, survey
 from amalgam.stages.app.cost.trials import starting
 from amalgam.stages.app.session import open_run
@@ -25,7 +25,7 @@ def _started(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What starting takes is measured once for all tests: it is a process that loads every library."""
     shop = built.without_artifacts(tmp_path_factory.mktemp("bill") / "shop")
     _, run = open_run(shop.config, [])
-    Rates(run, measure=True).of("starting", None, starting)
+    MachineRates(run, measure=True).of("starting", None, starting)
     STARTED["rates.json"] = (shop.artifacts / "rates.json").read_text()
 
 
@@ -125,8 +125,8 @@ def test_a_damaged_file_of_rates_is_measured_anew(fresh: Shop, content: str) -> 
     fresh.artifacts.mkdir()
     (fresh.artifacts / "rates.json").write_text(content)
     _, run = open_run(fresh.config, [])
-    assert Rates(run, measure=True).of("a", 1, lambda: {"seconds": 2.0}) == {"seconds": 2.0}
-    assert Rates(run, measure=False).of("a", 1, dict) == {"seconds": 2.0}
+    assert MachineRates(run, measure=True).of("a", 1, lambda: {"seconds": 2.0}) == {"seconds": 2.0}
+    assert MachineRates(run, measure=False).of("a", 1, dict) == {"seconds": 2.0}
 
 
 # ---- counting texts that are not read yet
@@ -137,7 +137,7 @@ def test_texts_are_counted_in_their_files(fresh: Shop, suffix: str) -> None:
     rows = fresh.texts()
     fresh.write([*rows, ("a text of\ntwo lines", rows[0][1])], suffix=suffix)
     _, run = open_run(fresh.config, [f"corpus.train=texts/train.{suffix}"])
-    found = survey(run, "train", Rates(run, measure=True))
+    found = survey(run, "train", MachineRates(run, measure=True))
     assert found.texts == TRAIN + 1
     assert sum(found.labels.values()) == TRAIN + 1
     assert {text for (text,) in sample(run, "train")} == {text for text, _ in rows} | {"a text of\ntwo lines"}
@@ -149,9 +149,9 @@ def test_a_long_csv_is_counted_by_its_lines_and_a_limit_is_kept_to(tmp_path: Pat
     (tmp_path / "train.csv").write_text(f"text\n{lines}")
     (tmp_path / "amalgam.yaml").write_text("corpus: {train: train.csv}\nteachers: [{name: a, model: ./a}]\n")
     _, run = open_run(tmp_path / "amalgam.yaml", [])
-    assert survey(run, "train", Rates(run, measure=True)).texts == pytest.approx(count, rel=0.01)
+    assert survey(run, "train", MachineRates(run, measure=True)).texts == pytest.approx(count, rel=0.01)
     _, run = open_run(tmp_path / "amalgam.yaml", ["corpus.limit=100"])
-    assert survey(run, "train", Rates(run, measure=True)).texts == 100
+    assert survey(run, "train", MachineRates(run, measure=True)).texts == 100
 
 
 # ---- methods that look at teachers' states

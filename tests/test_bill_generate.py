@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.execution.plan import plan
-from amalgam.stages.app.cost.job import Cost, Job
-from amalgam.stages.app.cost.rates import Rates
+from amalgam.stages.app.cost.job import Cost, StageEstimate
+from amalgam.stages.app.cost.rates import MachineRates
 from amalgam.stages.app.cost.stages import COSTS
 from amalgam.stages.app.cost.trials import Trial
 from amalgam.stages.app.session import open_run
@@ -25,8 +25,8 @@ def _costs(shop: Shop, overrides: list[str], *stages: str) -> list[Cost]:
     """Of these stages alone, so that no other is tried."""
     _, run = open_run(shop.config, overrides)
     states = {state.stage: state for state in plan(STAGES, run)}
-    rates = Rates(run, measure=True)
-    return [COSTS[stage](Job(run, rates, states[stage])) for stage in stages]
+    rates = MachineRates(run, measure=True)
+    return [COSTS[stage](StageEstimate(run, rates, states[stage])) for stage in stages]
 
 
 def _kept(shop: Shop) -> dict[str, dict[str, float]]:

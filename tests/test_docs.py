@@ -23,7 +23,7 @@ import yaml
 
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.load import load_experiment
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.methods import PRESETS
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workshop import EXPERIMENT, Said, Shop, amalgam, word_list, write_model, write_texts
@@ -166,7 +166,7 @@ def is_experiment(said: dict[str, Any]) -> None:
     least: dict[str, Any] = {"corpus": {"train": "a.csv", "label": "y"}, "teachers": [{"name": "a", "model": "./a"}]}
     if "generate" in said:
         del least["corpus"]
-    ExperimentFile.model_validate({**least, **said})
+    ExperimentConfig.model_validate({**least, **said})
 
 
 # ---- what stands in the folder before
@@ -268,7 +268,7 @@ def test_reference_pages_are_made_from_the_code() -> None:
     pages = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
     fields = {
         f"`{section}.{'0.' * (section == 'teachers')}{name}`"
-        for section, model in ExperimentFile.model_json_schema()["properties"].items()
+        for section, model in ExperimentConfig.model_json_schema()["properties"].items()
         for name in _properties(model)
     }
     written = pages["reference/experiment.md"]
@@ -282,6 +282,6 @@ def test_reference_pages_are_made_from_the_code() -> None:
 
 
 def _properties(model: dict[str, Any]) -> list[str]:
-    schema = ExperimentFile.model_json_schema()["$defs"]
+    schema = ExperimentConfig.model_json_schema()["$defs"]
     names = re.findall(r"#/\$defs/(\w+)", str(model))
     return [name for one in names for name in schema[one]["properties"]]

@@ -9,7 +9,7 @@ from typing import Any
 import accelerate.tracking
 import pytest
 
-from amalgam.stages.common.training.log import Journal
+from amalgam.stages.common.training.log import TrainingLog
 from amalgam.stages.common.training.settings import Training
 from amalgam.tests.workshop import TRAIN, Shop
 
@@ -41,7 +41,7 @@ def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(buil
 
 
 def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "one.jsonl", training(), [])
+    journal = TrainingLog(tmp_path / "one.jsonl", training(), [])
     for step in range(1, 26):
         journal.on_step(step, 25, float("nan") if step == 3 else step)
     journal.on_score(0.75)
@@ -55,7 +55,7 @@ def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(
 
 def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_path: Path) -> None:
     for first in (1, 11, 1):
-        journal = Journal(tmp_path / "one.jsonl", training(), [])
+        journal = TrainingLog(tmp_path / "one.jsonl", training(), [])
         for step in range(first, first + 10):
             journal.on_step(step, 30, 1.0)
         journal.close()

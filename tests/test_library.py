@@ -162,9 +162,9 @@ def test_garbage_goes_only_when_it_is_said(shop: Shop) -> None:
     experiment = Experiment.load(shop.config, quiet=True)
     (shop.artifacts / "quarantine").mkdir()
     (shop.artifacts / "quarantine/old").write_text("damaged")
-    assert [item["path"] for item in experiment.garbage()] == ["quarantine/old"]
-    experiment.garbage(delete=True)
-    assert not experiment.garbage()
+    assert [item["path"] for item in experiment.find_garbage()] == ["quarantine/old"]
+    experiment.find_garbage(delete=True)
+    assert not experiment.find_garbage()
 
 
 def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
@@ -28,7 +28,7 @@ def opened(address: str) -> Store:
 
 
 def objects(address: str) -> list[str]:
-    return [entry.inside for entry in opened(address).place.walk()]
+    return [entry.inside for entry in opened(address).backend.walk()]
 
 
 def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Shop) -> None:
@@ -47,14 +47,14 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
     server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = toy_run(toy_base(tmp_path / "alone"))
-    bring_up_to_date(toy_stages(), alone)
+    update(toy_stages(), alone)
     points, only_manifest_missing = 0, 0
     while True:
         base = toy_base(tmp_path / f"base{points}")
         workspace = {"workspace": f"s3://bucket/{points}"}
         first = toy_run(base, execution=workspace)
         with monkeypatch.context() as patch:
-            if not changing(points + 1, lambda run=first: bring_up_to_date(toy_stages(), run), patch):  # type: ignore[misc]
+            if not changing(points + 1, lambda run=first: update(toy_stages(), run), patch):  # type: ignore[misc]
                 break
         points += 1
         run = toy_run(base, execution=workspace)
@@ -62,7 +62,7 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
         standing = [name for name in standing if name in {"a", "b", "c", "joined", "pair"}]
         only_manifest_missing += len(standing) > 0 and MANIFEST not in str(objects(workspace["workspace"]))
         (base / "calls.log").unlink(missing_ok=True)
-        bring_up_to_date(toy_stages(), run)
+        update(toy_stages(), run)
         assert outcome(run) == outcome(alone)
         assert calls(base) == [unit for unit in ("a", "b", "c", "joined", "pair") if unit not in standing]
     assert points >= 20
@@ -71,7 +71,7 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
 
 def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: str, tmp_path: Path) -> None:
     alone, base = toy_run(toy_base(tmp_path / "alone")), toy_base(tmp_path / "base")
-    bring_up_to_date(toy_stages(), alone)
+    update(toy_stages(), alone)
     child = "import sys; from amalgam.tests.pipeline.toy_stages import main; main(0.5, *sys.argv[1:])"
     said = [sys.executable, "-c", child, "run", f"execution.workspace={address}", "--part"]
     parts = [subprocess.Popen([*said, f"{n}/3"], cwd=base, stderr=subprocess.DEVNULL) for n in range(3)]
@@ -82,7 +82,7 @@ def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: 
     assert [part.wait(60) for part in parts] == [0, -9, 0]
     assert "b.json" not in str(objects(address))
     run = toy_run(base, execution={"workspace": address})
-    bring_up_to_date(toy_stages(), run)
+    update(toy_stages(), run)
     assert outcome(run) == outcome(alone)
     assert sorted(calls(base)) == ["a", "b", "b", "c", "joined", "pair"]
 
@@ -133,7 +133,7 @@ def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
     assert all(row["path"].startswith("report/") for row in unused)  # pages, which can be drawn again
     doctor = {row["what"]: row["found"] for row in far("doctor", "--json").json}
     assert doctor["workspace"] == f"{address}: reached, puts if absent"
-    remote = b"".join(opened(address).place.read(name) or b"" for name in objects(address) if name.endswith(".json"))
+    remote = b"".join(opened(address).backend.read(name) or b"" for name in objects(address) if name.endswith(".json"))
     assert b"canary-4711" not in remote + said.err.encode()
 
 
@@ -145,7 +145,7 @@ def test_what_is_damaged_in_the_store_is_computed_again_and_nothing_else(
     before = head_digests(store)
     path = before["cache-teachers"][0][0]
     (tmp_path / "short").write_bytes(b"short")
-    store.place.publish({tmp_path / "short": path}, str(Path(path).parent))
+    store.backend.publish({tmp_path / "short": path}, str(Path(path).parent))
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "other"))
     assert far.plan()["cache-teachers"]["units"] == {"done": 3, "total": 4}
     said = far("build-targets")

@@ -33,7 +33,7 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
     run = _planned(generated)
     buckets = train_part(run).buckets
     found = provenance(run, buckets)
-    rows = pq.read_table(run.store.checked(texts_file(run.result("generate")))).to_pylist()
+    rows = pq.read_table(run.store.verified_path(texts_file(run.result("generate")))).to_pylist()
     told = np.zeros((train_part(run).texts, len(KNOWS)))
     places = {key: place for place, key in enumerate(keys_of(run, buckets).to_pylist())}
     for row in rows:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from amalgam.stages.app.student.model_card import Known, card
+from amalgam.stages.app.student.model_card import CardInfo, card
 from amalgam.stages.common.models.output_folder import MARK
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workshop import KNOWS, TEST, Shop
@@ -145,7 +145,7 @@ def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Shop, tm
 
 def test_hostile_names_are_text_in_the_card() -> None:
     label, teacher = "<script>alert(1)</script>|[x](javascript:y)\n# big", "a|b"
-    text = card(Known([label, "law"], {teacher: [label]}, 32), NAME)
+    text = card(CardInfo([label, "law"], {teacher: [label]}, 32), NAME)
     [row] = [line for line in text.splitlines() if "script" in line]
     assert row.startswith(r"| &lt;script&gt;alert\(1\)&lt;/script&gt;\|\[x\]\(javascript:y\)")
     assert row.endswith(r"| a\|b |")
@@ -153,6 +153,6 @@ def test_hostile_names_are_text_in_the_card() -> None:
 
 
 def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
-    text = card(Known([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
+    text = card(CardInfo([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
     assert "And 50 more: config.json names them all." in text
     assert (text.count("| label "), len(KNOWS)) == (101, 2)

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
-from amalgam.pipeline.execution.share import Share
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.share import WorkerShare
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units
 from amalgam.pipeline.storage.store import Record, Store
@@ -63,18 +63,18 @@ def cluster() -> Iterator[Cluster]:
     found.inner.shutdown()
 
 
-class Errands(UnitByUnit):
+class Errands(SequentialStage):
     """Each unit does what its name says, and is committed."""
 
     name: ClassVar[str] = "errands"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "errands"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "errands"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return True
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         pass
 
     def identity(self, run: Run) -> Identity:
@@ -86,7 +86,7 @@ class Errands(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         return {}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         pass
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -96,7 +96,7 @@ class Errands(UnitByUnit):
             raise DataError("these texts are none", where="texts.csv:3", fix="look at them")
         with (run.base / "begun").open("a") as begun:
             begun.write(f"{unit.name}\n")
-        time.sleep(unit.work or 0)
+        time.sleep(unit.payload or 0)
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
             (draft.folder / "done.txt").write_text(unit.name)
             draft.made = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
@@ -107,14 +107,14 @@ class Errands(UnitByUnit):
 
 def new_run(folder: Path, **execution: Any) -> Run:
     said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
-    experiment = ExperimentFile.model_validate(said)
+    experiment = ExperimentConfig.model_validate(said)
     (folder / "artifacts").mkdir(exist_ok=True)  # as the runner finds it
-    return Run(experiment, folder, Store(folder / "artifacts"), Console(), Share(), lambda _: "")
+    return Run(experiment, folder, Store(folder / "artifacts"), Console(), WorkerShare(), lambda _: "")
 
 
 def errands(run: Run, *names: str, seconds: float = 0) -> list[Unit]:
     folder = run.store.folder("errands", "all")
-    return [Unit(name, folder, work=seconds) for name in names]
+    return [Unit(name, folder, payload=seconds) for name in names]
 
 
 def begun(run: Run) -> Counter[str]:
@@ -261,7 +261,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
 ) -> None:
     run = new_run(tmp_path, **cluster.said)
 
-    monkeypatch.setattr("amalgam.pipeline.storage.local.Disk.replace", lambda *_: None)
+    monkeypatch.setattr("amalgam.pipeline.storage.local.LocalStorage.replace", lambda *_: None)
     with pytest.raises(ExperimentError, match=r"node \S+ does not see this workspace"):
         run_units(Errands(), run, errands(run, "one"))
 

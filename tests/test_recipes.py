@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from amalgam.pipeline.errors import DataError, ExperimentError, InterruptedRunError
-from amalgam.pipeline.execution.share import Share, share_of
+from amalgam.pipeline.execution.share import WorkerShare, share_of
 from amalgam.stages.app.completion import fields
 from amalgam.tests.test_docs import ROOT, blocks_of, is_understood
 from amalgam.tests.workshop import TIMEOUT, Shop, finish, quiet_environment
@@ -87,7 +87,7 @@ def test_the_pods_of_an_indexed_job_are_all_parts_of_the_whole(monkeypatch: pyte
     for index in range(job["completions"]):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
         found.append(share_of(container["args"][container["args"].index("--part") + 1], None))
-    assert found == [Share(index, job["completions"], "part") for index in range(job["completions"])]
+    assert found == [WorkerShare(index, job["completions"], "part") for index in range(job["completions"])]
 
 
 def test_a_ray_jobs_command_is_one_and_its_workers_have_what_it_asks_for() -> None:

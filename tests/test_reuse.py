@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.tests.workshop import KNOWS, PASSES, SAME, TEST, TRAIN, Shop, apart, reweigh, write_model, write_texts
 
 READ, CACHE, TARGETS, STUDENT, REPORT = "read-corpus", "cache-teachers", "build-targets", "train-student", "report"
@@ -188,7 +188,7 @@ def biased(folder: Path) -> str:
 
 
 def test_every_field_of_the_experiment_has_a_row() -> None:  # those of generate: test_reuse_generate.py
-    assert {name for name in fields_of(ExperimentFile) if not name.startswith("generate.")} == {*TABLE, *TRAIN_TABLE}
+    assert {name for name in fields_of(ExperimentConfig) if not name.startswith("generate.")} == {*TABLE, *TRAIN_TABLE}
 
 
 @pytest.mark.parametrize("field", TABLE)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.tests.test_reuse import ALL, NOTHING, REFUSED, biased, check_row, fields_of
 from amalgam.tests.workshop import Shop, reweigh
 
@@ -46,7 +46,7 @@ def stocked(generated: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 def test_every_field_of_generate_has_a_row() -> None:
-    assert {field for field in fields_of(ExperimentFile) if field.startswith("generate.")} == set(GENERATE_TABLE)
+    assert {field for field in fields_of(ExperimentConfig) if field.startswith("generate.")} == set(GENERATE_TABLE)
 
 
 @pytest.mark.parametrize("field", GENERATE_TABLE)

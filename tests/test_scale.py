@@ -19,7 +19,7 @@ from amalgam.benchmarks.synthetic_workspace import (
     write_targets,
 )
 from amalgam.pipeline.execution.plan import StageState, plan
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.stages.common.answers.coverage import KEPT_UNITS, cached_units, unit_keys
 from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.registry import STAGES
@@ -46,7 +46,7 @@ def test_all_that_is_made_is_current_and_one_missing_unit_is_found(made: Experim
     assert (found.state, found.done, found.total) == ("partial", len(units) - 1, len(units))
     assert [unit.name for unit in lacking(made.first)] == [units[0].name]
     write_answers(made.first, units[:1], SHAPE)
-    bring_up_to_date(STAGES, quiet_run(made.first), target="cache-teachers")
+    update(STAGES, quiet_run(made.first), target="cache-teachers")
     write_targets(made.first)
     current = {name for name, state in states(made.first).items() if state.state == "current"}
     assert current == {"read-corpus", "cache-teachers", "build-targets"}
@@ -73,7 +73,7 @@ def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made
     texts = [path for path in artifacts.glob("read-corpus/part-*/train-*/[01]*.parquet") if path.stem != "00"]
     for path in [*shards, *texts]:
         flip(path)
-    assert (len(shards), len(texts), units[0].work.prefix) == (7, 6, "00")
+    assert (len(shards), len(texts), units[0].payload.prefix) == (7, 6, "00")
     assert states(made.first)["cache-teachers"].done == len(units) - 1
     assert states(made.new_teacher)["cache-teachers"].state == "partial"
     assert not (artifacts / "quarantine").exists()
@@ -85,12 +85,12 @@ def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeyp
     monkeypatch.setattr("amalgam.stages.common.answers.coverage.KEPT_UNITS", 2)
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
-    bring_up_to_date(STAGES, run, target="read-corpus")
+    update(STAGES, run, target="read-corpus")
     units = list(cached_units(run, next(iter(families_of(run).values()))))
     assert KEPT_UNITS > 2
     held = [unit_keys(run, unit).tobytes() for unit in units]
     assert len(units) > 2
-    assert len(run.memory["unit keys"]) == 2
+    assert len(run.cache["unit keys"]) == 2
     assert [unit_keys(run, unit).tobytes() for unit in units] == held
 
 
@@ -101,7 +101,7 @@ def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> 
     experiments = write_experiments(tmp_path / "whole", shape)
     write_corpora(experiments, shape)
     write_answers(experiments.first, lacking(experiments.first), shape)
-    bring_up_to_date(STAGES, quiet_run(experiments.first), target="build-targets")
+    update(STAGES, quiet_run(experiments.first), target="build-targets")
     shards = sorted(experiments.first.parent.glob("artifacts/build-targets/*/units/*.parquet"))
     assert sum(pq.read_metadata(path).num_rows for path in shards) == 1000
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common.states.read import states_of
 from amalgam.stages.registry import STAGES
@@ -68,7 +68,7 @@ def test_appended_texts_alone_get_states(shop: Shop) -> None:
 def read_back(shop: Shop, keys: Keys) -> list[Array]:
     """Of each teacher, by token, for the texts with these keys."""
     _, run = open_run(shop.config, list(TOKENS), console=Console(quiet=True))
-    bring_up_to_date(STAGES, run, target="cache-features")
+    update(STAGES, run, target="cache-features")
     return [states.take(np.arange(len(keys))) for states in states_of(run, keys)]
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-from amalgam.pipeline.config.schema import AMONG, TEACHER, ExperimentFile, Targets
+from amalgam.pipeline.config.schema import COMPARATIVE, TEACHER, ExperimentConfig, Targets
 
 
-def contradictions(experiment: ExperimentFile) -> list[str]:
+def check_consistency(experiment: ExperimentConfig) -> list[str]:
     return [
         *_teacher_problems(experiment),
         *_method_problems(experiment),
@@ -20,7 +20,7 @@ def contradictions(experiment: ExperimentFile) -> list[str]:
     ]
 
 
-def _method_problems(experiment: ExperimentFile) -> list[str]:
+def _method_problems(experiment: ExperimentConfig) -> list[str]:
     method, encoder, names = str(experiment.student.method), experiment.student.encoder, experiment.teacher_names
     problems = []
     if encoder.startswith(TEACHER) and encoder.removeprefix(TEACHER) not in names:
@@ -34,7 +34,7 @@ def _method_problems(experiment: ExperimentFile) -> list[str]:
     return problems
 
 
-def _teacher_problems(experiment: ExperimentFile) -> list[str]:
+def _teacher_problems(experiment: ExperimentConfig) -> list[str]:
     names = experiment.teacher_names
     problems = [f"teachers: the name {name!r} is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     if not names and experiment.train_teachers is None and experiment.targets.mode != "supervised":
@@ -48,7 +48,7 @@ def _teacher_problems(experiment: ExperimentFile) -> list[str]:
     return problems
 
 
-def _training_problems(experiment: ExperimentFile) -> list[str]:
+def _training_problems(experiment: ExperimentConfig) -> list[str]:
     said = experiment.train_teachers
     if said is None:
         return []
@@ -58,7 +58,7 @@ def _training_problems(experiment: ExperimentFile) -> list[str]:
     return [f"train_teachers.{name}: is required" for name in ("encoder", "groups") if name not in given]
 
 
-def _generate_problems(experiment: ExperimentFile) -> list[str]:
+def _generate_problems(experiment: ExperimentConfig) -> list[str]:
     said = experiment.generate
     if said is None:
         return (
@@ -82,7 +82,7 @@ def _generate_problems(experiment: ExperimentFile) -> list[str]:
     return [problem for problem, found in wrong.items() if found]
 
 
-def _corpus_problems(experiment: ExperimentFile) -> list[str]:
+def _corpus_problems(experiment: ExperimentConfig) -> list[str]:
     needs_label = {
         "train_teachers": experiment.train_teachers is not None,
         "corpus.validation": experiment.corpus.validation is not None,
@@ -107,15 +107,15 @@ def _corpus_problems(experiment: ExperimentFile) -> list[str]:
 
 def _uncertainty_problems(targets: Targets) -> list[str]:
     """rmd, md and msp weigh teachers against each other; the rest say how sure one is."""
-    among, said = targets.uncertainty in AMONG, f"targets.uncertainty: {targets.uncertainty}"
+    among, said = targets.uncertainty in COMPARATIVE, f"targets.uncertainty: {targets.uncertainty}"
     if targets.mode == "stratanet" and not among:
-        return [f"{said} does not tell how foreign a text is to a teacher, as stratanet asks: {', '.join(AMONG)}"]
+        return [f"{said} does not tell how foreign a text is to a teacher, as stratanet asks: {', '.join(COMPARATIVE)}"]
     if among and targets.weighs_together:
         return [f"{said} is a weight of its own, for targets.weights=muka: not with {targets.weights}"]
     return []
 
 
-def _objective_problems(experiment: ExperimentFile) -> list[str]:
+def _objective_problems(experiment: ExperimentConfig) -> list[str]:
     said, who = experiment.objective, f"objective.name: {experiment.objective.name}"
     problems = []
     if said.states and not experiment.teachers and experiment.train_teachers is None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from amalgam.pipeline.config.schema import SCHEMA_VERSION, ExperimentFile
+from amalgam.pipeline.config.schema import SCHEMA_VERSION, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 
 MOST_BYTES = 1_000_000
@@ -31,7 +31,7 @@ Place = tuple[str | int, ...]
 
 
 @dataclass
-class Reading:
+class ParsedYaml:
     """What was read so far: the data, each path's line and raw scalar, and what is wrong."""
 
     data: Any = None
@@ -51,9 +51,9 @@ def refusal(path: Path, problems: list[str]) -> ExperimentError:
     )
 
 
-def read_yaml(path: Path) -> Reading:
+def read_yaml(path: Path) -> ParsedYaml:
     text = _text(path)
-    reading = Reading()
+    reading = ParsedYaml()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -119,7 +119,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int, ...]) -> Any:
+def construct(node: yaml.Node, path: Place, reading: ParsedYaml, inside: tuple[int, ...]) -> Any:
     reading.nodes += 1
     line = node.start_mark.line + 1
     reading.lines.setdefault(path, line)
@@ -135,7 +135,7 @@ def construct(node: yaml.Node, path: Place, reading: Reading, inside: tuple[int,
     return _scalar(node, path, reading)
 
 
-def _sequence(node: yaml.SequenceNode, path: Place, reading: Reading, within: tuple[int, ...]) -> list[Any]:
+def _sequence(node: yaml.SequenceNode, path: Place, reading: ParsedYaml, within: tuple[int, ...]) -> list[Any]:
     if node.tag != "tag:yaml.org,2002:seq":
         reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
         return []
@@ -146,7 +146,7 @@ def _at(node: yaml.Node, path: Place) -> str:
     return f"line {node.start_mark.line + 1}{f', {dotted(path)}' if path else ''}: "
 
 
-def _scalar(node: yaml.Node, path: Place, reading: Reading) -> Any:
+def _scalar(node: yaml.Node, path: Place, reading: ParsedYaml) -> Any:
     reading.raw[path] = node.value
     if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
         reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed; write plain values")
@@ -160,7 +160,7 @@ def _scalar(node: yaml.Node, path: Place, reading: Reading) -> Any:
         return None
 
 
-def _mapping(node: yaml.MappingNode, path: Place, reading: Reading, within: tuple[int, ...]) -> dict[str, Any]:
+def _mapping(node: yaml.MappingNode, path: Place, reading: ParsedYaml, within: tuple[int, ...]) -> dict[str, Any]:
     if node.tag != "tag:yaml.org,2002:map":
         reading.problems.append(f"{_at(node, path)}the tag {node.tag} is not allowed")
         return {}
@@ -188,7 +188,7 @@ COMMAND_LINE = 0  # stands for a line's number where an override, not the file, 
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    experiment: ExperimentFile
+    experiment: ExperimentConfig
     path: Path
     overrides: dict[str, Any]
 
@@ -209,10 +209,10 @@ def load_experiment(
     said = _apply_overrides(reading, list(overrides))
     _refuse_secrets(reading, reading.data, ())
     data = _with_preset(reading, presets or {})
-    experiment: ExperimentFile | None = None
+    experiment: ExperimentConfig | None = None
     if reading.nodes <= MOST_NODES:
         try:
-            experiment = ExperimentFile.model_validate(data)
+            experiment = ExperimentConfig.model_validate(data)
         except ValidationError as error:
             reading.problems += _problems(error, reading, data)
     if experiment is None or reading.problems:
@@ -223,7 +223,7 @@ def load_experiment(
 # ---- overrides and presets
 
 
-def _apply_overrides(reading: Reading, overrides: list[str]) -> dict[str, Any]:
+def _apply_overrides(reading: ParsedYaml, overrides: list[str]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -241,18 +241,18 @@ def _apply_overrides(reading: Reading, overrides: list[str]) -> dict[str, Any]:
     return said
 
 
-def _override_value(text: str) -> Reading:
+def _override_value(text: str) -> ParsedYaml:
     """Read like a value in the file; what is not YAML is text."""
-    inner = Reading()
+    inner = ParsedYaml()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         inner.data = None if node is None else construct(node, (), inner, ())
     except (yaml.YAMLError, RecursionError):
-        return Reading(data=text)
-    return Reading(data=text) if inner.problems else inner
+        return ParsedYaml(data=text)
+    return ParsedYaml(data=text) if inner.problems else inner
 
 
-def _from_command_line(reading: Reading, path: Place) -> None:
+def _from_command_line(reading: ParsedYaml, path: Place) -> None:
     for length in range(1, len(path)):
         reading.lines.setdefault(path[:length], COMMAND_LINE)
     for place in [place for place in reading.lines if place[: len(path)] == path]:
@@ -260,7 +260,7 @@ def _from_command_line(reading: Reading, path: Place) -> None:
     reading.lines[path] = COMMAND_LINE
 
 
-def _put(reading: Reading, path: Place, value: Any) -> bool:
+def _put(reading: ParsedYaml, path: Place, value: Any) -> bool:
     place = reading.data
     for index, part in enumerate(path):
         last = index == len(path) - 1
@@ -282,7 +282,7 @@ def _put(reading: Reading, path: Place, value: Any) -> bool:
     return False
 
 
-def _with_preset(reading: Reading, presets: Mapping[str, Mapping[str, Any]]) -> Any:
+def _with_preset(reading: ParsedYaml, presets: Mapping[str, Mapping[str, Any]]) -> Any:
     """student.method names defaults; what the file or the command line says stands over them."""
     data = reading.data
     student = data.get("student") if isinstance(data, dict) else None
@@ -310,7 +310,7 @@ def _merged(under: Any, over: Any) -> Any:
 # ---- what is wrong, for a person
 
 
-def _problems(error: ValidationError, reading: Reading, data: Any) -> list[str]:
+def _problems(error: ValidationError, reading: ParsedYaml, data: Any) -> list[str]:
     found: list[str] = []
     for item in error.errors(include_url=False, include_context=True):
         if not item["loc"]:
@@ -321,7 +321,7 @@ def _problems(error: ValidationError, reading: Reading, data: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _disagreements(message: str, reading: Reading) -> Iterator[str]:
+def _disagreements(message: str, reading: ParsedYaml) -> Iterator[str]:
     """Fields that are each well but do not go together: the experiment names each by its path."""
     for problem in message.split("; "):
         field, _, said = problem.partition(": ")
@@ -343,7 +343,7 @@ def _known_path(loc: tuple[int | str, ...], data: Any, *, missing: bool) -> Plac
     return tuple(path)
 
 
-def _where(reading: Reading, path: Place) -> str:
+def _where(reading: ParsedYaml, path: Place) -> str:
     for length in range(len(path), 0, -1):
         line = reading.lines.get(path[:length])
         if line is not None:
@@ -351,7 +351,7 @@ def _where(reading: Reading, path: Place) -> str:
     return f"{dotted(path)}: " if path else ""
 
 
-def _message(item: dict[str, Any], path: Place, reading: Reading) -> str:
+def _message(item: dict[str, Any], path: Place, reading: ParsedYaml) -> str:
     special = SPECIAL.get(path)
     if special is not None:
         return special
@@ -418,7 +418,7 @@ def _nearest(word: str, known_words: Iterable[str], *, known: bool = True) -> st
 
 def fields_at(path: Place) -> list[str]:
     """The fields that the schema allows at a path."""
-    model: Any = ExperimentFile
+    model: Any = ExperimentConfig
     for part in path:
         if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
             model = _model_in(model.model_fields[str(part)].annotation)
@@ -431,7 +431,7 @@ def _model_in(annotation: Any) -> Any:
     return next((found for arm in typing.get_args(annotation) if (found := _model_in(arm)) is not None), None)
 
 
-def _refuse_secrets(reading: Reading, value: Any, path: Place) -> None:
+def _refuse_secrets(reading: ParsedYaml, value: Any, path: Place) -> None:
     """A secret never reaches a manifest, a log line or a message: it is refused where it stands, unread."""
     if isinstance(value, dict):
         for key, item in value.items():

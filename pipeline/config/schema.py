@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
     )
@@ -77,7 +77,7 @@ Shares = Annotated[
 Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
 
 
-class Objective(Section):
+class Objective(ConfigSection):
     """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
 
     name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
@@ -127,7 +127,7 @@ class Objective(Section):
         return {"name", "learning"} | states
 
 
-class Embeddings(Section):
+class Embeddings(ConfigSection):
     """What as-dfd makes in the place of texts, for each teacher and class."""
 
     count: Positive = 128
@@ -150,11 +150,11 @@ UNTRAINED = ("ensemble", "zero-shot")
 TEACHER = "teacher:"
 """The methods that make no student, and how the one begins that is a single teacher."""
 
-AMONG = ("rmd", "md", "msp")
+COMPARATIVE = ("rmd", "md", "msp")
 """Names of targets.uncertainty that compare teachers with each other, by how foreign a text is to each."""
 
 
-class Corpus(Section):
+class Corpus(ConfigSection):
     """The texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
     train: Texts | None
@@ -182,7 +182,7 @@ class Corpus(Section):
     """skip: rows without a usable text, id or label are left out, counted and listed in skipped.parquet."""
 
 
-class Teacher(Section):
+class Teacher(ConfigSection):
     """A fine-tuned text classifier."""
 
     name: Name
@@ -204,7 +204,7 @@ class Teacher(Section):
     """Loads pickle weights, which can run code. Only for files you made."""
 
 
-class TrainTeachers(Section):
+class TrainTeachers(ConfigSection):
     """Optional: fine-tune teachers from the labelled training texts, one per group of labels, or some together."""
 
     encoder: Text | None = None
@@ -228,7 +228,7 @@ class TrainTeachers(Section):
     seed: Seed = 0
 
 
-class Generate(Section):
+class Generate(ConfigSection):
     """Texts where there are none. Of several temperatures, top_k, top_p or prompts each text draws its own."""
 
     source: Literal["steered", "prompted", "random-words", "cross-domain"] = "steered"
@@ -278,7 +278,7 @@ class Generate(Section):
         return self.source in {"steered", "prompted"}
 
 
-class Cache(Section):
+class Cache(ConfigSection):
     """What the teachers are asked, once per text."""
 
     passes: Annotated[int, Field(ge=0, le=4096)] = 16
@@ -296,7 +296,7 @@ class Cache(Section):
     """auto is decided once per workspace by the hardware, and pinned there."""
 
 
-class Targets(Section):
+class Targets(ConfigSection):
     """What the student is to learn, built from the cache alone."""
 
     mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "stratanet", "supervised"] = "soft"
@@ -369,7 +369,7 @@ class Targets(Section):
         return self.looks_at_neighbours or self.looks_at_states
 
 
-class Student(Section):
+class Student(ConfigSection):
     """The one model that comes out."""
 
     name: Name = "student"
@@ -407,12 +407,12 @@ class Student(Section):
         return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
 
 
-class Report(Section):
+class Report(ConfigSection):
     calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
     """Of the expected calibration error (ECE)."""
 
 
-class Execution(Section):
+class Execution(ConfigSection):
     """How, never what: nothing here changes a result, and nothing here reruns a stage."""
 
     workspace: Text = "artifacts"
@@ -439,7 +439,7 @@ class Execution(Section):
     """strict: results made with other library versions are made again."""
 
 
-class ExperimentFile(Section):
+class ExperimentConfig(ConfigSection):
     """All of it. `amalgam.Experiment` is such a file with its workspace, at work."""
 
     schema_version: Literal[1] = 1
@@ -469,9 +469,9 @@ class ExperimentFile(Section):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        from amalgam.pipeline.config.checks import contradictions
+        from amalgam.pipeline.config.checks import check_consistency
 
-        problems = contradictions(self)
+        problems = check_consistency(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self

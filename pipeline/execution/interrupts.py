@@ -12,7 +12,7 @@ from types import FrameType
 from amalgam.pipeline.errors import InterruptedRunError
 
 
-class StopSignals:
+class InterruptHandler:
     def __init__(self) -> None:
         self.arrived: int | None = None
 

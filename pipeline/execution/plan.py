@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.stage import Identity, NotKnownYetError, Run, Stage, Unit, undone
+from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions, version_warnings
 from amalgam.pipeline.storage.fingerprint import differences, fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
@@ -61,28 +61,28 @@ def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
             damaged.add(damage.path)
             run.console.note(f"{damage.what}; quarantined")
             run.results.clear()
-            run.memory.clear()
+            run.cache.clear()
 
 
 def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
     states = list[StageState]()
     for stage in stages:
-        if stage.wanted(run.experiment):
-            run.asked.clear()
-            state = examine(stage, run)
-            before = tuple(one.stage for one in states if one.stage in run.asked)
+        if stage.is_needed(run.experiment):
+            run.accessed.clear()
+            state = stage_state(stage, run)
+            before = tuple(one.stage for one in states if one.stage in run.accessed)
             states.append(replace(state, after=before))
     return states
 
 
-def examine(stage: Stage, run: Run) -> StageState:
+def stage_state(stage: Stage, run: Run) -> StageState:
     try:
         identity = identity_of(stage, run)
-    except NotKnownYetError as unknown:
+    except PendingDependencyError as unknown:
         return _waiting(stage, run, unknown.stage)
     name = fingerprint(identity)
     manifest = run.store.manifest(stage.name, name)
-    faults = run.store.absent(manifest) if manifest else []
+    faults = run.store.missing_files(manifest) if manifest else []
     if manifest and not faults:
         run.results[stage.name] = (name, manifest)
         count = int(manifest.facts.get("units", 1))
@@ -90,7 +90,7 @@ def examine(stage: Stage, run: Run) -> StageState:
     run.results.pop(stage.name, None)
     units = stage.units(run, run.store.folder(stage.name, name))
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
-    missing = tuple(undone(run, [unit for unit in units if not unit.there]))
+    missing = tuple(pending_units(run, [unit for unit in units if not unit.is_complete]))
     done = len(units) - len(missing)
     state: State = "partial" if done else "missing"
     return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)

@@ -29,11 +29,11 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
-from amalgam.pipeline.execution.share import Share
-from amalgam.pipeline.execution.stage import Run, Stage, Unit, undone
+from amalgam.pipeline.execution.share import WorkerShare
+from amalgam.pipeline.execution.stage import Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.file_digests import FileDigests
@@ -49,7 +49,7 @@ _entering = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Ground:
+class NodeRequirements:
     """What a node must have in common with the driver: its storage, known by a mark, and its versions."""
 
     workspace: str
@@ -59,11 +59,11 @@ class Ground:
 
 
 @contextlib.contextmanager
-def common_ground(run: Run) -> Iterator[Ground]:
+def workspace_marker(run: Run) -> Iterator[NodeRequirements]:
     """The mark stands while units are out: nodes that join later look for it too."""
     nonce = uuid.uuid4().hex
-    place = run.store.place
-    ground = Ground(place.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
+    place = run.store.backend
+    ground = NodeRequirements(place.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
     place.replace(ground.mark, nonce)
     try:
         yield ground
@@ -71,10 +71,10 @@ def common_ground(run: Run) -> Iterator[Ground]:
         place.remove([ground.mark])
 
 
-def look_around(ground: Ground) -> ExperimentError | None:
+def check_node(ground: NodeRequirements) -> ExperimentError | None:
     """On a node: why it cannot work with us."""
     name, here = socket.gethostname(), library_versions()
-    if open_store(ground.workspace, Path("/")).place.read(ground.mark) != ground.nonce.encode():
+    if open_store(ground.workspace, Path("/")).backend.read(ground.mark) != ground.nonce.encode():
         return ExperimentError(
             f"node {name} does not see this workspace",
             where=ground.workspace,
@@ -124,7 +124,7 @@ class Cluster:
         found = re.search(r"node ID: (\w+)", str(lost))
         return f" on node {self._nodes.get(found[1], 'unknown')}, {found[1][:8]}" if found else ""
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: NodeRequirements) -> None:
         if not self._slots:
             raise ExperimentError(
                 f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
@@ -134,17 +134,17 @@ class Cluster:
         _check_nodes(ground, self._nodes)
 
 
-def attached(run: Run, ground: Ground) -> Cluster:
+def attached(run: Run, ground: NodeRequirements) -> Cluster:
     """Once for all stages of a run."""
-    if "cluster" not in run.memory:
+    if "cluster" not in run.cache:
         address = run.experiment.execution.address or "auto"
         with _entering:
             if not ray.is_initialized():
                 _enter(address)
         cluster = Cluster(run)
         cluster.check(ground)
-        run.memory["cluster"] = cluster
-    found: Cluster = run.memory["cluster"]
+        run.cache["cluster"] = cluster
+    found: Cluster = run.cache["cluster"]
     return found
 
 
@@ -167,8 +167,8 @@ def _enter(address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _check_nodes(ground: Ground, nodes: Iterable[str]) -> None:
-    look = ray.remote(num_cpus=0)(look_around)
+def _check_nodes(ground: NodeRequirements, nodes: Iterable[str]) -> None:
+    look = ray.remote(num_cpus=0)(check_node)
     there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     for answer in [look.options(scheduling_strategy=place).remote(ground) for place in there]:
         with contextlib.suppress(*GONE, TaskUnschedulableError):  # a node that vanishes meanwhile need not agree
@@ -195,22 +195,22 @@ class Job:
     """What a worker must know to do units of one stage; the same for all tasks of it."""
 
     stage: Stage
-    experiment: ExperimentFile
+    experiment: ExperimentConfig
     base: Path
     overrides: Mapping[str, Any]
     fingerprints: dict[str, str]
     name: str
-    ground: Ground
+    ground: NodeRequirements
 
 
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     """Return when every unit is committed, or could not be."""
     if units:
-        with common_ground(run) as ground:
+        with workspace_marker(run) as ground:
             _fly(stage, run, units, ground)
 
 
-def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: Ground) -> None:
+def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: NodeRequirements) -> None:
     cluster = attached(run, ground)
     # Said here, not later: a worker with a GPU would otherwise end with each task, and its teacher with it.
     task = ray.remote(max_calls=0)(do_units).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
@@ -243,7 +243,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
     try:
         refusal: AmalgamError | None = ray.get(done)
     except LOST as lost:
-        again = undone(run, batch)
+        again = pending_units(run, batch)
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
         said = f"{type(lost).__name__}{cluster.node_of(lost)}"
@@ -275,7 +275,7 @@ def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
         yield list(units[start : start + size])
 
 
-def _job_of(stage: Stage, run: Run, ground: Ground) -> Job:
+def _job_of(stage: Stage, run: Run, ground: NodeRequirements) -> Job:
     known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
     return Job(stage, run.experiment, run.base, dict(run.overrides), known, uuid.uuid4().hex, ground)
 
@@ -290,7 +290,7 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
     """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
     try:
         run = _run_for(job)
-        job.stage.run_units(run, undone(run, units))
+        job.stage.run_units(run, pending_units(run, units))
     except AmalgamError as error:
         return error
     return None
@@ -299,17 +299,17 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
 def _run_for(job: Job) -> Run:
     if job.name not in _opened:
         _opened.clear()
-        refusal = look_around(job.ground)  # a node that joined later was not asked yet
+        refusal = check_node(job.ground)  # a node that joined later was not asked yet
         if refusal is not None:
             raise refusal
         store = open_store(job.ground.workspace, job.base)
         digests = FileDigests(store.root / "digests.json")
-        run = Run(job.experiment, job.base, store, Console(quiet=True), Share(), digests, job.overrides)
+        run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests, job.overrides)
         for stage, name in job.fingerprints.items():
             manifest = store.manifest(stage, name)
             if manifest is None:
                 raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.ground.workspace)
             run.results[stage] = (name, manifest)
-        job.stage.prepare(run)
+        job.stage.resolve_inputs(run)
         _opened[job.name] = run
     return _opened[job.name]

@@ -22,13 +22,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RETRIES = 3
 
 
-def patiently(work: Callable[[], None], run: Run, what: str) -> None:
+def with_retries(work: Callable[[], None], run: Run, what: str) -> None:
     """What passes by itself (a network mount that hiccups) is tried again; a full disk ends the run at once."""
     for attempt in range(1, RETRIES + 1):
         try:
             return work()
         except Exception as error:
-            if is_full(error):
+            if is_disk_full(error):
                 raise disk_full(run, what) from error
             if not isinstance(error, OSError) or error.errno not in PASSING:
                 raise
@@ -43,7 +43,7 @@ def patiently(work: Callable[[], None], run: Run, what: str) -> None:
     return None
 
 
-def is_full(error: Exception) -> bool:
+def is_disk_full(error: Exception) -> bool:
     """What writes for us in Rust, as safetensors does, tells the number in its text alone."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
-from amalgam.pipeline.execution.plan import StageState, examine, identity_of
-from amalgam.pipeline.execution.retry import disk_full, is_full
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Stage, Unit, undone
+from amalgam.pipeline.execution.plan import StageState, identity_of, stage_state
+from amalgam.pipeline.execution.retry import disk_full, is_disk_full
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units, wait_until
 from amalgam.pipeline.storage.store import MANIFEST, Record
@@ -21,7 +21,7 @@ WORK = "WORK.json"
 MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
 
 
-class PartDoneError(Exception):
+class PartialRunDoneError(Exception):
     """Our share of a stage is done, others' is not: not a fault, but nothing further can run here."""
 
     def __init__(self, state: StageState) -> None:
@@ -29,11 +29,11 @@ class PartDoneError(Exception):
         self.state = state
 
 
-def bring_up_to_date(
+def update(
     stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
 ) -> list[StageState]:
     """Run what is not current, up to `target` (or everything). The states returned are those found on arrival."""
-    run.store.place.check()  # before any model loads
+    run.store.backend.check()  # before any model loads
     for mending in range(MENDINGS + 1):
         try:
             return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not mending)
@@ -41,13 +41,13 @@ def bring_up_to_date(
             if mending == MENDINGS:
                 raise
             run.results.clear()
-            run.memory.clear()
+            run.cache.clear()
             run.console.note(f"{damage.what}; quarantined, recomputing what is missing")
     raise AssertionError  # the loop returns or raises
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
-    wanted = [stage for stage in stages if stage.wanted(run.experiment)]
+    wanted = [stage for stage in stages if stage.is_needed(run.experiment)]
     names = [stage.name for stage in wanted]
     if target is not None and target not in names:
         raise ExperimentError(f"this experiment has no stage {target}", fix=f"its stages: {', '.join(names)}")
@@ -60,13 +60,13 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
     for stage in stages:
         ours = stage.name == target or target is None
         if stage.name in waiting:
-            stage.prepare(run)
-        state = examine(stage, run)
+            stage.resolve_inputs(run)
+        state = stage_state(stage, run)
         if force and ours:
             state = _forced(stage, run, state)
         states.append(state)
         if state.state == "current":
-            run.console.reused(state)
+            run.console.stage_reused(state)
             _say_warnings(run, state)
         elif only and not ours:
             raise ExperimentError(
@@ -75,9 +75,9 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             )
         else:
             _run_stage(stage, run, state)
-        if run.share.leads:
+        if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
-            stage.deliver(run, run.result(stage.name), fresh=state.state != "current")
+            stage.publish(run, run.result(stage.name), fresh=state.state != "current")
     return states
 
 
@@ -86,8 +86,8 @@ def _prepared(stages: list[Stage], run: Run) -> set[str]:
     waiting = set()
     for stage in stages:
         try:
-            stage.prepare(run)
-        except NotKnownYetError:
+            stage.resolve_inputs(run)
+        except PendingDependencyError:
             waiting.add(stage.name)
     return waiting
 
@@ -99,19 +99,19 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     folder = run.store.folder(stage.name, name)
     _set_damage_aside(stage, run, name)
     units = list(stage.units(run, folder))
-    run.console.starting(state)
-    run.ran.add(stage.name)
+    run.console.stage_started(state)
+    run.executed.add(stage.name)
     began = time.monotonic()
     try:
         while True:
             if not run_units(stage, run, units):
-                done = len(units) - len(undone(run, units))
-                raise PartDoneError(replace(state, done=done, total=len(units)))
-            further = list(stage.further(run, folder))
+                done = len(units) - len(pending_units(run, units))
+                raise PartialRunDoneError(replace(state, done=done, total=len(units)))
+            further = list(stage.more_units(run, folder))
             units = further or units
-            if not further or not undone(run, further):
+            if not further or not pending_units(run, further):
                 break
-        if run.share.leads or run.share.kind == "part":
+        if run.share.is_leader or run.share.kind == "part":
             _remember_work(run, folder, time.monotonic() - began, found=state.done or 0, total=len(units))
             _finish(stage, run, name, list(_committed(stage, run, units)))
         else:
@@ -135,8 +135,8 @@ def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total:
 
 def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
     """Files of another size than was written are kept for a person to look at; the work is done again."""
-    manifest = run.store.manifest(stage.name, name) if run.share.leads else None
-    for file, fault in run.store.absent(manifest) if manifest else []:
+    manifest = run.store.manifest(stage.name, name) if run.share.is_leader else None
+    for file, fault in run.store.missing_files(manifest) if manifest else []:
         if fault != "missing":
             run.store.quarantine(run.store.path(file))
             run.console.note(f"{file.path} is {fault}; quarantined")
@@ -155,7 +155,7 @@ def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record
 
 def _complete(run: Run, stage: Stage, name: str) -> bool:
     manifest = run.store.manifest(stage.name, name)
-    return manifest is not None and not run.store.absent(manifest)
+    return manifest is not None and not run.store.missing_files(manifest)
 
 
 def _finish(stage: Stage, run: Run, name: str, records: list[Record]) -> None:
@@ -173,7 +173,7 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
     folder = run.store.folder(stage.name, state.fingerprint)
     run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
     run.results.pop(stage.name, None)
-    fresh = examine(stage, run)
+    fresh = stage_state(stage, run)
     return replace(fresh, reason="forced", detail="--force")
 
 
@@ -183,7 +183,7 @@ def _say_warnings(run: Run, state: StageState) -> None:
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
-    if is_full(error):
+    if is_disk_full(error):
         return disk_full(run, stage.name)
     return AmalgamError(
         f"{stage.name}: {error.strerror or error}",

@@ -12,7 +12,7 @@ from amalgam.pipeline.execution.stage import Unit
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """Which part of the units is ours."""
 
     index: int = 0
@@ -20,23 +20,23 @@ class Share:
     kind: Literal["alone", "torchrun", "part"] = "alone"
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.index == 0
 
-    def mine(self, units: Sequence[Unit]) -> list[Unit]:
+    def select(self, units: Sequence[Unit]) -> list[Unit]:
         return list(units[self.index :: self.count])
 
 
-def share_of(part: str | None, processes: int | None) -> Share:
+def share_of(part: str | None, processes: int | None) -> WorkerShare:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if part is not None:
         if world > 1:
             raise ExperimentError("--part and torchrun were both given", fix="use one of them")
         share = _parse_part(part)
     elif world > 1:
-        share = Share(int(os.environ["RANK"]), world, "torchrun")
+        share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
     else:
-        share = Share()
+        share = WorkerShare()
     if processes is not None and share.kind != "part" and processes != share.count:
         raise ExperimentError(
             f"asked for {processes} processes, got {share.count}",
@@ -46,7 +46,7 @@ def share_of(part: str | None, processes: int | None) -> Share:
     return share
 
 
-def _parse_part(part: str) -> Share:
+def _parse_part(part: str) -> WorkerShare:
     if part == "auto":
         return _scheduled(os.environ)
     index, slash, count = part.partition("/")
@@ -55,10 +55,10 @@ def _parse_part(part: str) -> Share:
             f"--part {part} is not a share",
             fix="--part 0/4 is the first of four parts, 3/4 the last; --part auto asks the job's scheduler",
         )
-    return Share(int(index), int(count), "part")
+    return WorkerShare(int(index), int(count), "part")
 
 
-def _scheduled(said: Mapping[str, str]) -> Share:
+def _scheduled(said: Mapping[str, str]) -> WorkerShare:
     """What a SLURM array or an indexed Kubernetes job says of this task: which one it is, of how many."""
     try:
         if "SLURM_ARRAY_TASK_ID" in said:
@@ -81,4 +81,4 @@ def _scheduled(said: Mapping[str, str]) -> Share:
             where="SLURM_ARRAY_TASK_ID",
             fix="an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
         )
-    return Share(index, count, "part")
+    return WorkerShare(index, count, "part")

@@ -14,17 +14,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.interrupts import StopSignals
-from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.storage.store import Record, Store
 
 if TYPE_CHECKING:
     from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.share import Share
+    from amalgam.pipeline.execution.share import WorkerShare
 
 
-class NotKnownYetError(Exception):
+class PendingDependencyError(Exception):
     """A stage's identity depends on the result of another stage, which is not there yet."""
 
     def __init__(self, stage: str) -> None:
@@ -40,9 +40,9 @@ class Unit:
     folder: Path
     size: int = 1
     """How much work it is, in the stage's own measure: for progress."""
-    work: Any = None
+    payload: Any = None
     """What the stage itself needs to know to do it."""
-    there: bool = False
+    is_complete: bool = False
     """It was seen to be whole when the units were listed."""
 
     @property
@@ -63,23 +63,23 @@ class Identity:
 class Run:
     """One experiment being brought up to date: what the stages share."""
 
-    experiment: ExperimentFile
+    experiment: ExperimentConfig
     base: Path
     store: Store
     console: Console
-    share: Share
+    share: WorkerShare
     digest_of: Callable[[Path], str]
     """sha256 of a file outside the workspace."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    signals: StopSignals = field(default_factory=StopSignals)
+    signals: InterruptHandler = field(default_factory=InterruptHandler)
     """`signals.check()` is called between launches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
     """The stages that are current: name -> (fingerprint, manifest)."""
-    ran: set[str] = field(default_factory=set)
+    executed: set[str] = field(default_factory=set)
     """The stages that had something to do in this run."""
-    memory: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
     """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
-    asked: set[str] = field(default_factory=set)
+    accessed: set[str] = field(default_factory=set)
     """The stages whose results were asked for, since whoever wants to know cleared it."""
 
     def result(self, stage: str) -> Record:
@@ -89,13 +89,13 @@ class Run:
         return self._result(stage)[0]
 
     def _result(self, stage: str) -> tuple[str, Record]:
-        self.asked.add(stage)
+        self.accessed.add(stage)
         if stage not in self.results:
-            raise NotKnownYetError(stage)
+            raise PendingDependencyError(stage)
         return self.results[stage]
 
 
-class UnitByUnit:
+class SequentialStage:
     """For a stage whose units have nothing to share while they are being done."""
 
     name: ClassVar[str]
@@ -105,7 +105,7 @@ class UnitByUnit:
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         def work(unit: Unit) -> None:
             run.signals.check()
-            patiently(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
+            with_retries(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
 
         with ThreadPoolExecutor(self.at_once) as workers:
             done = map(work, units) if self.at_once == 1 else workers.map(work, units)
@@ -115,7 +115,7 @@ class UnitByUnit:
     def run_unit(self, run: Run, unit: Unit) -> None:
         raise NotImplementedError
 
-    def further(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  all was known at the start
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  all was known at the start
         return ()
 
     def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  a unit need not be about texts
@@ -126,14 +126,14 @@ class Stage(Protocol):
     name: ClassVar[str]
     VERSION: ClassVar[int]
     """Raised whenever the same inputs give another result."""
-    spread: ClassVar[Literal["units", "together", "alone"]]
+    parallelism: ClassVar[Literal["units", "collective", "single"]]
     """With several processes: units are shared out; all work on each unit together; or one process does it all."""
-    measure: ClassVar[str]
+    unit_label: ClassVar[str]
     """What a unit's size counts, for the progress line: "text-passes"."""
 
-    def wanted(self, experiment: ExperimentFile) -> bool: ...
+    def is_needed(self, experiment: ExperimentConfig) -> bool: ...
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         """Settle what identity must know and only work can tell: a remote file, a Hub commit. `plan` never does."""
 
     def identity(self, run: Run) -> Identity:
@@ -145,7 +145,7 @@ class Stage(Protocol):
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         """Do them, in any order; each is committed as soon as it is done."""
 
-    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """All units, anew, once those that were known are done: some may only be known now. Empty: there are none."""
         ...
 
@@ -157,11 +157,11 @@ class Stage(Protocol):
         """Facts for the manifest, from the units' records."""
         ...
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         """Show the result and put it where the user looks for it; `fresh`: it was built just now, not reused."""
 
 
-def undone(run: Run, units: Sequence[Unit]) -> list[Unit]:
+def pending_units(run: Run, units: Sequence[Unit]) -> list[Unit]:
     """Those that are not committed or not whole: asked of all at once, which an object store answers sooner."""
     found = []
     for folder, mine in groupby(units, key=lambda unit: unit.folder):

@@ -17,7 +17,7 @@ QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileInfo:
     """A file as a listing tells of it."""
 
     inside: str
@@ -28,7 +28,7 @@ class Entry:
     """It stands in a larger file, whose bytes are told of by themselves."""
 
 
-class Place(Protocol):
+class StorageBackend(Protocol):
     root: Path
     """On this machine: the workspace itself, or the cache of one that lies elsewhere."""
     address: str
@@ -51,14 +51,14 @@ class Place(Protocol):
         """Of the files that are there."""
         ...
 
-    def near(self, inside: str) -> Path | None:
+    def local_path(self, inside: str) -> Path | None:
         """Where this machine can read it, fetched if need be; None where there is none."""
         ...
 
     def fetch(self, insides: Sequence[str]) -> None:
         """Many that will be read soon, at once."""
 
-    def renew(self, inside: str) -> bool:
+    def refetch(self, inside: str) -> bool:
         """Fetch again what is a copy; False where there is nothing that it is a copy of."""
         ...
 
@@ -66,7 +66,7 @@ class Place(Protocol):
         """Of the files and folders in a folder, sorted."""
         ...
 
-    def walk(self, folder: str = "") -> Iterator[Entry]:
+    def walk(self, folder: str = "") -> Iterator[FileInfo]:
         """Every file under a folder."""
         ...
 
@@ -79,7 +79,7 @@ class Place(Protocol):
 
     def replace(self, inside: str, text: str) -> None: ...
 
-    def set_aside(self, insides: Iterable[str]) -> None:
+    def quarantine(self, insides: Iterable[str]) -> None:
         """Into quarantine: a person may want to see what happened."""
 
     def remove(self, insides: Iterable[str]) -> None: ...

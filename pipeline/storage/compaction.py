@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from amalgam.pipeline.storage.backend import Entry
-from amalgam.pipeline.storage.local import aside
+from amalgam.pipeline.storage.backend import FileInfo
+from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, may_be_packed
 from amalgam.pipeline.storage.store import Record, Store
 
@@ -29,7 +29,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Loose:
+class PackCandidates:
     """Small units of a folder, by their records."""
 
     folder: str
@@ -38,7 +38,7 @@ class Loose:
     """These stand in a pack too: whoever packed them was stopped before the end."""
 
 
-def loose_units(store: Store, entries: Iterable[Entry]) -> Iterator[Loose]:
+def loose_units(store: Store, entries: Iterable[FileInfo]) -> Iterator[PackCandidates]:
     """Folders in which many small units stand."""
     large: set[str] = set()
     records: dict[str, list[str]] = {}
@@ -50,14 +50,14 @@ def loose_units(store: Store, entries: Iterable[Entry]) -> Iterator[Loose]:
             elif entry.bytes > SMALL:
                 large.add(entry.inside.rpartition("-")[0] + ".json")
     for folder, insides in sorted(records.items()):
-        known = store.place.index(folder, anew=True).texts
+        known = store.backend.index(folder, anew=True).texts
         packed = tuple(inside for inside in sorted(insides) if inside in known)
         new = tuple(inside for inside in sorted(insides) if inside not in large and inside not in known)
         if packed or len(new) >= LEAST:
-            yield Loose(folder, new if len(new) >= LEAST else (), packed)
+            yield PackCandidates(folder, new if len(new) >= LEAST else (), packed)
 
 
-def compact(store: Store, loose: Loose) -> int:
+def compact(store: Store, loose: PackCandidates) -> int:
     """How many units were packed. Those that are damaged or not whole stay as they are."""
     texts: dict[str, str] = {}
     pieces: dict[str, tuple[str, int, int]] = {}
@@ -71,7 +71,7 @@ def compact(store: Store, loose: Loose) -> int:
             texts[inside], pieces[file.path] = text, (pack, offset, file.bytes)
             offset += file.bytes
     if texts:
-        store.place.add(loose.folder, texts=texts, pieces=pieces, packs=packs)
+        store.backend.add(loose.folder, texts=texts, pieces=pieces, packs=packs)
     _remove(store, loose)
     return len(texts)
 
@@ -79,16 +79,16 @@ def compact(store: Store, loose: Loose) -> int:
 Group = dict[str, tuple[Record, str]]
 
 
-def _small_units(store: Store, loose: Loose) -> Iterator[tuple[str, Record, str]]:
+def _small_units(store: Store, loose: PackCandidates) -> Iterator[tuple[str, Record, str]]:
     """Those of one file that is what was written."""
     for start in range(0, len(loose.new), AT_ONCE):
         some = loose.new[start : start + AT_ONCE]
-        texts = store.place.inner.texts(some)
+        texts = store.backend.inner.texts(some)
         found = {store.inside(path): one for path, one in store.records([store.root / name for name in some]).items()}
         small = {name: one for name, one in found.items() if len(one.files) == 1 and one.files[0].bytes <= SMALL}
-        store.place.fetch([one.files[0].path for one in small.values()])
+        store.backend.fetch([one.files[0].path for one in small.values()])
         for name, record in small.items():
-            if name in texts and store.fault(record.files[0]) is None:
+            if name in texts and store.check_file(record.files[0]) is None:
                 yield name, record, texts[name].decode()
 
 
@@ -107,30 +107,30 @@ def _groups(units: Iterable[tuple[str, Record, str]]) -> Iterator[Group]:
 
 def _publish(store: Store, folder: str, group: Mapping[str, tuple[Record, str]]) -> tuple[str, int]:
     target = f"{folder}/{FOLDER}"
-    temporary = aside(store.root / folder)
+    temporary = temporary_path(store.root / folder)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     try:
         with temporary.open("wb") as pack:
             for record, _ in group.values():
-                content = store.checked(record.files[0]).read_bytes()
+                content = store.verified_path(record.files[0]).read_bytes()
                 digest.update(content)
                 size += pack.write(content)
         inside = f"{target}/{digest.hexdigest()[:20]}.pack"
-        store.place.publish({temporary: inside}, target)
+        store.backend.publish({temporary: inside}, target)
     finally:
         temporary.unlink(missing_ok=True)
     return inside, size
 
 
-def _remove(store: Store, loose: Loose) -> None:
+def _remove(store: Store, loose: PackCandidates) -> None:
     """Records that say what their packed ones say; and files where no reader holds on to them."""
-    index = store.place.index(loose.folder)
-    there = store.place.inner.texts([inside for inside in (*loose.packed, *loose.new) if inside in index.texts])
+    index = store.backend.index(loose.folder)
+    there = store.backend.inner.texts([inside for inside in (*loose.packed, *loose.new) if inside in index.texts])
     same = [inside for inside, text in there.items() if text == index.texts[inside].encode()]
-    store.place.inner.remove(same)
-    if store.place.far:
-        store.place.inner.remove(sorted(_files(index.texts[inside] for inside in same) & index.pieces.keys()))
+    store.backend.inner.remove(same)
+    if store.backend.far:
+        store.backend.inner.remove(sorted(_files(index.texts[inside] for inside in same) & index.pieces.keys()))
 
 
 def _files(texts: Iterable[str]) -> set[str]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, Entry
+from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
 
 
-class Disk:
+class LocalStorage:
     far = False
 
     def __init__(self, root: Path) -> None:
@@ -21,7 +21,7 @@ class Disk:
         self.address = str(root)
 
     def check(self) -> None:
-        probe = aside(self.root)
+        probe = temporary_path(self.root)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe.touch()
@@ -52,13 +52,13 @@ class Disk:
                 found[inside] = (self.root / inside).stat().st_size
         return found
 
-    def near(self, inside: str) -> Path | None:
+    def local_path(self, inside: str) -> Path | None:
         return self.root / inside  # whoever opens it finds out whether it is there
 
     def fetch(self, insides: Sequence[str]) -> None:
         """They are here."""
 
-    def renew(self, inside: str) -> bool:  # noqa: ARG002  it is the thing itself
+    def refetch(self, inside: str) -> bool:  # noqa: ARG002  it is the thing itself
         return False
 
     def names(self, folder: str) -> list[str]:
@@ -67,13 +67,13 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def walk(self, folder: str = "") -> Iterator[Entry]:
+    def walk(self, folder: str = "") -> Iterator[FileInfo]:
         for inside, _, names in sorted(os.walk(self.root / folder)):
             for name in sorted(names):
                 path = Path(inside) / name
                 with contextlib.suppress(OSError):
                     stat = path.stat()
-                    yield Entry(str(path.relative_to(self.root)), stat.st_size, stat.st_mtime)
+                    yield FileInfo(str(path.relative_to(self.root)), stat.st_size, stat.st_mtime)
 
     # ---- writing
 
@@ -90,7 +90,7 @@ class Disk:
         if path.exists():  # where there are no hard links, the last writer would win
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = aside(path.parent)
+        temporary = temporary_path(path.parent)
         try:
             _write_synced(temporary, text)
             try:
@@ -107,7 +107,7 @@ class Disk:
     def replace(self, inside: str, text: str) -> None:
         path = self.root / inside
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = aside(path.parent)
+        temporary = temporary_path(path.parent)
         try:
             _write_synced(temporary, text)
             temporary.replace(path)
@@ -115,7 +115,7 @@ class Disk:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
 
-    def set_aside(self, insides: Iterable[str]) -> None:
+    def quarantine(self, insides: Iterable[str]) -> None:
         for path in (self.root / inside for inside in insides):
             if path.exists():
                 target = self.root / QUARANTINE
@@ -137,7 +137,7 @@ class Disk:
                     Path(folder).rmdir()
 
 
-def aside(folder: Path) -> Path:
+def temporary_path(folder: Path) -> Path:
     """A name that nobody else uses, for what is not complete yet."""
     return folder / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}"
 

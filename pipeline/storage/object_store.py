@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
-from amalgam.pipeline.storage.backend import QUARANTINE, Entry
+from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.local import aside
+from amalgam.pipeline.storage.local import temporary_path
 
 ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
 """Where the environment names a server other than the maker's own."""
@@ -46,11 +46,11 @@ RECENT_SECONDS = 30.0
 T = TypeVar("T")
 
 
-def is_bucket(workspace: str) -> bool:
+def is_object_store(workspace: str) -> bool:
     return workspace.startswith(tuple(ENDPOINTS))
 
 
-class Bucket:
+class ObjectStorage:
     far = True
 
     def __init__(self, address: str) -> None:
@@ -151,15 +151,15 @@ class Bucket:
             self._seen[folder] = now, known[folder]
         return {inside: size for sizes in known.values() for inside, size in sizes.items()}
 
-    def _under(self, folder: str) -> list[Entry]:
+    def _under(self, folder: str) -> list[FileInfo]:
         import obstore
 
-        def entries(client: Any) -> list[Entry]:
+        def entries(client: Any) -> list[FileInfo]:
             return [_entry(meta) for chunk in obstore.list(client, folder or None, chunk_size=1000) for meta in chunk]
 
         return self._ask(folder, entries) or []
 
-    def near(self, inside: str) -> Path | None:
+    def local_path(self, inside: str) -> Path | None:
         path = self.root / inside
         return path if path.exists() or self._fetch(inside) else None
 
@@ -168,7 +168,7 @@ class Bucket:
 
         path = self.root / inside
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = aside(path.parent)
+        temporary = temporary_path(path.parent)
 
         def fetch(client: Any) -> bool:
             with temporary.open("wb") as file:
@@ -185,9 +185,9 @@ class Bucket:
         return bool(found)
 
     def fetch(self, insides: Sequence[str]) -> None:
-        self._all(self.near, insides)
+        self._all(self.local_path, insides)
 
-    def renew(self, inside: str) -> bool:
+    def refetch(self, inside: str) -> bool:
         (self.root / inside).unlink(missing_ok=True)
         return self._fetch(inside)
 
@@ -198,11 +198,11 @@ class Bucket:
         paths = [*(meta["path"] for meta in found["objects"]), *found["common_prefixes"]] if found else []
         return sorted(PurePosixPath(path).name for path in paths)
 
-    def walk(self, folder: str = "") -> Iterator[Entry]:
+    def walk(self, folder: str = "") -> Iterator[FileInfo]:
         """Folder by folder of the second level, several at once: a listing goes a page at a time."""
         import obstore
 
-        folders, found = [folder], list[Entry]()
+        folders, found = [folder], list[FileInfo]()
         for _ in range(2):
             levels = self._all(
                 lambda one: self._ask(one, lambda c: obstore.list_with_delimiter(c, one or None)), folders
@@ -247,7 +247,7 @@ class Bucket:
 
         self._ask(inside, lambda client: obstore.put(client, inside, text.encode(), use_multipart=False))
 
-    def set_aside(self, insides: Iterable[str]) -> None:
+    def quarantine(self, insides: Iterable[str]) -> None:
         import obstore
 
         def move(inside: str) -> None:
@@ -294,5 +294,5 @@ def _endpoint(address: str) -> str | None:
     return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
 
 
-def _entry(meta: Any) -> Entry:
-    return Entry(str(meta["path"]), int(meta["size"]), meta["last_modified"].timestamp())
+def _entry(meta: Any) -> FileInfo:
+    return FileInfo(str(meta["path"]), int(meta["size"]), meta["last_modified"].timestamp())

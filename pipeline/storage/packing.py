@@ -20,27 +20,27 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from amalgam.pipeline.storage.backend import QUARANTINE, Entry, Place
-from amalgam.pipeline.storage.local import aside
+from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo, StorageBackend
+from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.object_store import cache_folder
 
 FOLDER = "packs"
 
 
 @dataclass(frozen=True)
-class Piece:
+class PackEntry:
     pack: str
     offset: int
     bytes: int
 
 
 @dataclass
-class Index:
+class PackIndex:
     """What the indexes of one folder say together. Every name is a path inside the workspace."""
 
     read: int = 0
     texts: dict[str, str] = field(default_factory=dict)
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, PackEntry] = field(default_factory=dict)
     packs: dict[str, int] = field(default_factory=dict)
     """Their sizes."""
 
@@ -50,7 +50,7 @@ class Index:
             self.pieces.pop(inside, None)
         self.texts |= said["texts"]
         self.packs |= said["packs"]
-        self.pieces |= {inside: Piece(str(p), int(o), int(b)) for inside, (p, o, b) in said["pieces"].items()}
+        self.pieces |= {inside: PackEntry(str(p), int(o), int(b)) for inside, (p, o, b) in said["pieces"].items()}
 
     def lose(self, packs: Iterable[str]) -> None:
         """Packs that are not there as they were written: what is in them must be made again."""
@@ -58,14 +58,14 @@ class Index:
         self.pieces = {inside: piece for inside, piece in self.pieces.items() if piece.pack not in lost}
 
 
-class Packs:
+class PackedStorage:
     """A place, and what is packed in it."""
 
-    def __init__(self, inner: Place) -> None:
+    def __init__(self, inner: StorageBackend) -> None:
         self.inner = inner
         self.root, self.address, self.far = inner.root, inner.address, inner.far
         self._renewed: set[str] = set()
-        self._known: dict[str, Index] = {}
+        self._known: dict[str, PackIndex] = {}
         self._lock = threading.Lock()
         """Units are worked on by several threads: an index is counted once."""
 
@@ -75,16 +75,16 @@ class Packs:
 
     # ---- the indexes
 
-    def index(self, folder: str, *, anew: bool = False) -> Index:
+    def index(self, folder: str, *, anew: bool = False) -> PackIndex:
         """`anew`: another process may have packed since; then a look at the next number is taken."""
         known = self._known.get(folder)
         if known is None or anew:
             with self._lock:
-                known = self._known.setdefault(folder, Index())
+                known = self._known.setdefault(folder, PackIndex())
                 self._read_on(folder, known)
         return known
 
-    def _read_on(self, folder: str, known: Index) -> None:
+    def _read_on(self, folder: str, known: PackIndex) -> None:
         before = known.read
         while (said := self._read_index(f"{folder}/{FOLDER}/{known.read:06}")) is not None:
             known.add(said)
@@ -110,7 +110,7 @@ class Packs:
         self.inner.create(f"{folder}/{FOLDER}/{number:06}.copy.gz", text)
         self.index(folder, anew=True)
 
-    def _of(self, inside: str, *, anew: bool = False) -> Index | None:
+    def _of(self, inside: str, *, anew: bool = False) -> PackIndex | None:
         folder = inside.rpartition("/")[0]
         return self.index(folder, anew=anew) if may_be_packed(folder) else None
 
@@ -119,7 +119,7 @@ class Packs:
         text = index.texts.get(inside) if index else None
         return None if text is None else text.encode()
 
-    def _piece(self, inside: str, *, anew: bool = False) -> Piece | None:
+    def _piece(self, inside: str, *, anew: bool = False) -> PackEntry | None:
         index = self._of(inside, anew=anew)
         return index.pieces.get(inside) if index else None
 
@@ -128,7 +128,7 @@ class Packs:
     def read(self, inside: str) -> bytes | None:
         return self._text(inside) or self.inner.read(inside) or self._text(inside, anew=True)
 
-    def vouches(self, inside: str) -> bool:
+    def trusts(self, inside: str) -> bool:
         """Whether the text there stands in an index, which holds a digest of all that it says."""
         index = self._of(inside)
         return index is not None and inside in index.texts
@@ -156,24 +156,24 @@ class Packs:
                 self.index(folder, anew=True)
         return found | {inside: one for inside in rest if (one := packed(inside)) is not None}
 
-    def near(self, inside: str) -> Path | None:
+    def local_path(self, inside: str) -> Path | None:
         here = self.root / inside
         if here.exists():
             return here
         piece, path = self._piece(inside), None
         if piece is None:
-            path = self.inner.near(inside)
+            path = self.inner.local_path(inside)
             if path is not None and path.exists():
                 return path
             piece = self._piece(inside, anew=True)
         return self._unpack(inside, piece) if piece else path
 
-    def _unpack(self, inside: str, piece: Piece) -> Path | None:
+    def _unpack(self, inside: str, piece: PackEntry) -> Path | None:
         target = self._unpacked / inside
-        pack = None if target.exists() else self.inner.near(piece.pack)
+        pack = None if target.exists() else self.inner.local_path(piece.pack)
         if pack is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = aside(target.parent)
+            temporary = temporary_path(target.parent)
             try:
                 with pack.open("rb") as file:
                     file.seek(piece.offset)
@@ -189,17 +189,17 @@ class Packs:
         packed = {inside: piece.pack for inside in insides if (piece := self._piece(inside))}
         self.inner.fetch([*(inside for inside in insides if inside not in packed), *sorted(set(packed.values()))])
 
-    def renew(self, inside: str) -> bool:
+    def refetch(self, inside: str) -> bool:
         piece = self._piece(inside)
         if piece is None:
-            return self.inner.renew(inside)
+            return self.inner.refetch(inside)
         (self._unpacked / inside).unlink(missing_ok=True)
         if piece.pack not in self._renewed:
             self._renewed.add(piece.pack)
-            self.inner.renew(piece.pack)
+            self.inner.refetch(piece.pack)
         path, loose = self._unpack(inside, piece), self.root / inside
         if path and path != loose and loose.exists() and loose.read_bytes() != path.read_bytes():
-            self.inner.set_aside([inside])
+            self.inner.quarantine([inside])
         return path is not None
 
     def names(self, folder: str) -> list[str]:
@@ -209,7 +209,7 @@ class Packs:
             names |= {inside.rpartition("/")[2] for inside in (*index.texts, *index.pieces)}
         return sorted(names)
 
-    def walk(self, folder: str = "") -> Iterator[Entry]:
+    def walk(self, folder: str = "") -> Iterator[FileInfo]:
         """Packed units as if they stood there; indexes and packs themselves, too, with the bytes that they add."""
         loose = {entry.inside: entry for entry in self.inner.walk(folder)}
         yield from loose.values()
@@ -218,17 +218,17 @@ class Packs:
             when = {pack: loose[pack].changed for pack in index.packs if pack in loose}
             for inside, text in index.texts.items():
                 if inside not in loose:
-                    yield Entry(inside, len(text.encode()), loose[first].changed, packed=True)
+                    yield FileInfo(inside, len(text.encode()), loose[first].changed, packed=True)
             for inside, piece in index.pieces.items():
                 if inside not in loose:
-                    yield Entry(inside, piece.bytes, when.get(piece.pack, 0.0), packed=True)
+                    yield FileInfo(inside, piece.bytes, when.get(piece.pack, 0.0), packed=True)
 
     # ---- writing
 
     def create(self, inside: str, text: str | bytes) -> bool:
         return self._text(inside) is None and self.inner.create(inside, text)
 
-    def set_aside(self, insides: Iterable[str]) -> None:
+    def quarantine(self, insides: Iterable[str]) -> None:
         named = list(insides)
         for inside in named:
             text, piece = self._text(inside), self._piece(inside)
@@ -237,11 +237,11 @@ class Packs:
             if text is not None:
                 self.inner.create(kept, text)
             elif path is not None:
-                copy = aside(self._unpacked)
+                copy = temporary_path(self._unpacked)
                 shutil.copyfile(path, copy)
                 self.inner.publish({copy: kept}, QUARANTINE)
         self._forget(named)
-        self.inner.set_aside(named)
+        self.inner.quarantine(named)
 
     def remove(self, insides: Iterable[str]) -> None:
         named = list(insides)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.storage.backend import Place
+from amalgam.pipeline.storage.backend import StorageBackend
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
-from amalgam.pipeline.storage.local import Disk, aside
-from amalgam.pipeline.storage.object_store import Bucket, is_bucket
-from amalgam.pipeline.storage.packing import Packs
+from amalgam.pipeline.storage.local import LocalStorage, temporary_path
+from amalgam.pipeline.storage.object_store import ObjectStorage, is_object_store
+from amalgam.pipeline.storage.packing import PackedStorage
 
 MANIFEST = "MANIFEST.json"
 
@@ -57,7 +57,7 @@ class Record:
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
-class Draft:
+class UnitWriter:
     """A temporary folder to write a unit's files into, and what is to be remembered of it."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,9 +76,9 @@ class Store:
     A file's address is its path under `root`, also where the files themselves lie elsewhere.
     """
 
-    def __init__(self, root: Path, place: Place | None = None) -> None:
-        self.place = Packs(place or Disk(root))
-        self.root = self.place.root
+    def __init__(self, root: Path, place: StorageBackend | None = None) -> None:
+        self.backend = PackedStorage(place or LocalStorage(root))
+        self.root = self.backend.root
         self._verified: set[str] = set()
 
     # ---- where things are
@@ -88,11 +88,11 @@ class Store:
 
     def folders(self, stage: str) -> list[Path]:
         """Of every result of a stage that was ever begun."""
-        return [self.folder(stage, name) for name in self.place.names(stage)]
+        return [self.folder(stage, name) for name in self.backend.names(stage)]
 
     def where(self, path: Path) -> str:
         """As a person finds it."""
-        return f"{self.place.address}/{self.inside(path)}" if self.place.far else str(path)
+        return f"{self.backend.address}/{self.inside(path)}" if self.backend.far else str(path)
 
     def inside(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -101,7 +101,7 @@ class Store:
         return self.root / file.path
 
     def has(self, path: Path) -> bool:
-        return bool(self.place.sizes([self.inside(path)]))
+        return bool(self.backend.sizes([self.inside(path)]))
 
     # ---- reading
 
@@ -110,7 +110,7 @@ class Store:
 
     def record(self, path: Path) -> Record | None:
         """The record at `path`; None when absent or unreadable, which both mean: not committed."""
-        return _record(self.place.read(self.inside(path)))
+        return _record(self.backend.read(self.inside(path)))
 
     def records(self, paths: Sequence[Path], *, whole: bool = True) -> dict[Path, Record]:
         """Of many units at once, those that are committed and, unless said otherwise, whole."""
@@ -121,26 +121,26 @@ class Store:
         """By name, those of a folder that are committed and whole; without names all that are there."""
         inside = self.inside(folder)
         if names is None:
-            names = [name.removesuffix(".json") for name in self.place.names(inside) if name.endswith(".json")]
+            names = [name.removesuffix(".json") for name in self.backend.names(inside) if name.endswith(".json")]
         known = {f"{inside}/{name}.json": name for name in names}
         return {known[one]: record for one, record in self._records(list(known)).items()}
 
     def _records(self, insides: Sequence[str], *, whole: bool = True) -> dict[str, Record]:
-        texts, vouched = self.place.texts(insides), self.place.vouches
+        texts, vouched = self.backend.texts(insides), self.backend.trusts
         found = {inside: _record(text, vouched=vouched(inside)) for inside, text in texts.items()}
         there = {inside: record for inside, record in found.items() if record is not None}
         if whole:
-            sizes = self.place.sizes([file.path for record in there.values() for file in record.files])
+            sizes = self.backend.sizes([file.path for record in there.values() for file in record.files])
             there = {inside: record for inside, record in there.items() if _is_whole(record, sizes)}
         return there
 
     def units_in(self, folder: Path) -> list[Path]:
         """Where records of units stand in a folder, whole or not."""
-        return [folder / name for name in self.place.names(self.inside(folder)) if name.endswith(".json")]
+        return [folder / name for name in self.backend.names(self.inside(folder)) if name.endswith(".json")]
 
-    def absent(self, record: Record) -> list[tuple[StoredFile, str]]:
+    def missing_files(self, record: Record) -> list[tuple[StoredFile, str]]:
         """The record's files that are not there ("missing") or have another size ("damaged ..."). Cheap: no digests."""
-        sizes = self.place.sizes([file.path for file in record.files])
+        sizes = self.backend.sizes([file.path for file in record.files])
         found = []
         for file in record.files:
             size = sizes.get(file.path)
@@ -150,40 +150,40 @@ class Store:
                 found.append((file, f"damaged (size {size}, expected {file.bytes})"))
         return found
 
-    def checked(self, file: StoredFile) -> Path:
+    def verified_path(self, file: StoredFile) -> Path:
         """Where the file can be read, its digest verified before its first use by this process."""
         if file.path not in self._verified:
-            wrong = self.fault(file)
+            wrong = self.check_file(file)
             if wrong:
-                self.place.set_aside([file.path])
+                self.backend.quarantine([file.path])
                 where = self.where(self.path(file))
                 raise DamagedError(f"{file.path} is damaged ({wrong})", path=file.path, where=where)
             self._verified.add(file.path)
-        return self.place.near(file.path) or self.path(file)
+        return self.backend.local_path(file.path) or self.path(file)
 
-    def checked_all(self, files: Iterable[StoredFile]) -> list[Path]:
+    def verified_paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """As `checked`, fetched together."""
         named = list(files)
-        self.place.fetch([file.path for file in named if file.path not in self._verified])
-        return [self.checked(file) for file in named]
+        self.backend.fetch([file.path for file in named if file.path not in self._verified])
+        return [self.verified_path(file) for file in named]
 
-    def checked_folder(self, files: Iterable[StoredFile]) -> Path:
+    def verified_folder(self, files: Iterable[StoredFile]) -> Path:
         """The folder that the files share, every one of them checked."""
-        return self.checked_all(files)[0].parent
+        return self.verified_paths(files)[0].parent
 
-    def at_hand(self, files: Iterable[StoredFile]) -> Path:
+    def written_folder(self, files: Iterable[StoredFile]) -> Path:
         """The folder that files share which this process has just written: no digest is verified."""
-        return [self.place.near(file.path) or self.path(file) for file in files][0].parent  # noqa: RUF015 - all of them
+        return [self.backend.local_path(file.path) or self.path(file) for file in files][0].parent  # noqa: RUF015 - all of them
 
-    def fault(self, file: StoredFile, *, renewed: bool = False) -> str | None:
+    def check_file(self, file: StoredFile, *, renewed: bool = False) -> str | None:
         """What is wrong with a file. Of a copy that is damaged another is fetched; `renewed`: in any case."""
         if renewed:
-            self.place.renew(file.path)
+            self.backend.refetch(file.path)
         wrong = self._fault(file)
-        return self._fault(file) if wrong and not renewed and self.place.renew(file.path) else wrong
+        return self._fault(file) if wrong and not renewed and self.backend.refetch(file.path) else wrong
 
     def _fault(self, file: StoredFile) -> str | None:
-        path = self.place.near(file.path)
+        path = self.backend.local_path(file.path)
         if path is None:
             return "missing"
         try:
@@ -196,17 +196,17 @@ class Store:
 
     def quarantine(self, *paths: Path) -> None:
         """Moved, never deleted: a person may want to see what happened."""
-        self.place.set_aside([self.inside(path) for path in paths])
+        self.backend.quarantine([self.inside(path) for path in paths])
 
     # ---- writing
 
     @contextlib.contextmanager
-    def draft(self, folder: Path, name: str, suffix: str = "") -> Iterator[Draft]:
+    def draft(self, folder: Path, name: str, suffix: str = "") -> Iterator[UnitWriter]:
         """Write a unit's files into the draft's folder; leaving the block without an exception publishes them."""
-        temporary = aside(folder)
+        temporary = temporary_path(folder)
         temporary.mkdir(parents=True)
         try:
-            draft = Draft(temporary)
+            draft = UnitWriter(temporary)
             yield draft
             draft.files = self._publish_files(draft.folder, folder, name, suffix)
             standing = self.commit(folder / f"{name}.json", Record(name, draft.files, draft.facts, draft.made))
@@ -223,28 +223,28 @@ class Store:
         target = self.inside(folder / (f"{name}-{mark}{suffix}" if single else f"{name}-{mark}"))
         places = {p: target if single else f"{target}/{p.relative_to(temporary).as_posix()}" for p in paths}
         files = tuple(StoredFile(places[p], p.stat().st_size, digests[p]) for p in paths)
-        self.place.publish(places, self.inside(folder))
+        self.backend.publish(places, self.inside(folder))
         return files
 
     def commit(self, path: Path, record: Record) -> Record:
         """Publish a record if none is there; the first complete one wins and is returned."""
         inside, text = self.inside(path), canonical_record(record)
-        if self.place.create(inside, text):
+        if self.backend.create(inside, text):
             return record
         standing = self.record(path)
-        if standing is not None and not self.absent(standing):
+        if standing is not None and not self.missing_files(standing):
             return standing
         self.quarantine(path)  # garbage, or its files are gone: it no longer says the truth
-        return record if self.place.create(inside, text) else (self.record(path) or record)
+        return record if self.backend.create(inside, text) else (self.record(path) or record)
 
     def replace(self, path: Path, value: Mapping[str, Any]) -> None:
         """The few files that change: HEAD.json."""
-        self.place.replace(self.inside(path), json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        self.backend.replace(self.inside(path), json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def read_json(self, path: Path) -> Any:
         """What `replace` wrote; None where it cannot be read."""
         try:
-            return json.loads(self.place.read(self.inside(path)) or b"null")
+            return json.loads(self.backend.read(self.inside(path)) or b"null")
         except (ValueError, RecursionError):
             return None
 
@@ -260,15 +260,15 @@ class Store:
         if head.get(stage) != entry:
             self.replace(self.root / "HEAD.json", {**head, stage: entry})
 
-    def get(self, kind: str, name: str) -> str | None:
+    def pinned(self, kind: str, name: str) -> str | None:
         """A pin: a decision taken once and kept (a Hub commit, the dtype that `auto` meant)."""
         record = self.record(self._pin(kind, name))
         return None if record is None else str(record.facts["value"])
 
-    def keep(self, kind: str, name: str, value: str, **said: str) -> str:
+    def pin(self, kind: str, name: str, value: str, **said: str) -> str:
         path = self._pin(kind, name)
         self.commit(path, Record(f"{kind} {name}", (), {"value": value, **said}))
-        return self.get(kind, name) or value
+        return self.pinned(kind, name) or value
 
     def _pin(self, kind: str, name: str) -> Path:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
@@ -287,8 +287,8 @@ def _record(text: bytes | None, *, vouched: bool = False) -> Record | None:
 
 def open_store(workspace: str, base: Path) -> Store:
     """As the experiment file names it: a folder beside it, or an object store."""
-    if is_bucket(workspace):
-        place = Bucket(workspace)
+    if is_object_store(workspace):
+        place = ObjectStorage(workspace)
         return Store(place.root, place)
     return Store((base / workspace).absolute())
 

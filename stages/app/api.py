@@ -17,13 +17,13 @@ from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan
-from amalgam.pipeline.execution.runner import PartDoneError, bring_up_to_date
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Stage
+from amalgam.pipeline.execution.runner import PartialRunDoneError, update
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app.cost.estimate import Bill, bill
+from amalgam.stages.app.cost.estimate import CostEstimate, bill
 from amalgam.stages.app.in_memory_texts import keep
-from amalgam.stages.app.maintenance import garbage, holdings, pack, packable, remove, verify
+from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import finished_in
 from amalgam.stages.methods import PRESETS
@@ -70,7 +70,7 @@ class Experiment:
         return cls(Path(path), said, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
-    def said(self) -> sections.ExperimentFile:
+    def said(self) -> sections.ExperimentConfig:
         """What the file and the overrides say, defaults included."""
         return self._loaded.experiment
 
@@ -97,7 +97,7 @@ class Experiment:
         with working(self._run):
             return plan(STAGES, self._run)
 
-    def bill(self, states: Sequence[StageState], *, measure: bool = False) -> Bill:
+    def bill(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
         """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
         with working(self._run):
             return bill(self._run, states, measure=measure)
@@ -110,8 +110,8 @@ class Experiment:
         self._loaded, self._run = self._open()
         with working(self._run):
             try:
-                return bring_up_to_date(STAGES, self._run, target=until, only=only, force=force)
-            except PartDoneError as done:
+                return update(STAGES, self._run, target=until, only=only, force=force)
+            except PartialRunDoneError as done:
                 state = done.state
                 self._run.console.say(
                     f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
@@ -145,15 +145,15 @@ class Experiment:
 
     def status(self) -> dict[str, Any]:
         """Every result that is there, and what each stage built last."""
-        return holdings(self._run)
+        return list_artifacts(self._run)
 
     def verify(self) -> dict[str, Any]:
         """Every stored file against its digest; damaged ones are set aside."""
         return verify(self._run)
 
-    def garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
+    def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
-        found = garbage(self._run, unused=unused)
+        found = find_garbage(self._run, unused=unused)
         if delete:
             remove(self._run, found)
         return found
@@ -163,7 +163,7 @@ class Experiment:
         found = packable(self._run)
         units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
         folders = [loose.folder for loose in found]
-        return {"units": units, "folders": folders, "loose": not self._run.store.place.far}
+        return {"units": units, "folders": folders, "loose": not self._run.store.backend.far}
 
     @property
     def quarantine(self) -> str:
@@ -213,10 +213,10 @@ class Experiment:
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, what each teacher's labels hold."""
         from amalgam.stages.app import frames
-        from amalgam.stages.app.student.predict import Student, Wanted
+        from amalgam.stages.app.student.predict import PredictOptions, Student
 
         finished = finished_in(self.student, device=self.said.execution.device)
-        return frames.predictions(Student(finished, Wanted(top, explain)), texts)
+        return frames.predictions(Student(finished, PredictOptions(top, explain)), texts)
 
     # ----
 
@@ -256,7 +256,7 @@ def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, An
     old = run.store.manifest(stage.name, last) if last else None
     try:
         identity = identity_of(stage, run) if state else None
-    except NotKnownYetError:
+    except PendingDependencyError:
         identity = None
     changes = list(differences(old.identity, identity)) if old and identity else []
     return {

@@ -14,7 +14,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.doctor import examine
+from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.session import open_run
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import ASKED_FOR_BY, STAGES
@@ -41,7 +41,7 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
 
 def _check_asked_for(target: str | None, experiment: Experiment) -> None:
-    wanted = [stage.name for stage in STAGES if stage.wanted(experiment.said)]
+    wanted = [stage.name for stage in STAGES if stage.is_needed(experiment.said)]
     if target and target not in wanted and target in ASKED_FOR_BY:
         raise ExperimentError(f"this experiment has no stage {target}", fix=f"{ASKED_FOR_BY[target]} asks for it")
 
@@ -178,7 +178,7 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.garbage(unused=unused, delete=yes)
+    found = experiment.find_garbage(unused=unused, delete=yes)
     total = sum(row["bytes"] for row in found)
     if as_json:
         console.json({"deleted": yes, "bytes": total, "items": found})
@@ -241,12 +241,12 @@ def _settings(said: Mapping[str, Mapping[str, Any]]) -> str:
 
 def show_schema() -> None:
 
-    Console().json(experiment.ExperimentFile.model_json_schema())
+    Console().json(experiment.ExperimentConfig.model_json_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
 
-    found = examine(config, overrides)
+    found = diagnose(config, overrides)
     console = Console()
     if as_json:
         console.json(found)

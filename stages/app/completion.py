@@ -38,9 +38,9 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def fields() -> dict[str, Any]:
     """Every field that can be overridden by name, and what it may be."""
-    from amalgam.pipeline.config.schema import ExperimentFile
+    from amalgam.pipeline.config.schema import ExperimentConfig
 
-    return dict(_leaves(ExperimentFile, ""))
+    return dict(_leaves(ExperimentConfig, ""))
 
 
 def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -6,9 +6,9 @@ import platform
 import shutil
 from pathlib import Path
 
-from amalgam.data.sources import files_of
+from amalgam.data.sources import find_files
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common.encoders import encoder_files
@@ -19,7 +19,7 @@ from amalgam.stages.generate.requests import language_model_files
 from amalgam.stages.report.zero_shot import ENCODER
 
 
-def examine(config: Path, overrides: list[str]) -> list[dict[str, str]]:
+def diagnose(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     rows = [_row("python", platform.python_version())]
     for library, found in library_versions().items():
         missing = found == "not installed"
@@ -44,10 +44,10 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
         return [_row("experiment", error.what, error.fix or "")]
     rows = [_row("experiment", config.name)]
     looks = {"texts": _texts, "teachers": _teachers, "models": _models}
-    for what, look in (looks | ({"workspace": _workspace} if run.store.place.far else {})).items():
+    for what, look in (looks | ({"workspace": _workspace} if run.store.backend.far else {})).items():
         try:
             rows.append(_row(what, look(run)))
-        except NotKnownYetError as unknown:
+        except PendingDependencyError as unknown:
             rows.append(_row(what, f"after {unknown.stage}"))
         except AmalgamError as error:
             rows.append(_row(what, error.what, error.fix or ""))
@@ -59,7 +59,7 @@ def _texts(run: Run) -> str:
     sources = sources_of(run.experiment)
     elsewhere = (*REMOTE, GENERATED)
     for one in (one for named in sources.values() for one in named if not one.startswith(elsewhere)):
-        files_of(one, run.base)
+        find_files(one, run.base)
     return f"{', '.join(sources)}: every local file is there"
 
 
@@ -82,8 +82,8 @@ def _models(run: Run) -> str:
 
 def _workspace(run: Run) -> str:
     """One in an object store: is it reached, and does it keep the first of two writers?"""
-    run.store.place.check()
-    return f"{run.store.place.address}: reached, puts if absent"
+    run.store.backend.check()
+    return f"{run.store.backend.address}: reached, puts if absent"
 
 
 def _disk() -> dict[str, str]:

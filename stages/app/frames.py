@@ -26,7 +26,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
     if found is None:
         there = ", ".join(run.result("read-corpus").facts["parts"])
         raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {there}")
-    return pl.scan_parquet(run.store.checked_all(bucket.file for bucket in found.buckets))
+    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in found.buckets))
 
 
 def answers(run: Run, teacher: str) -> pl.LazyFrame:
@@ -50,7 +50,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
 
 
 def targets(run: Run) -> pl.LazyFrame:
-    return pl.scan_parquet(run.store.checked_all(run.result("build-targets").files))
+    return pl.scan_parquet(run.store.verified_paths(run.result("build-targets").files))
 
 
 def evaluation(run: Run) -> pl.LazyFrame:
@@ -87,7 +87,7 @@ def _files(run: Run, teacher: str) -> tuple[list[tuple[str, tuple[int, int]]], i
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     found = [
         (str(path), (int(ranges[file.path][0]), int(ranges[file.path][1])))
-        for file, path in zip(files, run.store.checked_all(files), strict=True)
+        for file, path in zip(files, run.store.verified_paths(files), strict=True)
     ]
     return found, len(known[teacher].labels)
 

@@ -30,7 +30,7 @@ NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null
 
 
 @dataclass(frozen=True)
-class Introduced:
+class DetectedTeacher:
     name: str
     model: str
     commit: str | None
@@ -56,8 +56,8 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     return f"wrote {path}: {count}, {len(labels)} labels; name your texts in it, then `amalgam plan`"
 
 
-def introduce(given: Sequence[str], into: Path) -> list[Introduced]:
-    found: list[Introduced] = []
+def introduce(given: Sequence[str], into: Path) -> list[DetectedTeacher]:
+    found: list[DetectedTeacher] = []
 
     def meet(one: str) -> None:
         found.append(_introduce(one, into, [teacher.name for teacher in found]))
@@ -66,7 +66,7 @@ def introduce(given: Sequence[str], into: Path) -> list[Introduced]:
     return found
 
 
-def section(teachers: Sequence[Introduced]) -> str:
+def section(teachers: Sequence[DetectedTeacher]) -> str:
     lines = [TEACHERS.splitlines()[0]]
     owners: dict[str, list[str]] = {}
     for teacher in teachers:
@@ -80,7 +80,7 @@ def section(teachers: Sequence[Introduced]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _about(teacher: Introduced, owners: Mapping[str, Sequence[str]]) -> list[str]:
+def _about(teacher: DetectedTeacher, owners: Mapping[str, Sequence[str]]) -> list[str]:
     """Its labels as comments: which are shared, and which only look different."""
     named = ", ".join(shown(label) for label in teacher.labels[:LABELS_SHOWN])
     more = f" and {len(teacher.labels) - LABELS_SHOWN} more" if len(teacher.labels) > LABELS_SHOWN else ""
@@ -96,7 +96,7 @@ def _about(teacher: Introduced, owners: Mapping[str, Sequence[str]]) -> list[str
     return lines
 
 
-def _introduce(given: str, into: Path, taken: Sequence[str]) -> Introduced:
+def _introduce(given: str, into: Path, taken: Sequence[str]) -> DetectedTeacher:
     request = Request(_folder_or_id(given), None, field=WHERE)
     place = place_of(request, Path.cwd())
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
@@ -106,7 +106,7 @@ def _introduce(given: str, into: Path, taken: Sequence[str]) -> Introduced:
     labels = label_names(
         ModelFiles(given, folder, "", commit, "safetensors", config), labels=None, rename={}, teacher=name
     )
-    return Introduced(name, _as_named_in(into, given, place), commit, labels)
+    return DetectedTeacher(name, _as_named_in(into, given, place), commit, labels)
 
 
 def _folder_or_id(given: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from amalgam.pipeline.execution.runner import WORK
 from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, Entry
-from amalgam.pipeline.storage.compaction import Loose, compact, loose_units
+from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
+from amalgam.pipeline.storage.compaction import PackCandidates, compact, loose_units
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.common.models.resolve import newer_revision
@@ -24,17 +24,17 @@ ROOMS = ("pins", QUARANTINE, "journals", "given")
 """Not of any stage: no record stands for what lies there."""
 
 
-def holdings(run: Run) -> dict[str, Any]:
+def list_artifacts(run: Run) -> dict[str, Any]:
     """Every finished result, what of it HEAD is, and the families of stage 1."""
     head = run.store.head()
-    entries = list(run.store.place.walk())
+    entries = list(run.store.backend.walk())
     sizes = {entry.inside: entry.bytes for entry in entries}
     artifacts: list[dict[str, Any]] = []
     for stage in STAGES:
         mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
         artifacts += _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
     return {
-        "workspace": run.store.place.address,
+        "workspace": run.store.backend.address,
         "bytes": _bytes(entries),
         "head": head,
         "artifacts": artifacts,
@@ -43,9 +43,9 @@ def holdings(run: Run) -> dict[str, Any]:
 
 
 def _results(
-    run: Run, stage: str, head: str | None, entries: Sequence[Entry], sizes: Mapping[str, int]
+    run: Run, stage: str, head: str | None, entries: Sequence[FileInfo], sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    held: dict[str, list[Entry]] = {}
+    held: dict[str, list[FileInfo]] = {}
     for entry in entries:
         held.setdefault(entry.inside.split("/")[1], []).append(entry)
     for name, mine in sorted(held.items()):
@@ -63,7 +63,7 @@ def _results(
         }
 
 
-def _bytes(entries: Iterable[Entry]) -> int:
+def _bytes(entries: Iterable[FileInfo]) -> int:
     return sum(entry.bytes for entry in entries if not entry.packed)
 
 
@@ -117,15 +117,15 @@ def verify(run: Run) -> dict[str, Any]:
                 continue
             seen.add(file.path)
             files, size = files + 1, size + file.bytes
-            fault = run.store.fault(file, renewed=True)
+            fault = run.store.check_file(file, renewed=True)
             if fault:
                 damaged.append({"path": file.path, "fault": fault})
                 run.store.quarantine(run.store.path(file))
     return {"files": files, "bytes": size, "damaged": damaged}
 
 
-def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
-    entries = list(run.store.place.walk())
+def find_garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
+    entries = list(run.store.backend.walk())
     records = list(_records(run, entries))
     found = list(_leftovers(run, entries, records))
     if unused:
@@ -142,12 +142,14 @@ def garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
 def remove(run: Run, found: list[dict[str, Any]]) -> None:
     """Records go before their files: what is left half-deleted reads as not committed."""
     whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
-    run.store.place.remove(whole)
-    run.store.place.inner.remove(row["path"] for row in found if "loose" in row)
-    run.store.place.tidy()
+    run.store.backend.remove(whole)
+    run.store.backend.inner.remove(row["path"] for row in found if "loose" in row)
+    run.store.backend.tidy()
 
 
-def _leftovers(run: Run, entries: Sequence[Entry], records: Sequence[tuple[str, Record]]) -> Iterator[dict[str, Any]]:
+def _leftovers(
+    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]
+) -> Iterator[dict[str, Any]]:
     """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
     packed = dict(_packed(run, entries))
     named = {file.path for _, record in records for file in record.files} | set(packed.values())
@@ -167,11 +169,11 @@ def _leftovers(run: Run, entries: Sequence[Entry], records: Sequence[tuple[str, 
             yield _item(entry.inside, entry.bytes, "no record names it, over a day old")
 
 
-def _packed(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+def _packed(run: Run, entries: Sequence[FileInfo]) -> Iterator[tuple[str, str]]:
     """(path, pack) of every packed file."""
     for folder in sorted({entry.inside.rpartition("/")[0] for entry in entries}):
         if may_be_packed(folder):
-            yield from ((inside, piece.pack) for inside, piece in run.store.place.index(folder).pieces.items())
+            yield from ((inside, piece.pack) for inside, piece in run.store.backend.index(folder).pieces.items())
 
 
 def _is_data(parts: Sequence[str]) -> bool:
@@ -179,9 +181,9 @@ def _is_data(parts: Sequence[str]) -> bool:
     return len(parts) > 2 and parts[0] not in ROOMS and not said and "checkpoint" not in parts
 
 
-def _records(run: Run, entries: Sequence[Entry] | None = None) -> Iterator[tuple[str, Record]]:
+def _records(run: Run, entries: Sequence[FileInfo] | None = None) -> Iterator[tuple[str, Record]]:
     """A record is asked for once its turn comes; of many, many at once."""
-    listed = run.store.place.walk() if entries is None else entries
+    listed = run.store.backend.walk() if entries is None else entries
     insides = [entry.inside for entry in listed if _may_be_record(entry.inside.split("/"))]
     for start in range(0, len(insides), READ_AT_ONCE):
         paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
@@ -224,10 +226,10 @@ def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str,
     return {"path": inside, "bytes": size, "why": why} | ({"loose": True} if loose else {})
 
 
-def packable(run: Run) -> list[Loose]:
-    return list(loose_units(run.store, run.store.place.walk()))
+def packable(run: Run) -> list[PackCandidates]:
+    return list(loose_units(run.store, run.store.backend.walk()))
 
 
-def pack(run: Run, found: Sequence[Loose]) -> int:
+def pack(run: Run, found: Sequence[PackCandidates]) -> int:
     """How many units were packed."""
     return sum(compact(run.store, loose) for loose in found)

@@ -23,7 +23,7 @@ def open_run(
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
     share = share_of(part, execution.processes)
-    if share.kind == "torchrun" and not share.leads:
+    if share.kind == "torchrun" and not share.is_leader:
         console = Console(quiet=True)  # one of them speaks
     run = Run(
         loaded.experiment,

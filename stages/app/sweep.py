@@ -20,11 +20,11 @@ import yaml
 from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.interrupts import StopSignals
+from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.demo.with_texts import SilentTables
+from amalgam.stages.app.demo.with_texts import QuietTables
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
@@ -42,7 +42,7 @@ Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Member:
+class SweepRun:
     """One student of a sweep: its name, and what it is told that others may not be."""
 
     name: str
@@ -61,9 +61,9 @@ def run_sweep(config: Path, said: Sequence[str], *, quiet: bool, as_json: bool) 
     for member in members:
         if not quiet:
             Console().say(f"== {member.name}")
-        _, run = open_run(config, member.overrides, console=SilentTables(quiet=quiet))
+        _, run = open_run(config, member.overrides, console=QuietTables(quiet=quiet))
         with working(run):
-            bring_up_to_date(STAGES, run)
+            update(STAGES, run)
             found.append(_found(member, run))
     _show(Console(quiet=quiet), found, as_json=as_json)
 
@@ -71,7 +71,7 @@ def run_sweep(config: Path, said: Sequence[str], *, quiet: bool, as_json: bool) 
 # ---- what is swept
 
 
-def members_of(config: Path, said: Sequence[str]) -> list[Member]:
+def members_of(config: Path, said: Sequence[str]) -> list[SweepRun]:
     """Every combination, each checked as an experiment before any work."""
     fields = {field: values_of(text) for field, _, text in (one.partition("=") for one in said)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
@@ -85,7 +85,7 @@ def members_of(config: Path, said: Sequence[str]) -> list[Member]:
         name = "-".join([*first, *(_word(field, value) for field, value in chosen.items())])
         told = [*fixed, *(f"{field}={value}" for field, value in chosen.items()), f'student.name="{name}"']
         load_experiment(config, told, presets=PRESETS)
-        found.append(Member(name, chosen, told))
+        found.append(SweepRun(name, chosen, told))
     alike = [name for name, members in itertools.groupby(sorted(one.name for one in found)) if len(list(members)) > 1]
     if alike:
         raise ExperimentError(f"two students would be called {alike[0]}", fix="name each value once")
@@ -127,30 +127,30 @@ def _word(field: str, value: str) -> str:
 # ---- on a cluster
 
 
-def _train_at_once(config: Path, members: Sequence[Member], *, quiet: bool) -> None:
+def _train_at_once(config: Path, members: Sequence[SweepRun], *, quiet: bool) -> None:
     """All that students need, one after the other, since they share it; then the students themselves, a task each."""
     waiting: dict[str, Run] = {}
     for member in members:
-        _, run = open_run(config, member.overrides, console=OneOfMany(member.name, quiet=quiet))
-        wanted = [stage.name for stage in STAGES if stage.wanted(run.experiment)]
+        _, run = open_run(config, member.overrides, console=PrefixedConsole(member.name, quiet=quiet))
+        wanted = [stage.name for stage in STAGES if stage.is_needed(run.experiment)]
         if STUDENT not in wanted:
             continue
         with working(run):
-            bring_up_to_date(STAGES, run, target=wanted[wanted.index(STUDENT) - 1])
-            next(stage for stage in STAGES if stage.name == STUDENT).prepare(run)
+            update(STAGES, run, target=wanted[wanted.index(STUDENT) - 1])
+            next(stage for stage in STAGES if stage.name == STUDENT).resolve_inputs(run)
             state = next(state for state in plan(STAGES, run) if state.stage == STUDENT)
         if state.state != "current" and state.fingerprint:
             waiting.setdefault(state.fingerprint, run)
-    signals = StopSignals()
+    signals = InterruptHandler()
     with signals.listening(), ThreadPoolExecutor(max(len(waiting), 1)) as drivers:
         for run in waiting.values():
             run.signals = signals
-        trained = [drivers.submit(bring_up_to_date, STAGES, run, target=STUDENT) for run in waiting.values()]
+        trained = [drivers.submit(update, STAGES, run, target=STUDENT) for run in waiting.values()]
     for one in trained:  # all have ended: an error of one has stopped no other
         one.result()
 
 
-class OneOfMany(SilentTables):
+class PrefixedConsole(QuietTables):
     """Says of what is new whose it is."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
@@ -166,7 +166,7 @@ class OneOfMany(SilentTables):
 # ---- what is shown
 
 
-def _found(member: Member, run: Run) -> Found:
+def _found(member: SweepRun, run: Run) -> Found:
     found = evaluation(run)
     learns = run.experiment.student.learns
     return {

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from amalgam.stages.fit_statistics.fit import Keys
 
 
-def among_teachers(run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys) -> list[Evidence]:
+def comparative_confidence(
+    run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys
+) -> list[Evidence]:
     """The same, each teacher's confidence by how foreign the texts are to it beside the others; of the last block."""
     from amalgam.stages.fit_statistics.fit import confidences
 

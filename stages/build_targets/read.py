@@ -22,7 +22,7 @@ def read_targets(run: Run) -> Iterator[pa.Table]:
     left: pa.Table | None = None
     for bucket in train_part(run).buckets:
         while left is None or left.num_rows < bucket.rows:
-            further = read_table(run.store.checked(next(files)))
+            further = read_table(run.store.verified_path(next(files)))
             left = further if left is None or not left.num_rows else pa.concat_tables([left, further])
         yield left.slice(0, bucket.rows).combine_chunks()
         left = left.slice(bucket.rows)

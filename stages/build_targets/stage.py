@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.data.parquet import key_array, write_table
 from amalgam.data.schemas import TARGETS, arrow_schema
-from amalgam.pipeline.config.schema import ExperimentFile, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from amalgam.stages.build_targets.target_rules import Ruling
+    from amalgam.stages.build_targets.target_rules import TargetBatch
 
 
 TEMPERED = ("vanilla-kd", "uhc", "mt-bert", "stratanet")
@@ -32,17 +32,17 @@ OWN = ("scores", "mt-bert")
 """Modes with a loss of their own name."""
 
 
-class BuildTargets(UnitByUnit):
+class BuildTargets(SequentialStage):
     name: ClassVar[str] = "build-targets"
     VERSION: ClassVar[int] = 2
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "texts"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "texts"
     at_once: ClassVar[int] = 2
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and experiment.reads_texts
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         if not teachers_of(run):  # else it was checked before they were asked
             check_gold(run)
 
@@ -73,8 +73,8 @@ class BuildTargets(UnitByUnit):
 
         from amalgam.stages.build_targets.summary import summarise
 
-        rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.work)
-        ruling = _rule(run, unit.work, rows)
+        rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.payload)
+        ruling = _rule(run, unit.payload, rows)
         _check(run, ruling, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, ruling), draft.folder / "unit.parquet")
@@ -98,7 +98,7 @@ class BuildTargets(UnitByUnit):
             "summary": summary,
         }
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if fresh:
             from amalgam.stages.build_targets.summary import lines
 
@@ -132,11 +132,11 @@ def _name(buckets: Sequence[Bucket]) -> str:
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
 
 
-def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
+def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     import polars as pl
 
-    from amalgam.stages.build_targets.domain import among_teachers
-    from amalgam.stages.build_targets.target_rules import judged_by_gold, one_hot, rule
+    from amalgam.stages.build_targets.domain import comparative_confidence
+    from amalgam.stages.build_targets.target_rules import build_targets, mt_bert_targets, one_hot
     from amalgam.stages.common.answers.evidence import gather
 
     space, targets = label_space(run), run.experiment.targets
@@ -149,10 +149,10 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> Ruling:
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
     if targets.mode == "mt-bert":
-        return judged_by_gold(evidence, gold, space, targets)
+        return mt_bert_targets(evidence, gold, space, targets)
     if targets_by_domain(targets):
-        evidence = among_teachers(run, evidence, prefixes, key_array(rows.column("key")))
-    return rule(evidence, space, targets, _weights(run, buckets, keys))
+        evidence = comparative_confidence(run, evidence, prefixes, key_array(rows.column("key")))
+    return build_targets(evidence, space, targets, _weights(run, buckets, keys))
 
 
 def _check_labelled(run: Run, gold: pl.Series) -> None:
@@ -178,7 +178,7 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
     return pl.Series("weight", table.column("weight"))
 
 
-def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:
+def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
     """A weight or target that is not a number, or negative, would silently spoil the student (never written)."""
     bad = (~(ruling.weight.is_finite() & (ruling.weight >= 0)) | ~ruling.target.arr.sum().is_finite()).arg_true()
     if len(bad):
@@ -192,7 +192,7 @@ def _check(run: Run, ruling: Ruling, rows: pa.Table) -> None:
         )
 
 
-def _table(rows: pa.Table, ruling: Ruling) -> pa.Table:
+def _table(rows: pa.Table, ruling: TargetBatch) -> pa.Table:
     import pyarrow as pa
 
     from amalgam.stages.common.answers.probabilities import width

@@ -12,7 +12,7 @@ import polars as pl
 
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import Ruling
+from amalgam.stages.build_targets.target_rules import TargetBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BINS = 10
 
 
-def summarise(ruling: Ruling, rows: pa.Table, space: LabelSpace) -> dict[str, Any]:
+def summarise(ruling: TargetBatch, rows: pa.Table, space: LabelSpace) -> dict[str, Any]:
     """Counts and sums alone, so that buckets can be added up."""
     weight = ruling.weight
     bins = (weight.clip(0, 1) * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
@@ -39,7 +39,7 @@ def summarise(ruling: Ruling, rows: pa.Table, space: LabelSpace) -> dict[str, An
     return facts
 
 
-def _selection(ruling: Ruling, gold: pl.Series, space: LabelSpace) -> dict[str, Any]:
+def _selection(ruling: TargetBatch, gold: pl.Series, space: LabelSpace) -> dict[str, Any]:
     """How often the chosen teacher knows the gold label; apart for texts of large and of small weight."""
     owners = dict(zip(space.names, space.owners, strict=True))
     known = gold.is_in(list(owners))

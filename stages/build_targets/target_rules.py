@@ -22,7 +22,7 @@ LEAST_MARGIN = 1e-6
 
 
 @dataclass(frozen=True)
-class Ruling:
+class TargetBatch:
     target: pl.Series
     weight: pl.Series
     teacher: pl.Series
@@ -30,7 +30,9 @@ class Ruling:
     confidence: pl.Series
 
 
-def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, given: pl.Series | None = None) -> Ruling:
+def build_targets(
+    evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, given: pl.Series | None = None
+) -> TargetBatch:
     """`given`: the teachers' weights on each text, where it is not their confidences that make them."""
     texts = len(evidence[0].logits)
     if targets.mode == "vanilla-kd":
@@ -53,7 +55,7 @@ def rule(evidence: Sequence[Evidence], space: LabelSpace, targets: Targets, give
     weight = pl.Series([1.0]).new_from_index(0, texts) if strata or targets.reweight == "none" else margin
     distributions = _tempered(evidence, targets) if strata else _taught(evidence, targets)
     names = pl.Series([one.teacher for one in evidence], dtype=pl.String)
-    return Ruling(
+    return TargetBatch(
         _padded(distributions, weights, evidence, space),
         weight,
         names.gather(chosen),
@@ -79,12 +81,12 @@ def _shares(confidence: pl.Series, targets: Targets, given: pl.Series | None) ->
     )
 
 
-def one_hot(gold: pl.Series, space: LabelSpace) -> Ruling:
+def one_hot(gold: pl.Series, space: LabelSpace) -> TargetBatch:
     columns = [(gold == name).cast(pl.Float64) for name in space.names]
     return _unchosen(side_by_side(columns, "target"), max(len(space.columns), 1))
 
 
-def judged_by_gold(evidence: Sequence[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> Ruling:
+def mt_bert_targets(evidence: Sequence[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> TargetBatch:
     """MT-BERT (Wu et al. 2021): sum of y_i(t) / (1 + CE(y, y_i)) over the teachers, and beside it the gold label.
 
     Cross-entropy is linear in what it is taken to, so that the sum over teachers of weighted cross-entropies is one
@@ -145,11 +147,11 @@ def _margin(confidence: pl.Series) -> pl.Series:
     return pl.Series("confidence", ordered[:, -1] - ordered[:, -2] + LEAST_MARGIN)
 
 
-def _unchosen(target: pl.Series, teachers: int) -> Ruling:
+def _unchosen(target: pl.Series, teachers: int) -> TargetBatch:
     """A rule that asks no teacher's confidence: every text weighs 1."""
     texts = len(target)
     empty = pl.Series([None], dtype=pl.Float64).new_from_index(0, texts)
-    return Ruling(
+    return TargetBatch(
         target,
         pl.Series([1.0]).new_from_index(0, texts),
         pl.Series([None], dtype=pl.String).new_from_index(0, texts),

@@ -12,36 +12,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.data.parquet import write_table
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.coverage import asked_about, cached_units, units_for
+from amalgam.stages.common.answers.coverage import bucket_requests, cached_units, units_for
 from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
-from amalgam.stages.common.reference_texts import asked_besides, measure_of
+from amalgam.stages.common.reference_texts import extra_parts, measure_of
 from amalgam.stages.common.states.families import ENCODER, Kept, kept_states, parts_of
 
 if TYPE_CHECKING:
     from amalgam.stages.common.states.encoder import Encoder
 
 
-class CacheFeatures(UnitByUnit):
+class CacheFeatures(SequentialStage):
     name: ClassVar[str] = "cache-features"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "texts"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "texts"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         looked_at = experiment.targets.looks_at_encoder or experiment.objective.states is not None
         return experiment.student.learns and (looked_at or measure_of(experiment) is not None)
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
-        inputs |= {part.name: part.texts_digest for part in asked_besides(run)}
+        inputs |= {part.name: part.texts_digest for part in extra_parts(run)}
         for kept in kept_states(run):
             if kept.teacher is None:
                 inputs["features"] = kept.key
@@ -70,8 +70,8 @@ class CacheFeatures(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.states.encoder import feature_table
 
-        bucket = next(one for one in train_part(run).buckets if one.prefix == unit.work.prefix)
-        table = feature_table(run, _encoder(run), bucket, unit.work.rows)
+        bucket = next(one for one in train_part(run).buckets if one.prefix == unit.payload.prefix)
+        table = feature_table(run, _encoder(run), bucket, unit.payload.rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(table, draft.folder / "unit.parquet")
             whole = {"prefix": bucket.prefix, "logits": True, "first": 0, "last": 0}
@@ -85,7 +85,7 @@ class CacheFeatures(UnitByUnit):
             families.setdefault(kept.who, []).append(kept.family)
         return {"families": families}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
 
 
 def _describe(run: Run, kept: Kept) -> None:
@@ -97,7 +97,7 @@ def _describe(run: Run, kept: Kept) -> None:
 
 
 def _units(run: Run) -> Iterator[Unit]:
-    asked = {part.name: list(asked_about(run, part)) for part in (train_part(run), *asked_besides(run))}
+    asked = {part.name: list(bucket_requests(run, part)) for part in (train_part(run), *extra_parts(run))}
     for kept in kept_states(run):
         cached = cached_units(run, kept.family)
         for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):
@@ -114,7 +114,7 @@ def _check_tokenizers(run: Run) -> None:
 def _encoder(run: Run) -> Encoder:
     from amalgam.stages.common.states.encoder import Encoder
 
-    if "feature encoder" not in run.memory:
-        run.memory["feature encoder"] = Encoder.of(run)
-    found: Encoder = run.memory["feature encoder"]
+    if "feature encoder" not in run.cache:
+        run.cache["feature encoder"] = Encoder.of(run)
+    found: Encoder = run.cache["feature encoder"]
     return found

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.encoders import encoder_files
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.reference_texts import asked_besides
+from amalgam.stages.common.reference_texts import extra_parts
 from amalgam.stages.common.states.families import ENCODER
 from amalgam.stages.common.states.write import write_states
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
@@ -25,8 +25,8 @@ from amalgam.stages.common.token_cache import tokenizer_digest
 
 def ask_for_states(run: Run, known: KnownTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
     """`key`: the family's; it says the grain, the blocks and the dtype."""
-    teacher = loaded_teacher(run, known, key["dtype"], passes=0)
-    parts = [train_part(run), *asked_besides(run)]
+    teacher = load_teacher(run, known, key["dtype"], passes=0)
+    parts = [train_part(run), *extra_parts(run)]
     buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
     read = Reader(run, known, teacher, tokenizer_digest(teacher.tokenizer, known.files), buckets)
 
@@ -35,13 +35,13 @@ def ask_for_states(run: Run, known: KnownTeacher, key: dict[str, Any], units: Se
         with run.store.draft(unit.folder, unit.name) as draft:
             how = {"blocks": key["blocks"], "by_token": key["states"] == "tokens"}
             width = write_states(draft.folder, teacher, question.keys, question.tokens, **how)
-            whole = {"prefix": unit.work.prefix, "logits": True, "first": 0, "last": 0}
+            whole = {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0}
             draft.facts = {**whole, "rows": len(question.keys), "width": width}
             draft.made = {"libraries": library_versions()}
 
     for unit in units:
         run.signals.check()
-        patiently(partial(work, unit), run, f"cache-features {unit.name}")
+        with_retries(partial(work, unit), run, f"cache-features {unit.name}")
         run.console.advance(unit.size)
 
 

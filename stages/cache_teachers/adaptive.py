@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
-from amalgam.pipeline.execution.stage import Run, Unit, undone
+from amalgam.pipeline.execution.stage import Run, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.answers.coverage import cached_units, unit_keys
 from amalgam.stages.common.corpus import Bucket
@@ -35,7 +35,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StopDecision:
     """The work of a unit that asks no teacher: how many passes each text of a bucket needs, as far as is known after
     `rung` of them; or, at the end (`rung` 0), what the audited texts say.
     """
@@ -50,7 +50,7 @@ Asks = Callable[[Bucket, Any], Iterable[Unit]]
 """(bucket, passes wanted by each of its texts) -> the units of all teachers that make or hold them."""
 
 
-def ladder(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[str], asks: Asks) -> list[Unit]:
+def stopping_rounds(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[str], asks: Asks) -> list[Unit]:
     """All units there are to know: the last round listed is not done, or nothing is left to do."""
     import numpy as np
 
@@ -65,10 +65,10 @@ def ladder(run: Run, buckets: Sequence[tuple[Bucket, Any]], families: Sequence[s
         asked = [unit for bucket, _ in buckets for unit in asks(bucket, np.abs(wanted[bucket.prefix]))]
         last = rung == passes
         new = [_verdict_unit(run, bucket, 0 if last else rung, families) for bucket, _ in buckets]
-        if undone(run, asked):
+        if pending_units(run, asked):
             return [*asked, *verdicts]
         verdicts += new
-        if last or undone(run, new):
+        if last or pending_units(run, new):
             break
         for (bucket, keys), unit in zip(buckets, new, strict=True):
             found = verdict_of(run, unit)
@@ -91,7 +91,7 @@ def _verdict_unit(run: Run, bucket: Bucket, rung: int, families: Sequence[str]) 
     folder = run.store.folder("cache-teachers", name) / "units"
     kind = f"after{rung}" if rung else "audit"
     mark = f"{bucket.prefix}-{bucket.file.sha256[:10]}-{kind}"
-    return Unit(mark, folder, 0, Verdict(bucket, rung, tuple(families), passes))
+    return Unit(mark, folder, 0, StopDecision(bucket, rung, tuple(families), passes))
 
 
 def verdict_of(run: Run, unit: Unit) -> Array:
@@ -99,7 +99,7 @@ def verdict_of(run: Run, unit: Unit) -> Array:
     record = run.store.record(unit.record_path)
     if record is None:
         raise AssertionError(unit.name)  # it was just seen to be done
-    found: Array = read_table(run.store.checked(record.files[0]), ["passes"]).column(0).to_numpy()
+    found: Array = read_table(run.store.verified_path(record.files[0]), ["passes"]).column(0).to_numpy()
     return found
 
 
@@ -108,8 +108,8 @@ def decide(run: Run, unit: Unit) -> None:
     import numpy as np
     import pyarrow as pa
 
-    verdict: Verdict = unit.work
-    keys = read_keys(run.store.checked(verdict.bucket.file))
+    verdict: StopDecision = unit.payload
+    keys = read_keys(run.store.verified_path(verdict.bucket.file))
     facts: dict[str, Any] = {"prefix": verdict.bucket.prefix, "rung": verdict.rung, "rows": len(keys)}
     if verdict.rung:
         settled = _after(run, verdict, keys, verdict.rung)
@@ -124,7 +124,7 @@ def decide(run: Run, unit: Unit) -> None:
         draft.facts = facts
 
 
-def _after(run: Run, verdict: Verdict, keys: Any, rung: int) -> Array:
+def _after(run: Run, verdict: StopDecision, keys: Any, rung: int) -> Array:
     """For each text the rung at which it was settled, or 0. Audited texts are judged like the others."""
     import numpy as np
 
@@ -148,7 +148,7 @@ def _settled(confidence_MN: Array, error_MN: Array) -> Array:  # noqa: N803 - te
     return found
 
 
-def _audit(run: Run, verdict: Verdict, keys: Any, settled: Array) -> dict[str, int]:
+def _audit(run: Run, verdict: StopDecision, keys: Any, settled: Array) -> dict[str, int]:
     """Of the audited texts: how often the teacher chosen early is not the one that K passes choose, and how often K
     other passes choose another one than the first K.
     """
@@ -172,7 +172,7 @@ def _audit(run: Run, verdict: Verdict, keys: Any, settled: Array) -> dict[str, i
     }
 
 
-def _sureness(run: Run, verdict: Verdict, keys: Any, first: int, last: int) -> tuple[Array, Array]:
+def _sureness(run: Run, verdict: StopDecision, keys: Any, first: int, last: int) -> tuple[Array, Array]:
     """[teachers, texts]: confidence over these passes, and its standard error."""
     import numpy as np
 
@@ -190,7 +190,7 @@ def raw_passes(  # noqa: PLR0913  which passes of which texts, and where they ar
     """[texts, passes first..last-1, labels], gathered by key from whatever units of the family hold them."""
     import numpy as np
 
-    cached = run.memory.get("ladder units", {}).get(family) or cached_units(run, family)
+    cached = run.cache.get("ladder units", {}).get(family) or cached_units(run, family)
     found: Array | None = None
     for unit in cached.overlapping(prefix):
         low, high = max(first, unit.first), min(last, unit.last)
@@ -201,7 +201,7 @@ def raw_passes(  # noqa: PLR0913  which passes of which texts, and where they ar
         rows = np.flatnonzero(held[places] == keys)
         if not len(rows):
             continue
-        raw = matrix(read_table(run.store.checked(unit.file), ["passes"]).column(0))
+        raw = matrix(read_table(run.store.verified_path(unit.file), ["passes"]).column(0))
         raw = raw.reshape(len(held), unit.last - unit.first, -1)[places[rows]]
         if found is None:
             found = np.zeros((len(keys), last - first, raw.shape[2]), raw.dtype)

@@ -16,9 +16,9 @@ from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Run, Unit
-from amalgam.stages.common.answers.question import Question
+from amalgam.stages.common.answers.question import TokenizedUnit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +38,8 @@ UNITS_AHEAD = 16
 
 
 @dataclass(frozen=True)
-class Answer:
-    question: Question
+class UnitResult:
+    question: TokenizedUnit
     logits: Array | None
     passes: Array
     facts: dict[str, Any]
@@ -47,24 +47,24 @@ class Answer:
 
 
 @dataclass
-class Clock:
+class Timing:
     """How long the device was busy, and how long it waited for texts to come or answers to be written."""
 
     asking: float = 0.0
     waiting: float = 0.0
 
 
-def ask_in_pools(  # noqa: PLR0913  the two ends of the line and what stands between
+def run_pooled(  # noqa: PLR0913  the two ends of the line and what stands between
     run: Run,
     teacher: Teacher,
     units: Sequence[Unit],
     *,
     batch_tokens: int,
-    read: Callable[[Unit], Question],
-    write: Callable[[Answer], None],
-) -> Clock:
+    read: Callable[[Unit], TokenizedUnit],
+    write: Callable[[UnitResult], None],
+) -> Timing:
     """Every unit is read, answered and written. Leaving on an error still writes what was answered before it."""
-    clock = Clock()
+    clock = Timing()
     written: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "write") as writer, ThreadPoolExecutor(1, "read") as reader:
         try:
@@ -97,14 +97,14 @@ def _trim() -> Any:
 
 
 def _kind(unit: Unit) -> tuple[bool, int, int]:
-    return unit.work.logits, unit.work.first, unit.work.last
+    return unit.payload.logits, unit.payload.first, unit.payload.last
 
 
 def _ahead(
-    reader: ThreadPoolExecutor, read: Callable[[Unit], Question], units: Sequence[Unit], run: Run
-) -> Iterator[Question]:
+    reader: ThreadPoolExecutor, read: Callable[[Unit], TokenizedUnit], units: Sequence[Unit], run: Run
+) -> Iterator[TokenizedUnit]:
     """The units' questions in order, a few of them always in the making."""
-    coming: deque[Future[Question]] = deque()
+    coming: deque[Future[TokenizedUnit]] = deque()
     for unit in units:
         coming.append(reader.submit(_read, run, read, unit))
         if len(coming) > UNITS_AHEAD:
@@ -113,22 +113,22 @@ def _ahead(
         yield coming.popleft().result()
 
 
-def _read(run: Run, read: Callable[[Unit], Question], unit: Unit) -> Question:
-    found: list[Question] = []
-    patiently(lambda: found.append(read(unit)), run, f"cache-teachers {unit.name}")
+def _read(run: Run, read: Callable[[Unit], TokenizedUnit], unit: Unit) -> TokenizedUnit:
+    found: list[TokenizedUnit] = []
+    with_retries(lambda: found.append(read(unit)), run, f"cache-teachers {unit.name}")
     return found[-1]
 
 
-def _written(run: Run, write: Callable[[Answer], None], answer: Answer) -> None:
-    patiently(partial(write, answer), run, f"cache-teachers {answer.question.unit.name}")
+def _written(run: Run, write: Callable[[UnitResult], None], answer: UnitResult) -> None:
+    with_retries(partial(write, answer), run, f"cache-teachers {answer.question.unit.name}")
 
 
-def _pools(questions: Iterable[Question], enough: int, clock: Clock) -> Iterator[list[Question]]:
-    pool: list[Question] = []
+def _pools(questions: Iterable[TokenizedUnit], enough: int, clock: Timing) -> Iterator[list[TokenizedUnit]]:
+    pool: list[TokenizedUnit] = []
     tokens = texts = 0
     began = time.monotonic()
     for question in questions:
-        ask = question.unit.work
+        ask = question.unit.payload
         pool.append(question)
         tokens += question.total * max(1, ask.last - ask.first)
         texts += len(question.keys)
@@ -141,12 +141,14 @@ def _pools(questions: Iterable[Question], enough: int, clock: Clock) -> Iterator
         yield pool
 
 
-def _answered(run: Run, teacher: Teacher, pool: list[Question], batch_tokens: int, clock: Clock) -> Iterator[Answer]:
+def _answered(
+    run: Run, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int, clock: Timing
+) -> Iterator[UnitResult]:
     from amalgam.data.tokens import join
     from amalgam.stages.common.inference.batches import run_passes
 
     run.signals.check()
-    ask = pool[0].unit.work
+    ask = pool[0].unit.payload
     began = time.monotonic()
     logits, passes = run_passes(
         teacher,
@@ -166,11 +168,11 @@ def _answered(run: Run, teacher: Teacher, pool: list[Question], batch_tokens: in
         first, end = end, end + len(question.keys)
         facts = _facts(question, teacher)
         made = {"seconds": round(seconds * question.total / total, 3)}
-        yield Answer(question, None if logits is None else logits[first:end], passes[first:end], facts, made)
+        yield UnitResult(question, None if logits is None else logits[first:end], passes[first:end], facts, made)
 
 
-def _facts(question: Question, teacher: Teacher) -> dict[str, Any]:
-    ask = question.unit.work
+def _facts(question: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
+    ask = question.unit.payload
     return {
         "prefix": ask.prefix,
         "logits": ask.logits,
@@ -184,7 +186,7 @@ def _facts(question: Question, teacher: Teacher) -> dict[str, Any]:
     }
 
 
-def _wait_for(written: deque[Future[None]], clock: Clock) -> None:
+def _wait_for(written: deque[Future[None]], clock: Timing) -> None:
     """No more than one pool is ever waiting to be written."""
     began = time.monotonic()
     while written:

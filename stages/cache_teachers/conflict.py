@@ -17,13 +17,13 @@ def note_divergence(run: Run, unit: Unit, ours: StoredFile, standing: Record) ->
     )
     said = ", ".join(f"{name} by up to {value:.3g}" for name, value in found.items())
     run.console.note(f"unit {unit.name} was computed twice and differs ({said}); the first is kept")
-    run.store.place.remove([ours.path])
+    run.store.backend.remove([ours.path])
 
 
 def _largest_difference(run: Run, column: str, one: StoredFile, other: StoredFile) -> float | None:
     import numpy as np
 
-    tables = [read_table(run.store.checked(file)) for file in (one, other)]
+    tables = [read_table(run.store.verified_path(file)) for file in (one, other)]
     if any(column not in table.column_names for table in tables):
         return None
     first, second = (matrix(table.column(column)).astype(np.float64) for table in tables)

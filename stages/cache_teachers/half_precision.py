@@ -15,7 +15,7 @@ import numpy as np
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import fields, part_of, tables, train_part
-from amalgam.stages.common.inference.load import launch_budget, loaded_teacher
+from amalgam.stages.common.inference.load import launch_budget, load_teacher
 from amalgam.stages.common.teachers import KnownTeacher
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FLIPS = 0.005
 
 
 @dataclass(frozen=True)
-class Finding:
+class PrecisionCheck:
     dtype: str
     texts: int
     ratios: dict[str, float]
@@ -57,7 +57,7 @@ class Finding:
         return f"{self.dtype} on {self.texts} texts: {said}"
 
 
-def try_dtype(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> Finding:
+def check_half_precision(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> PrecisionCheck:
     """Both precisions, teacher by teacher."""
     keys, texts = _sample(run)
     variances: dict[str, list[Array]] = {}
@@ -67,12 +67,12 @@ def try_dtype(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> Finding
             try:
                 passes = _passes(run, teacher, one, keys, texts)
             except WorkError as error:
-                return Finding(dtype, len(keys), {}, 1.0, f"{error.what}, in {one}")
+                return PrecisionCheck(dtype, len(keys), {}, 1.0, f"{error.what}, in {one}")
             variances.setdefault(teacher.name, []).append(passes.var(1).mean(1))
             confidences[one].append(_confidence(passes))
     chosen = {one: np.stack(found).argmax(0) for one, found in confidences.items()}
     flips = float((chosen["fp32"] != chosen[dtype]).mean()) if len(keys) else 0.0
-    return Finding(dtype, len(keys), {name: _ratio(*both) for name, both in variances.items()}, flips)
+    return PrecisionCheck(dtype, len(keys), {name: _ratio(*both) for name, both in variances.items()}, flips)
 
 
 def _sample(run: Run) -> tuple[list[bytes], list[tuple[str, ...]]]:
@@ -95,7 +95,7 @@ def _passes(run: Run, known: KnownTeacher, dtype: str, keys: list[bytes], texts:
     from amalgam.stages.common.inference.batches import run_passes
 
     count = min(PASSES, run.experiment.cache.passes)
-    teacher = loaded_teacher(run, known, dtype, passes=count)
+    teacher = load_teacher(run, known, dtype, passes=count)
     logits, passes = run_passes(
         teacher,
         teacher.tokenise(texts),

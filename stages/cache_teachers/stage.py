@@ -12,33 +12,33 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from amalgam.data.parquet import key_list, read_keys
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.retry import patiently
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, ladder, summary
+from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
-from amalgam.stages.common.answers.coverage import Ask, asked_about, cached_units, units_for, was_asked
+from amalgam.stages.common.answers.coverage import UnitRequest, bucket_requests, cached_units, has_answers, units_for
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
 from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
-from amalgam.stages.common.inference.load import loaded_teacher
-from amalgam.stages.common.reference_texts import asked_besides
+from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.reference_texts import extra_parts
 from amalgam.stages.common.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
 
 
 class CacheTeachers:
     name: ClassVar[str] = "cache-teachers"
     VERSION: ClassVar[int] = 2
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "text-passes"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "text-passes"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
         check_gold(run)
-        if run.experiment.cache.dtype == "auto" and run.store.get("dtype", "auto") is None:
+        if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
             _choose_dtype(run)
 
     def identity(self, run: Run) -> Identity:
@@ -57,7 +57,7 @@ class CacheTeachers:
             return _ladder_units(run)
         return _plain_units(run, _parts(run))
 
-    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Who goes on after 4 passes is known once all teachers have run them."""
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
@@ -67,20 +67,20 @@ class CacheTeachers:
         _try_new_teachers(run)
         for teacher in teachers:
             _describe(run, teacher)
-        ask_teachers(run, teachers, [unit for unit in units if isinstance(unit.work, Ask)], dtype_of(run))
-        verdicts = [unit for unit in units if not isinstance(unit.work, Ask)]
+        ask_teachers(run, teachers, [unit for unit in units if isinstance(unit.payload, UnitRequest)], dtype_of(run))
+        verdicts = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if verdicts:
-            run.memory["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
+            run.cache["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
         for unit in verdicts:
-            patiently(partial(decide, run, unit), run, f"{self.name} {unit.name}")
+            with_retries(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
     def texts(self, run: Run, unit: Unit) -> list[str]:
 
-        ask = unit.work
-        part = part_of(run, ask.part) if isinstance(ask, Ask) else None
+        ask = unit.payload
+        part = part_of(run, ask.part) if isinstance(ask, UnitRequest) else None
         for bucket in part.buckets if part else ():
             if bucket.prefix == ask.prefix:
-                keys = read_keys(run.store.checked(bucket.file))
+                keys = read_keys(run.store.verified_path(bucket.file))
                 return [key.hex() for key in key_list(keys if ask.rows is None else keys[ask.rows])]
         return []
 
@@ -100,7 +100,7 @@ class CacheTeachers:
             found |= {"ladder": last, "adaptive": summary(verdicts)}
         return found
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         for teacher, count in manifest.facts["cut"].items():
@@ -113,12 +113,12 @@ class CacheTeachers:
 
 def _try_new_teachers(run: Run) -> None:
     """Before hours of work for the first teacher: does each that was never asked load, fit, and vary?"""
-    if run.memory.get("tried"):
+    if run.cache.get("tried"):
         return
     for teacher in teachers_of(run):
-        if not was_asked(run, family_of(run, teacher)):
-            loaded_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
-    run.memory["tried"] = True
+        if not has_answers(run, family_of(run, teacher)):
+            load_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
+    run.cache["tried"] = True
 
 
 def _choose_dtype(run: Run) -> None:
@@ -127,18 +127,18 @@ def _choose_dtype(run: Run) -> None:
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
-        from amalgam.stages.cache_teachers.half_precision import try_dtype
+        from amalgam.stages.cache_teachers.half_precision import check_half_precision
 
-        finding = try_dtype(run, teachers_of(run), dtype)
+        finding = check_half_precision(run, teachers_of(run), dtype)
         dtype, why = dtype if finding.holds else "fp32", str(finding)
         run.console.note(f"cache.dtype auto is {dtype} ({why})")
-    run.store.keep("dtype", "auto", dtype, why=why)
+    run.store.pin("dtype", "auto", dtype, why=why)
 
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """What is asked about, and with how many passes."""
     asked = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
-    asked += [(part, 0) for part in asked_besides(run)]
+    asked += [(part, 0) for part in extra_parts(run)]
     test = part_of(run, "test")
     return [*asked, (test, 0)] if test else asked
 
@@ -148,7 +148,7 @@ def _ladder_units(run: Run) -> list[Unit]:
     teachers = teachers_of(run)
     part, _ = _parts(run)[0]
     cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
-    asked = {bucket.prefix: bucket for bucket in asked_about(run, part)}
+    asked = {bucket.prefix: bucket for bucket in bucket_requests(run, part)}
     buckets = [(bucket, asked[bucket.prefix].keys) for bucket in part.buckets]
 
     def asks(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
@@ -157,7 +157,7 @@ def _ladder_units(run: Run) -> list[Unit]:
             yield from units_for(run, family, teacher.name, asked[bucket.prefix], have, wanted)
 
     families = [family_of(run, teacher) for teacher in teachers]
-    return [*ladder(run, buckets, families, asks), *_plain_units(run, _parts(run)[1:])]
+    return [*stopping_rounds(run, buckets, families, asks), *_plain_units(run, _parts(run)[1:])]
 
 
 def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
@@ -166,7 +166,7 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
     cached = {family: cached_units(run, family) for family in families.values()}
     found: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
-        for bucket in asked_about(run, part):
+        for bucket in bucket_requests(run, part):
             for teacher, family in families.items():
                 found[teacher] += units_for(run, family, teacher, bucket, cached[family], passes)
     return [unit for units in found.values() for unit in units]

@@ -73,7 +73,7 @@ def train_part(run: Run) -> Part:
 
 def read_bucket(run: Run, bucket: Bucket, columns: Sequence[str] | None = None) -> pa.Table:
 
-    return read_table(run.store.checked(bucket.file), columns)
+    return read_table(run.store.verified_path(bucket.file), columns)
 
 
 def tables(run: Run, part: Part) -> Iterator[pa.Table]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from amalgam.pipeline.config.schema import TEACHER, Student, TrainTeachers
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
 from amalgam.stages.common.teachers import teachers_of
 
 
 @dataclass(frozen=True)
-class Beginner:
+class NewClassifier:
     """A model that has not learned its labels yet, and how texts are put to it."""
 
     model: Any
@@ -29,8 +29,8 @@ def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelF
     name = _teacher_in(said)
     if name is not None:
         return _teacher_files(run, name)
-    if where not in run.memory:
-        run.memory[where] = resolve(
+    if where not in run.cache:
+        run.cache[where] = resolve(
             str(said.encoder),
             revision=said.revision,
             base=run.base,
@@ -38,7 +38,7 @@ def encoder_files(run: Run, said: Student | TrainTeachers, where: str) -> ModelF
             digest_of=run.digest_of,
             where=where,
         )
-    found: ModelFiles = run.memory[where]
+    found: ModelFiles = run.cache[where]
     return found
 
 
@@ -47,7 +47,7 @@ def encoder_digest(run: Run, said: Student | TrainTeachers, where: str) -> str:
     if _teacher_in(said) is None and needs_network(
         str(said.encoder), revision=said.revision, base=run.base, pins=run.store
     ):
-        raise NotKnownYetError(str(said.encoder))
+        raise PendingDependencyError(str(said.encoder))
     return encoder_files(run, said, where).digest
 
 
@@ -62,7 +62,7 @@ def _teacher_files(run: Run, name: str) -> ModelFiles:
     return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)  # the experiment has checked it
 
 
-def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], where: str) -> Beginner:
+def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], where: str) -> NewClassifier:
     from amalgam.stages.common.models.loading import check_tokens, load_student, load_tokenizer, token_limit
     from amalgam.stages.common.token_cache import tokenizer_digest
 
@@ -74,7 +74,7 @@ def beginner(run: Run, said: Student | TrainTeachers, labels: Sequence[str], whe
         run.console.note(note)
     digest = tokenizer_digest(tokenizer, files)
     limit = token_limit(model.config, tokenizer, said.max_tokens)
-    return Beginner(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
+    return NewClassifier(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
 
 
 def takes_types(config: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import Record, StoredFile
 
@@ -25,19 +25,19 @@ GENERATED = "what generate wrote"
 GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
 
 
-def generated_sources(experiment: ExperimentFile) -> dict[str, list[str]]:
+def generated_sources(experiment: ExperimentConfig) -> dict[str, list[str]]:
     said = experiment.generate
     if said is None or not experiment.reads_texts:
         return {}
     return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
 
 
-def are_written(experiment: ExperimentFile) -> bool:
+def are_written(experiment: ExperimentConfig) -> bool:
     """Whether each text was written for a teacher and one of its classes."""
     return experiment.generate is not None and experiment.generate.writes
 
 
-def gates_of(experiment: ExperimentFile) -> dict[str, Any]:
+def gates_of(experiment: ExperimentConfig) -> dict[str, Any]:
     return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
 
 

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Said:
+class Predictions:
     """What is kept of a model's probabilities: three numbers a text, however many labels there are."""
 
     label: Ints
@@ -44,7 +44,9 @@ class Said:
         return cls(together("label"), together("confidence"), together("of_gold"))
 
 
-def evaluate(said: Said, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int) -> dict[str, Any]:
+def evaluate(
+    said: Predictions, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int
+) -> dict[str, Any]:
     """Everything the report says of one model on labelled texts; ready for JSON.
 
     gold [n] and groups {teacher: its labels} are by position in `labels`.
@@ -86,14 +88,14 @@ def selection_accuracy(chosen: Ints, gold: Ints, groups: dict[str, list[int]]) -
     return {"accuracy": _mean(right[owned]), "n": int(owned.sum()), "ownerless": int((~owned).sum())}
 
 
-def confusion_of(said: Said, gold: Ints, labels: int) -> Ints:
+def confusion_of(said: Predictions, gold: Ints, labels: int) -> Ints:
     """Counts, a row per gold label, a column per predicted one."""
     found = np.zeros((labels, labels), dtype=np.int64)
     np.add.at(found, (gold, said.label), 1)
     return found
 
 
-def _check(said: Said, gold: Ints) -> None:
+def _check(said: Predictions, gold: Ints) -> None:
     if not len(gold):
         raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
     wrong = np.flatnonzero(~np.isfinite(said.confidence))

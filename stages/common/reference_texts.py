@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from amalgam.pipeline.config.schema import AMONG, ExperimentFile, Targets
+from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, part_of, train_part
 from amalgam.stages.common.generated_texts import HELD_OUT
 
-MEASURES = AMONG
+MEASURES = COMPARATIVE
 
 
 def targets_by_domain(targets: Targets) -> bool:
@@ -16,7 +16,7 @@ def targets_by_domain(targets: Targets) -> bool:
     return targets.uncertainty in MEASURES and (own or targets.mode == "stratanet")
 
 
-def measure_of(experiment: ExperimentFile) -> str | None:
+def measure_of(experiment: ExperimentConfig) -> str | None:
     """None: nothing asks. Beside other targets stratanet's states are weighed by rmd."""
     said = experiment.targets.uncertainty
     if experiment.objective.name == "stratanet":
@@ -29,7 +29,7 @@ def reference_part(run: Run) -> Part:
     return part_of(run, HELD_OUT) or train_part(run)
 
 
-def asked_besides(run: Run) -> list[Part]:
+def extra_parts(run: Run) -> list[Part]:
     """Parts that teachers are asked about for this alone."""
     held_out = part_of(run, HELD_OUT) if measure_of(run.experiment) else None
     return [held_out] if held_out else []

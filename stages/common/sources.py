@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.sources import fetch_remote, files_of
-from amalgam.pipeline.config.schema import Corpus, ExperimentFile
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.data.sources import fetch_remote, find_files
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.generated_texts import GENERATED, gates_of, generated_file, generated_sources
 
@@ -26,7 +26,7 @@ AS_GENERATED: dict[str, Any] = {
 }
 
 
-def corpus_for(experiment: ExperimentFile, part: str) -> Corpus:
+def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
     """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
     own = experiment.train_teachers.limit if experiment.train_teachers else None
     limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
@@ -40,7 +40,7 @@ def _said(corpus: Corpus) -> dict[str, Any]:
     return corpus.model_dump(exclude=PATHS if corpus.rename else {*PATHS, "rename"})
 
 
-def sources_of(experiment: ExperimentFile) -> dict[str, list[str]]:
+def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     corpus = experiment.corpus
     own = experiment.train_teachers.texts if experiment.train_teachers else None
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
@@ -54,9 +54,9 @@ def part_identity(run: Run, part: str) -> list[str]:
         if source == GENERATED:
             found += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
         elif source.startswith(REMOTE):
-            digest = run.store.get("remote", source)
+            digest = run.store.pinned("remote", source)
             if digest is None:
-                raise NotKnownYetError(source)
+                raise PendingDependencyError(source)
             found.append(digest)
         else:
             found += [run.digest_of(path) for path in local_files(run, source)]
@@ -66,13 +66,13 @@ def part_identity(run: Run, part: str) -> list[str]:
 def local_files(run: Run, source: str) -> list[Path]:
 
     if source == GENERATED:
-        return [run.store.checked(generated_file(run))]
+        return [run.store.verified_path(generated_file(run))]
     if source.startswith(REMOTE):
         fetched = _fetched(run, source)
         if fetched is None:
-            raise NotKnownYetError(source)
+            raise PendingDependencyError(source)
         return [fetched]
-    return files_of(source, run.base)
+    return find_files(source, run.base)
 
 
 def fetch(run: Run, sources: Sequence[str]) -> None:
@@ -84,9 +84,9 @@ def fetch(run: Run, sources: Sequence[str]) -> None:
 
 def _fetched(run: Run, source: str) -> Path | None:
     record = run.store.record(_fetched_record(run, source))
-    if record is None or run.store.absent(record):
+    if record is None or run.store.missing_files(record):
         return None
-    return run.store.checked(record.files[0])
+    return run.store.verified_path(record.files[0])
 
 
 def _fetched_record(run: Run, source: str) -> Path:
@@ -101,4 +101,4 @@ def _fetch(run: Run, source: str) -> None:
         fetch_remote(source, draft.folder)
     record = run.store.record(path)
     if record is not None:
-        run.store.keep("remote", source, record.files[0].sha256)
+        run.store.pin("remote", source, record.files[0].sha256)

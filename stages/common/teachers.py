@@ -11,9 +11,9 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.labels import LabelSpace, union_of
-from amalgam.pipeline.config.schema import ExperimentFile, Teacher
+from amalgam.pipeline.config.schema import ExperimentConfig, Teacher
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.stages.common.corpus import part_of
 from amalgam.stages.common.models.label_names import label_names
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
@@ -45,9 +45,9 @@ class KnownTeacher:
 
 def teachers_of(run: Run) -> list[KnownTeacher]:
     """In the order that the union of labels follows: trained ones first, then those the file names."""
-    if "teachers" not in run.memory:
-        run.memory["teachers"] = [*_trained(run), *_named(run)]
-    found: list[KnownTeacher] = run.memory["teachers"]
+    if "teachers" not in run.cache:
+        run.cache["teachers"] = [*_trained(run), *_named(run)]
+    found: list[KnownTeacher] = run.cache["teachers"]
     return found
 
 
@@ -64,9 +64,9 @@ def prepare_teachers(run: Run) -> None:
     """Find every model that the experiment names before any work starts: one error lists all that are missing."""
     found = resolve_all([_reference(run, teacher) for teacher in run.experiment.teachers])
     named = {teacher.name: files for teacher, files in zip(run.experiment.teachers, found, strict=True)}
-    for twins in same_models(named) if not run.memory.get("twins told") else []:
+    for twins in same_models(named) if not run.cache.get("twins told") else []:
         run.console.note(f"teachers {' and '.join(twins)} are the very same model")
-    run.memory["twins told"] = True
+    run.cache["twins told"] = True
 
 
 def check_gold(run: Run) -> None:
@@ -124,13 +124,13 @@ def _renaming(strange: Iterable[str], known: Iterable[str]) -> str:
 def _named(run: Run) -> Iterable[KnownTeacher]:
     for teacher in run.experiment.teachers:
         if needs_network(teacher.model, revision=teacher.revision, base=run.base, pins=run.store):
-            raise NotKnownYetError(teacher.model)
+            raise PendingDependencyError(teacher.model)
         files = resolve(**_reference(run, teacher))
         labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
         yield _known(run.experiment, teacher, files, labels)
 
 
-def _known(experiment: ExperimentFile, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
+def _known(experiment: ExperimentConfig, teacher: Teacher, files: ModelFiles, labels: list[str]) -> KnownTeacher:
     return KnownTeacher(
         teacher.name,
         files,
@@ -171,4 +171,4 @@ def trained_folder(run: Run, name: str) -> Path:
     """The Hugging Face folder of a teacher that train-teachers made, every file checked."""
     manifest = run.result("train-teachers")
     files = [file for file in manifest.files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
-    return run.store.checked_folder(files)
+    return run.store.verified_folder(files)

@@ -64,10 +64,10 @@ def is_of(record: Record, buckets: set[str]) -> bool:
 
 
 def _kept(run: Run, record: Record, bucket: Bucket) -> TokenRows | None:
-    if run.store.absent(record):
+    if run.store.missing_files(record):
         return None  # the next writer's record takes its place
     try:
-        path = run.store.checked(record.files[0])
+        path = run.store.verified_path(record.files[0])
     except DamagedError as damage:
         run.console.note(f"{damage.what}: set aside and made again")
         return None

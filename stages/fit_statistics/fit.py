@@ -54,7 +54,7 @@ def among(foreign: NDArray[Any]) -> Array:
 def _statistics(run: Run, teacher: str) -> Statistics:
     files = run.result("fit-statistics").files
     file = next(file for file in files if Path(file.path).stem.rsplit("-", 1)[0] == teacher)
-    return Statistics.load(run.store.checked(file))
+    return Statistics.load(run.store.verified_path(file))
 
 
 Keys = NDArray[np.bytes_]
@@ -65,7 +65,7 @@ ROUNDING = 1e-9
 
 def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
     buckets = reference_part(run).buckets
-    keys: Keys = np.concatenate([read_keys(run.store.checked(bucket.file)) for bucket in buckets])
+    keys: Keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
     logits = cached_logits(run, teacher, [bucket.prefix for bucket in buckets], keys)
     states = state_of(run, teacher, keys, statistics_states)
     mine, share, which = _written_for(run, teacher, keys), run.experiment.targets.surest, "that it is surest of"
@@ -121,7 +121,7 @@ def _written_for(run: Run, teacher: KnownTeacher, keys: Keys) -> NDArray[np.bool
     """Which texts were; none where nobody knows."""
     if not written(run):
         return np.zeros(len(keys), bool)
-    table = read_table(run.store.checked(generated_file(run)), ["text", "teacher"])
+    table = read_table(run.store.verified_path(generated_file(run)), ["text", "teacher"])
     texts, whose = (table.column(name).to_pylist() for name in table.column_names)
     own = {text_key((text,)) for text, name in zip(texts, whose, strict=True) if name == teacher.name}
     return np.array([key in own for key in key_list(keys)], bool)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import generated_file
 from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
@@ -22,16 +22,16 @@ FEW = 5
 """Classes named in a note."""
 
 
-class FitStatistics(UnitByUnit):
+class FitStatistics(SequentialStage):
     name: ClassVar[str] = "fit-statistics"
     VERSION: ClassVar[int] = 2
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "teachers"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "teachers"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and measure_of(experiment) is not None
 
-    def prepare(self, run: Run) -> None: ...
+    def resolve_inputs(self, run: Run) -> None: ...
 
     def identity(self, run: Run) -> Identity:
         """Dropout-off logits and states are functions of the same: what the key of the states says."""
@@ -54,7 +54,7 @@ class FitStatistics(UnitByUnit):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.fit_statistics.fit import fit
 
-        found, facts = fit(run, unit.work)
+        found, facts = fit(run, unit.payload)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
             found.save(draft.folder / "statistics.safetensors")
             draft.facts = facts
@@ -62,7 +62,7 @@ class FitStatistics(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         for teacher, facts in manifest.facts["teachers"].items():

@@ -17,7 +17,7 @@ import torch
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.inference.batches import go_on
 from amalgam.stages.generate.keyed_random import gumbel
-from amalgam.stages.generate.lazy_sampling import Choice, Drawing, Offer, chosen_among, offers
+from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, chosen_among, offers
 
 if TYPE_CHECKING:
     from amalgam.stages.generate.language_model import LanguageModel
@@ -31,7 +31,7 @@ UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Generic[Tag]):
+class TextRequest(Generic[Tag]):
     """A text to be written: everything that it is a function of, beside models and steer."""
 
     tag: Tag
@@ -40,11 +40,11 @@ class Order(Generic[Tag]):
     label: int | None
     """The class, by its place among the teacher's."""
     prompt: str = ""
-    how: Drawing = field(default_factory=Drawing)
+    how: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class SteeringParams:
     steer: float = 1.0
     max_tokens: int = 128
     fast: int | None = None
@@ -53,7 +53,7 @@ class Steering:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GeneratedText:
     text: str
     tokens: int
     log_lm: float | None
@@ -70,7 +70,7 @@ class Written:
 
 @dataclass
 class _Text(Generic[Tag]):
-    order: Order[Tag]
+    order: TextRequest[Tag]
     row: list[int]
     begun: int
     """Where its own tokens begin in the row; up to there they are given."""
@@ -89,9 +89,9 @@ class _Turn(Generic[Tag]):
     """One text's next token in the making."""
 
     text: _Text[Tag]
-    offer: Offer
+    offer: Candidates
     noise: np.ndarray[Any, Any]
-    choice: Choice
+    choice: LazySampler
 
 
 class Writer(Generic[Tag]):
@@ -101,7 +101,7 @@ class Writer(Generic[Tag]):
         self,
         model: LanguageModel,
         scorer: Scorer | None,
-        steering: Steering,
+        steering: SteeringParams,
         *,
         stop: Callable[[], None] = go_on,
         watched: tuple[int, ...] = (),
@@ -112,7 +112,7 @@ class Writer(Generic[Tag]):
         self.settled = 0
         """Steps that rounding could have decided."""
 
-    def write(self, orders: Iterable[Order[Tag]]) -> Iterator[tuple[Tag, Written]]:
+    def write(self, orders: Iterable[TextRequest[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
         """Each as soon as it is done."""
         waiting = iter(orders)
         free = list(range(self.model.slots.count))[::-1]
@@ -131,7 +131,7 @@ class Writer(Generic[Tag]):
             free = sorted([*free, *done], reverse=True)  # the last are used when there is no other: they cost
             yield from self._finished(finished)
 
-    def _begun(self, order: Order[Tag]) -> _Text[Tag]:
+    def _begun(self, order: TextRequest[Tag]) -> _Text[Tag]:
         row = [*self.model.begin, *(self.model.encode(order.prompt) if order.prompt else [])]
         if len(row) > self.model.longest:
             raise ExperimentError(
@@ -160,16 +160,18 @@ class Writer(Generic[Tag]):
             banned[sorted(self.model.ends)] = True
         return banned
 
-    def _own_offer(self, text: _Text[Tag]) -> Offer:
+    def _own_offer(self, text: _Text[Tag]) -> Candidates:
         [offer] = offers(self.model.alone(text.row)[-1:], [text.order.how], self._banned(text)[None])
         return offer
 
-    def _turn(self, text: _Text[Tag], offer: Offer) -> _Turn[Tag]:
+    def _turn(self, text: _Text[Tag], offer: Candidates) -> _Turn[Tag]:
         steering, order = self.steering, text.order
         greedy = order.how.temperature == 0
         noise = np.zeros(len(offer.ids)) if greedy else gumbel(order.word, len(text.written), offer.ids)
         steer = 0.0 if order.label is None or self.scorer is None else steering.steer
-        return _Turn(text, offer, noise, Choice(offer.log_lm, noise, steer, lazy=steering.lazy, most=steering.fast))
+        return _Turn(
+            text, offer, noise, LazySampler(offer.log_lm, noise, steer, lazy=steering.lazy, most=steering.fast)
+        )
 
     def _score(self, turns: list[_Turn[Tag]]) -> None:
         """Round by round, the candidates of all texts together, until every choice is settled."""
@@ -224,7 +226,7 @@ class Writer(Generic[Tag]):
             totals += turn.choice.steer * np.minimum(own, 0.0)
         return int(places[totals.argmax()])
 
-    def _finished(self, texts: list[_Text[Tag]]) -> Iterator[tuple[Tag, Written]]:
+    def _finished(self, texts: list[_Text[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
         for text in texts:
             final = text.so_far.strip().rstrip(UNFINISHED).rstrip()
             label = text.order.label
@@ -232,7 +234,7 @@ class Writer(Generic[Tag]):
             probability = float(np.exp(self._judge.alone(final)[label])) if known else None
             log_lm = self._log_lm(text)
             count, choices = len(text.written), tuple(text.written)
-            yield text.order.tag, Written(final, count, log_lm, probability, text.scored, text.offered, choices)
+            yield text.order.tag, GeneratedText(final, count, log_lm, probability, text.scored, text.offered, choices)
 
     def _log_lm(self, text: _Text[Tag]) -> float:
         logits = self.model.alone(text.row[:-1])[text.begun - 1 :].cpu().double()

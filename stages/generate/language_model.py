@@ -60,9 +60,9 @@ class LanguageModel:
         self.banned = self._banned()
         _check_causal(self.model, self.vocabulary, self.device)
         slots = max(1, min(slots, memory // self._bytes_of_a_text()))
-        self.slots: Slots | Alone = Slots(self.model, slots, self.longest)
+        self.slots: BatchedCache | SingleText = BatchedCache(self.model, slots, self.longest)
         if not self._agrees():
-            self.slots = Alone(self.model, slots)
+            self.slots = SingleText(self.model, slots)
             self.notes.append("this language model writes one text after the other: its cache cannot be shared out")
 
     def encode(self, text: str) -> list[int]:
@@ -185,7 +185,7 @@ def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
         )
 
 
-class Slots:
+class BatchedCache:
     """`count` texts beside each other. Unused slots before the last used one compute too, and nobody looks."""
 
     def __init__(self, model: Any, count: int, length: int) -> None:
@@ -234,7 +234,7 @@ class Slots:
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's cache: as long as a text can get, written at each slot's own position."""
 
-    def __init__(self, slots: Slots, **options: Any) -> None:
+    def __init__(self, slots: BatchedCache, **options: Any) -> None:
         super().__init__(**options)
         self.slots = slots
         self.is_initialized: bool = False
@@ -266,7 +266,7 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
         return 0
 
 
-class Alone:
+class SingleText:
     """Each text with a cache of its own, or with none where the model keeps none."""
 
     def __init__(self, model: Any, count: int) -> None:

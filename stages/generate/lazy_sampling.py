@@ -33,7 +33,7 @@ FIRST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SamplingParams:
     """How the language model's distribution is cut before the teacher is asked. Temperature 0: greedy, at 1."""
 
     temperature: float = 1.0
@@ -47,7 +47,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Candidates:
     """The candidates of one text's next token, the likeliest first."""
 
     ids: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Offer:
     """Rounding could have offered others."""
 
 
-def offers(logits: torch.Tensor, how: Sequence[Drawing], banned: torch.Tensor) -> list[Offer]:
+def offers(logits: torch.Tensor, how: Sequence[SamplingParams], banned: torch.Tensor) -> list[Candidates]:
     """Of rows [texts, vocabulary]; `banned` [texts, vocabulary] is true where a token may not come."""
     scores = logits.masked_fill(banned, float("-inf"))
     scores = scores.cpu() if scores.device.type == "mps" else scores  # which has no fp64
@@ -69,7 +69,7 @@ def offers(logits: torch.Tensor, how: Sequence[Drawing], banned: torch.Tensor) -
     return [_offer(*row) for row in rows]
 
 
-def _offer(ids: NDArray[np.int64], scores: Numbers, how: Drawing, whole: float) -> Offer:
+def _offer(ids: NDArray[np.int64], scores: Numbers, how: SamplingParams, whole: float) -> Candidates:
     """Equal scores stand in the order of their ids; the nucleus is of the whole vocabulary's probability."""
     order = np.lexsort((ids, -scores))
     order = order[np.isfinite(scores[order])]
@@ -82,10 +82,10 @@ def _offer(ids: NDArray[np.int64], scores: Numbers, how: Drawing, whole: float) 
         before = np.cumsum(np.exp(log_lm)) - np.exp(log_lm)
         kept = max(1, int((before < how.top_p).sum()))
         on_edge |= bool((np.abs(before - how.top_p) < CUT).any())
-    return Offer(ids[order[:kept]], log_lm[:kept], on_edge)
+    return Candidates(ids[order[:kept]], log_lm[:kept], on_edge)
 
 
-class Choice:
+class LazySampler:
     """One token of one text: asks for scores until the winner is certain. Without `lazy`, for all: the oracle."""
 
     def __init__(self, log_lm: Numbers, noise: Numbers, steer: float, *, lazy: bool, most: int | None = None) -> None:
@@ -132,6 +132,6 @@ class Choice:
         return float(self.bounds[last] - self.bounds[more])
 
 
-def chosen_among(exact: Choice, most: int) -> bool:
+def chosen_among(exact: LazySampler, most: int) -> bool:
     """Whether scoring only the first `most` would have chosen the same, seen from a choice that is settled."""
     return exact.winner in exact.order[:most]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.schema import Generate
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run, Unit
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
@@ -73,23 +73,23 @@ class Block:
     first: int
 
 
-def settings_of(run: Run) -> Generate:
+def generate_config(run: Run) -> Generate:
     if run.experiment.generate is None:
         raise AssertionError("generate is not wanted")  # `wanted` says so
     return run.experiment.generate
 
 
-def families_of(run: Run) -> list[Family]:
+def text_families(run: Run) -> list[Family]:
     """In the order of teachers and their labels."""
-    if "text families" not in run.memory:
-        run.memory["text families"] = list(_families(run))
-    found: list[Family] = run.memory["text families"]
+    if "text families" not in run.cache:
+        run.cache["text families"] = list(_families(run))
+    found: list[Family] = run.cache["text families"]
     return found
 
 
 def block_units(run: Run) -> Iterator[Unit]:
     """The first blocks of all families, then the second ones: any share of them is as balanced as the whole."""
-    families = families_of(run)
+    families = text_families(run)
     for number in range(max(family.blocks for family in families)):
         for family in families:
             if number < family.blocks:
@@ -110,10 +110,10 @@ def said_of(settings: Generate) -> dict[str, Any]:
 
 
 def language_model_files(run: Run) -> ModelFiles:
-    settings = settings_of(run)
-    if LANGUAGE_MODEL not in run.memory:
-        run.memory[LANGUAGE_MODEL] = resolve(**_reference(run), digest_of=run.digest_of, where=LANGUAGE_MODEL)
-    found: ModelFiles = run.memory[LANGUAGE_MODEL]
+    settings = generate_config(run)
+    if LANGUAGE_MODEL not in run.cache:
+        run.cache[LANGUAGE_MODEL] = resolve(**_reference(run), digest_of=run.digest_of, where=LANGUAGE_MODEL)
+    found: ModelFiles = run.cache[LANGUAGE_MODEL]
     if settings.language_model is None:
         raise AssertionError("no language model")  # the experiment says so
     return found
@@ -121,8 +121,8 @@ def language_model_files(run: Run) -> ModelFiles:
 
 def language_model_digest(run: Run) -> str:
     """For identities: never asks the Hub."""
-    if LANGUAGE_MODEL not in run.memory and needs_network(**_reference(run)):
-        raise NotKnownYetError(str(settings_of(run).language_model))
+    if LANGUAGE_MODEL not in run.cache and needs_network(**_reference(run)):
+        raise PendingDependencyError(str(generate_config(run).language_model))
     return language_model_files(run).digest
 
 
@@ -133,7 +133,7 @@ def teacher_identity(known: KnownTeacher) -> dict[str, Any]:
 
 def corpus_digests(run: Run) -> list[str]:
 
-    sources = settings_of(run).corpus or []
+    sources = generate_config(run).corpus or []
     return sorted(run.digest_of(path) for source in sources for path in local_files(run, source))
 
 
@@ -144,7 +144,7 @@ def no_word(label: str) -> bool:
 
 
 def _families(run: Run) -> Iterator[Family]:
-    settings = settings_of(run)
+    settings = generate_config(run)
     common = {"engine": ENGINE, **said_of(settings)}
     if run.experiment.execution.versions == "strict":
         common["libraries"] = library_versions()
@@ -172,6 +172,6 @@ def _family(
 
 
 def _reference(run: Run) -> dict[str, Any]:
-    settings = settings_of(run)
+    settings = generate_config(run)
     where = {"base": run.base, "pins": run.store}
     return {"given": settings.language_model, "revision": settings.revision, **where}

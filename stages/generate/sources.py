@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from amalgam.data.keys import text_key
-from amalgam.data.rows import Row, rows_of
+from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.sources import local_files
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
-from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
+from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
 from amalgam.stages.generate.keyed_random import one_of, text_word, uniform
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import Drawing
-from amalgam.stages.generate.requests import BLOCK, Block, Family, language_model_files, settings_of
+from amalgam.stages.generate.lazy_sampling import SamplingParams
+from amalgam.stages.generate.requests import BLOCK, Block, Family, generate_config, language_model_files
 from amalgam.stages.generate.scoring import Scorer
 
 if TYPE_CHECKING:
-    Done = Callable[[Unit, Sequence[Written]], None]
+    Done = Callable[[Unit, Sequence[GeneratedText]], None]
 
 
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
@@ -49,7 +49,7 @@ LEAST_VOCABULARY = 50
 
 def make(run: Run, units: Sequence[Unit], done: Done) -> None:
     """`done` is told each unit and its texts, in the order of their index."""
-    source = settings_of(run).source
+    source = generate_config(run).source
     if source == "cross-domain":
         _take(run, units, done)
     elif source == "random-words":
@@ -62,7 +62,7 @@ def word_of(run: Run, family: Family, index: int) -> int:
     """The text's key. The language model and its settings are left out: with others the same noise meets them."""
     teacher = family.key.get("teacher")
     content = teacher["content"] if teacher else ""
-    return text_word(settings_of(run).seed, content, family.label, index)
+    return text_word(generate_config(run).seed, content, family.label, index)
 
 
 # ---- a language model
@@ -71,9 +71,9 @@ def word_of(run: Run, family: Family, index: int) -> int:
 def _write(run: Run, units: Sequence[Unit], done: Done) -> None:
     """Teacher by teacher: one is in memory at a time."""
     teachers = {known.name: (place, known) for place, known in enumerate(teachers_of(run))}
-    in_order = sorted(units, key=lambda unit: (teachers[_family(unit).teacher or ""][0], unit.work.first))
+    in_order = sorted(units, key=lambda unit: (teachers[_family(unit).teacher or ""][0], unit.payload.first))
     for name, mine in groupby(in_order, key=lambda unit: _family(unit).teacher or ""):
-        gathered: dict[int, dict[int, Written]] = {}
+        gathered: dict[int, dict[int, GeneratedText]] = {}
         of_teacher = list(mine)
         for (place, index), text in writer_for(run, teachers[name][1]).write(_orders(run, of_teacher)):
             texts = gathered.setdefault(place, {})
@@ -83,33 +83,33 @@ def _write(run: Run, units: Sequence[Unit], done: Done) -> None:
                 done(of_teacher[place], [texts[one] for one in sorted(gathered.pop(place))])
 
 
-def _orders(run: Run, units: Sequence[Unit]) -> Iterator[Order[tuple[int, int]]]:
+def _orders(run: Run, units: Sequence[Unit]) -> Iterator[TextRequest[tuple[int, int]]]:
     """Tagged with the unit's place and the text's index."""
     for place, unit in enumerate(units):
-        first = unit.work.first
+        first = unit.payload.first
         for index in range(first, first + BLOCK):
             yield order_of(run, _family(unit), index, (place, index))
 
 
-def order_of(run: Run, family: Family, index: int, tag: tuple[int, int]) -> Order[tuple[int, int]]:
+def order_of(run: Run, family: Family, index: int, tag: tuple[int, int]) -> TextRequest[tuple[int, int]]:
     word = word_of(run, family, index)
-    prompt, how = drawn(family, word, settings_of(run).candidates)
-    return Order(tag, word, family.label, prompt, how)
+    prompt, how = drawn(family, word, generate_config(run).candidates)
+    return TextRequest(tag, word, family.label, prompt, how)
 
 
-def drawn(family: Family, word: int, candidates: int) -> tuple[str, Drawing]:
+def drawn(family: Family, word: int, candidates: int) -> tuple[str, SamplingParams]:
     """The text's own prompt and cut of the distribution."""
     own = {name: one_of(word, question, options) for question, (name, options) in enumerate(family.choices.items())}
-    return str(own["prompt"]), Drawing(own["temperature"], own["top_k"], own["top_p"], candidates)
+    return str(own["prompt"]), SamplingParams(own["temperature"], own["top_k"], own["top_p"], candidates)
 
 
 def writer_for(run: Run, known: KnownTeacher) -> Writer[tuple[int, int]]:
 
-    settings = settings_of(run)
+    settings = generate_config(run)
     batch_tokens = run.experiment.execution.batch_tokens
-    teacher = loaded_teacher(run, known, "fp32", passes=0)
+    teacher = load_teacher(run, known, "fp32", passes=0)
     scorer = Scorer(teacher, batch_tokens=batch_tokens, stop=run.signals.check)
-    steering = Steering(_steer(settings), settings.max_tokens, settings.fast)
+    steering = SteeringParams(_steer(settings), settings.max_tokens, settings.fast)
     return Writer(_language_model(run), scorer, steering, stop=run.signals.check)
 
 
@@ -120,8 +120,8 @@ def _steer(settings: Generate) -> float:
 def _language_model(run: Run) -> LanguageModel:
     from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 
-    settings, files = settings_of(run), language_model_files(run)
-    if "language model" not in run.memory:
+    settings, files = generate_config(run), language_model_files(run)
+    if "language model" not in run.cache:
         device = pick_device(run.experiment.execution.device)
         tokenizer = load_tokenizer(files)
         longest = settings.max_tokens + PROMPT_ROOM
@@ -136,8 +136,8 @@ def _language_model(run: Run) -> LanguageModel:
         )
         for note in model.notes:
             run.console.note(note)
-        run.memory["language model"] = model
-    found: LanguageModel = run.memory["language model"]
+        run.cache["language model"] = model
+    found: LanguageModel = run.cache["language model"]
     return found
 
 
@@ -146,7 +146,7 @@ def _language_model(run: Run) -> LanguageModel:
 
 def _draw(run: Run, units: Sequence[Unit], done: Done) -> None:
     """Each text's number of words, then the words, evenly from those of the teacher's vocabulary."""
-    most = max(FEWEST_WORDS, settings_of(run).max_tokens // 2)
+    most = max(FEWEST_WORDS, generate_config(run).max_tokens // 2)
     words: dict[str, list[str]] = {}
     for unit in units:
         run.signals.check()
@@ -154,7 +154,7 @@ def _draw(run: Run, units: Sequence[Unit], done: Done) -> None:
         name = family.teacher or ""
         if name not in words:
             words[name] = _words_of(next(known for known in teachers_of(run) if known.name == name))
-        keys = [word_of(run, family, index) for index in range(unit.work.first, unit.work.first + BLOCK)]
+        keys = [word_of(run, family, index) for index in range(unit.payload.first, unit.payload.first + BLOCK)]
         done(unit, [_without_model(" ".join(_random_words(key, words[name], most))) for key in keys])
         run.console.advance(BLOCK)
 
@@ -191,23 +191,23 @@ def _words_of(known: KnownTeacher) -> list[str]:
 
 def _take(run: Run, units: Sequence[Unit], done: Done) -> None:
     """The texts with the lowest keys: a sample by content, which a larger one extends."""
-    wanted = max(unit.work.first for unit in units) + BLOCK
+    wanted = max(unit.payload.first for unit in units) + BLOCK
     texts = _lowest(run, wanted)
     if len(texts) < _family(units[0]).count:
         run.console.note(f"generate.corpus has only {len(texts):,} texts; {_family(units[0]).count:,} were wanted")
     for unit in units:
         run.signals.check()
-        done(unit, [_without_model(text) for text in texts[unit.work.first : unit.work.first + BLOCK]])
+        done(unit, [_without_model(text) for text in texts[unit.payload.first : unit.payload.first + BLOCK]])
         run.console.advance(BLOCK)
 
 
 def _lowest(run: Run, wanted: int) -> list[str]:
 
-    settings = settings_of(run)
+    settings = generate_config(run)
     columns = run.experiment.corpus.model_copy(update={"text": [settings.column], "id": "auto", "label": None})
     found: dict[bytes, str] = {}
     for path in (path for source in settings.corpus or [] for path in local_files(run, source)):
-        for row in rows_of(path, corpus=columns):
+        for row in read_rows(path, corpus=columns):
             if isinstance(row, Row):
                 found[text_key(row.fields)] = row.fields[0]
                 if len(found) >= 4 * max(wanted, BLOCK):
@@ -215,10 +215,10 @@ def _lowest(run: Run, wanted: int) -> list[str]:
     return [found[key] for key in sorted(found)[:wanted]]
 
 
-def _without_model(text: str) -> Written:
-    return Written(text, len(text.split()), None, None, 0, 0, ())
+def _without_model(text: str) -> GeneratedText:
+    return GeneratedText(text, len(text.split()), None, None, 0, 0, ())
 
 
 def _family(unit: Unit) -> Family:
-    block: Block = unit.work
+    block: Block = unit.payload
     return block.family

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.data.parquet import write_table
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.retry import patiently
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, undone
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.stage import Identity, Run, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
@@ -24,17 +24,17 @@ from amalgam.stages.generate.requests import (
     Block,
     block_units,
     corpus_digests,
-    families_of,
+    generate_config,
     language_model_digest,
     language_model_files,
     no_word,
     said_of,
-    settings_of,
     teacher_identity,
+    text_families,
 )
 
 if TYPE_CHECKING:
-    from amalgam.stages.generate.decoding import Written
+    from amalgam.stages.generate.decoding import GeneratedText
 
 
 ALL_TEXTS = "texts"
@@ -43,21 +43,21 @@ ALL_TEXTS = "texts"
 class Generate:
     name: ClassVar[str] = "generate"
     VERSION: ClassVar[int] = 2
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "texts"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "texts"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.generate is not None and experiment.reads_texts
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
 
         prepare_teachers(run)
-        fetch(run, settings_of(run).corpus or [])
-        if settings_of(run).writes:
+        fetch(run, generate_config(run).corpus or [])
+        if generate_config(run).writes:
             language_model_files(run)
 
     def identity(self, run: Run) -> Identity:
-        settings = settings_of(run)
+        settings = generate_config(run)
         teachers = {known.name: {**teacher_identity(known), "labels": list(known.labels)} for known in teachers_of(run)}
         inputs: dict[str, Any] = {"teachers": teachers}
         if settings.writes:
@@ -71,14 +71,14 @@ class Generate:
         gathered = Unit(ALL_TEXTS, folder)
         return [*block_units(run), *([gathered] if run.store.has(gathered.record_path) else [])]
 
-    def further(self, run: Run, folder: Path) -> Sequence[Unit]:
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Gathering is possible once all blocks are there."""
         return [*block_units(run), Unit(ALL_TEXTS, folder)]
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.generate.sources import make
 
-        blocks = [unit for unit in units if isinstance(unit.work, Block)]
+        blocks = [unit for unit in units if isinstance(unit.payload, Block)]
         if blocks:
             _describe(run)
             _warn_of_names(run)
@@ -86,27 +86,27 @@ class Generate:
             try:
                 make(run, blocks, partial(_commit, run, began))
             finally:
-                run.memory.pop("language model", None)
+                run.cache.pop("language model", None)
         for unit in units:
-            if not isinstance(unit.work, Block) and not undone(run, list(block_units(run))):
-                patiently(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
+            if not isinstance(unit.payload, Block) and not pending_units(run, list(block_units(run))):
+                with_retries(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
 
     def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  they are not written yet
         return []
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         gathered = next(record for record in records if record.name == ALL_TEXTS)
-        families = [family.name for family in families_of(run)]
+        families = [family.name for family in text_families(run)]
         return {"families": families, "file": gathered.files[0].path, **gathered.facts}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if fresh:
             facts = manifest.facts
             where = run.store.where(run.store.path(texts_file(manifest)))
             run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {where}")
 
 
-def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) -> None:
+def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[GeneratedText]) -> None:
     """`began`: when the last unit was done, so that all seconds are counted once."""
     seconds, began[0] = time.monotonic() - began[0], time.monotonic()
 
@@ -114,12 +114,12 @@ def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[Written]) 
         from amalgam.stages.generate.tables import written_table
 
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(written_table(unit.work.first, texts), draft.folder / "unit.parquet")
+            write_table(written_table(unit.payload.first, texts), draft.folder / "unit.parquet")
             scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
-            draft.facts = {"first": unit.work.first, "rows": len(texts), "tokens": tokens, "scored": scored}
+            draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
             draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
 
-    patiently(commit, run, f"generate {unit.name}")
+    with_retries(commit, run, f"generate {unit.name}")
 
 
 def _gather(run: Run, unit: Unit) -> None:
@@ -128,21 +128,21 @@ def _gather(run: Run, unit: Unit) -> None:
     table = generated_table(run)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "texts.parquet")
-        draft.facts = {"source": settings_of(run).source, "texts": table.num_rows}
+        draft.facts = {"source": generate_config(run).source, "texts": table.num_rows}
         draft.made = {"libraries": library_versions()}
 
 
 def _describe(run: Run) -> None:
     """key.json: what a family is, for a person who finds the folder."""
-    for family in families_of(run):
+    for family in text_families(run):
         path = run.store.folder("generate", family.name) / "key.json"
         if not run.store.has(path):
-            who = family.teacher or settings_of(run).source
+            who = family.teacher or generate_config(run).source
             run.store.replace(path, {"teacher": who, "dtype": "fp32", **family.key})
 
 
 def _warn_of_names(run: Run) -> None:
-    settings = settings_of(run)
+    settings = generate_config(run)
     prompts = settings.prompt or (["{label}"] if settings.source == "prompted" else [])
     if not settings.writes or not any("{label}" in prompt for prompt in prompts):
         return

@@ -15,18 +15,18 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.teachers import teachers_of
 from amalgam.stages.generate.filters import qualities
 from amalgam.stages.generate.keyed_random import uniform
-from amalgam.stages.generate.requests import Family, block_units, families_of, settings_of
+from amalgam.stages.generate.requests import Family, block_units, generate_config, text_families
 from amalgam.stages.generate.sources import word_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.generate.decoding import Written
+    from amalgam.stages.generate.decoding import GeneratedText
 
 
 DRAW = 1 << 33
 """A place beyond any text's end, and beyond its choices."""
 
 
-def written_table(first: int, texts: Sequence[Written]) -> pa.Table:
+def written_table(first: int, texts: Sequence[GeneratedText]) -> pa.Table:
     columns = {
         "text": [text.text for text in texts],
         "index": list(range(first, first + len(texts))),
@@ -40,8 +40,8 @@ def written_table(first: int, texts: Sequence[Written]) -> pa.Table:
 def generated_table(run: Run) -> pa.Table:
     """By index, then in the order of teachers and classes."""
     labels = {known.name: known.labels for known in teachers_of(run)}
-    seed, source = settings_of(run).seed, settings_of(run).source
-    numbers = {family.name: number for number, family in enumerate(families_of(run))}
+    seed, source = generate_config(run).seed, generate_config(run).source
+    numbers = {family.name: number for number, family in enumerate(text_families(run))}
     rows: list[tuple[int, int, dict[str, Any]]] = []
     for family, table in _blocks(run):
         said = {
@@ -67,5 +67,5 @@ def _blocks(run: Run) -> list[tuple[Family, pa.Table]]:
     for unit in units:
         if unit.record_path not in records:
             raise DamagedError(f"generate {unit.name} is gone", path=str(unit.record_path))
-    paths = run.store.checked_all(records[unit.record_path].files[0] for unit in units)
-    return [(unit.work.family, read_table(path)) for unit, path in zip(units, paths, strict=True)]
+    paths = run.store.verified_paths(records[unit.record_path].files[0] for unit in units)
+    return [(unit.payload.family, read_table(path)) for unit, path in zip(units, paths, strict=True)]

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.teachers import KnownTeacher, prepare_teachers, teachers_of
 
 FILE = "embeddings.safetensors"
@@ -23,16 +23,16 @@ FEW = 0.5
 """Less than this share of a class's embeddings taken for the class is said."""
 
 
-class GuessEmbeddings(UnitByUnit):
+class GuessEmbeddings(SequentialStage):
     name: ClassVar[str] = "guess-embeddings"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
-    measure: ClassVar[str] = "embeddings"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    unit_label: ClassVar[str] = "embeddings"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not experiment.reads_texts
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
 
     def identity(self, run: Run) -> Identity:
@@ -52,8 +52,8 @@ class GuessEmbeddings(UnitByUnit):
 
         from amalgam.stages.guess_embeddings.search import guess
 
-        known, place = unit.work
-        teacher = loaded_teacher(run, known, "fp32", passes=0)
+        known, place = unit.payload
+        teacher = load_teacher(run, known, "fp32", passes=0)
         embeddings, logits = guess(teacher, place, run.experiment.embeddings, stop=run.signals.check)
         with run.store.draft(unit.folder, unit.name) as draft:
             save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)
@@ -77,7 +77,7 @@ class GuessEmbeddings(UnitByUnit):
             }
         }
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         for name, labels in manifest.facts["teachers"].items():

@@ -27,7 +27,7 @@ def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
     said = run.experiment.generate
     if said is None:
         raise AssertionError("no generated texts")  # generated_sources says so
-    table = read_table(run.store.checked(generated_file(run)))
+    table = read_table(run.store.verified_path(generated_file(run)))
     held_out = _numbers(table, "draw", 1.0) < said.held_out
     mine = table.filter(held_out if part == HELD_OUT else ~held_out)
     passed, failed = _passed(mine, said)

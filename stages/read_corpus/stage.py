@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from amalgam.data.corpus import leaks, read_part
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import GENERATED, gates_of
@@ -18,16 +18,16 @@ from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 KEPT = "kept.parquet"
 
 
-class ReadCorpus(UnitByUnit):
+class ReadCorpus(SequentialStage):
     name: ClassVar[str] = "read-corpus"
     VERSION: ClassVar[int] = 2
-    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
-    measure: ClassVar[str] = "parts"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
+    unit_label: ClassVar[str] = "parts"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - every experiment has texts
+    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - every experiment has texts
         return True
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         """Remote files are fetched once; what they held then is pinned."""
         for sources in sources_of(run.experiment).values():
             fetch(run, sources)
@@ -54,7 +54,7 @@ class ReadCorpus(UnitByUnit):
             facts = read_part(
                 files,
                 corpus_for(run.experiment, unit.name),
-                part=unit.work,
+                part=unit.payload,
                 folder=draft.folder,
                 require_label=needs_label,
             )
@@ -64,7 +64,7 @@ class ReadCorpus(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
 
         parts = {record.name: record.facts for record in records}
-        folders = {record.name: run.store.at_hand(record.files) for record in records if record.files}
+        folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
         leaked = {
             part: list(leaks(folders["train"], folders[part]))
             for part in ("validation", "test")
@@ -72,7 +72,7 @@ class ReadCorpus(UnitByUnit):
         }
         return {"parts": parts, "leaks": leaked}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         for part, facts in manifest.facts["parts"].items():
@@ -118,6 +118,6 @@ def _part_fingerprint(run: Run, part: str) -> str:
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
 
 
-def _train_needs_label(experiment: ExperimentFile) -> bool:
+def _train_needs_label(experiment: ExperimentConfig) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
     return trains or experiment.targets.reads_gold

@@ -20,7 +20,7 @@ from amalgam.stages.common.answers.read import shelves_of
 from amalgam.stages.common.answers.statistics import softmax
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
-from amalgam.stages.common.metrics import Said, evaluate
+from amalgam.stages.common.metrics import Predictions, evaluate
 from amalgam.stages.common.teachers import label_space
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.zero_shot import AT_ONCE, similarities
@@ -38,7 +38,7 @@ NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
 
 
 @dataclass(frozen=True)
-class Answered:
+class BatchAnswers:
     """What every system says of labelled test texts, in the order of their keys."""
 
     keys: Array
@@ -46,12 +46,12 @@ class Answered:
     """By position in the union, as all labels here."""
     own: dict[str, Array]
     """What each teacher says, among its own labels."""
-    systems: dict[str, Said]
+    systems: dict[str, Predictions]
     """By the name of a system, in the order of the table."""
 
 
 @dataclass(frozen=True)
-class Judged(Answered):
+class TestAnswers(BatchAnswers):
     """Of the whole part."""
 
     space: LabelSpace
@@ -59,7 +59,7 @@ class Judged(Answered):
     """The system that the report is about."""
 
 
-def answered(run: Run, test: Part) -> Judged:
+def answered(run: Run, test: Part) -> TestAnswers:
     space, student = label_space(run), None
     judged = method_name(run.experiment)
     if run.experiment.student.learns:
@@ -71,11 +71,11 @@ def answered(run: Run, test: Part) -> Judged:
         similar = similarities(run, before, rows)
         parts.append(_asked(run, buckets, space, similar, (judged, student)))
         before += rows
-    return Judged(
+    return TestAnswers(
         np.concatenate([part.keys for part in parts]),
         np.concatenate([part.gold for part in parts]),
         {name: np.concatenate([part.own[name] for part in parts]) for name in parts[0].own},
-        {name: Said.joined([part.systems[name] for part in parts]) for name in parts[0].systems},
+        {name: Predictions.joined([part.systems[name] for part in parts]) for name in parts[0].systems},
         space,
         judged,
     )
@@ -83,7 +83,7 @@ def answered(run: Run, test: Part) -> Judged:
 
 def _asked(
     run: Run, buckets: Sequence[Bucket], space: LabelSpace, similar: Array, student: tuple[str, Classifier | None]
-) -> Answered:
+) -> BatchAnswers:
     """Texts whose label no teacher knows were refused, or skipped by the experiment's wish, before."""
     import pyarrow as pa
 
@@ -93,26 +93,26 @@ def _asked(
     kept = gold >= 0
     keys, gold = key_array(table.column("key"))[kept], gold[kept]
     own: dict[str, Array] = {}
-    systems: dict[str, Said] = {}
+    systems: dict[str, Predictions] = {}
     if space.columns:
         prefixes = [bucket.prefix for bucket in buckets]
         logits = {name: _cached_logits(run, family, prefixes, keys) for name, family in families_of(run).items()}
         for name, columns in space.columns.items():
             own[name] = np.array(columns)[logits[name].argmax(axis=1)]
-            systems[f"teacher:{name}"] = Said.of(_padded(softmax(logits[name]), space, name), gold)
-        systems["ensemble"] = Said.of(_ensemble(logits, space), gold)
-    systems["zero-shot"] = Said.of(softmax(similar[kept]), gold)
+            systems[f"teacher:{name}"] = Predictions.of(_padded(softmax(logits[name]), space, name), gold)
+        systems["ensemble"] = Predictions.of(_ensemble(logits, space), gold)
+    systems["zero-shot"] = Predictions.of(softmax(similar[kept]), gold)
     name, classifier = student
     if classifier is not None:
-        systems[name] = Said.of(softmax(classifier.logits(_texts(table, kept))), gold)
-    return Answered(keys, gold, own, systems)
+        systems[name] = Predictions.of(softmax(classifier.logits(_texts(table, kept))), gold)
+    return BatchAnswers(keys, gold, own, systems)
 
 
 def _texts(table: pa.Table, kept: Array) -> list[tuple[str, ...]]:
     return [text for text, wanted in zip(fields(table), kept.tolist(), strict=True) if wanted]
 
 
-def evaluation_of(run: Run, test: Part, found: Judged) -> dict[str, Any]:
+def evaluation_of(run: Run, test: Part, found: TestAnswers) -> dict[str, Any]:
     space, learns = found.space, run.experiment.student.learns
     groups = {teacher: list(columns) for teacher, columns in space.columns.items()}
     bins = run.experiment.report.calibration_bins
@@ -146,7 +146,7 @@ def _cached_logits(run: Run, family: str, prefixes: Sequence[str], keys: Array) 
     found: Array | None = None
     there = np.zeros(len(keys), dtype=bool)
     for file in shelves_of(run)[family].about(prefixes):
-        path = run.store.checked(file)
+        path = run.store.verified_path(file)
         if "logits" not in pq.read_schema(path).names:
             continue
         held = read_keys(path)

@@ -53,14 +53,14 @@ def _stored(run: Run, numbers: dict[str, Any]) -> dict[str, Path]:
     folder = run.store.folder("report", run.fingerprint("report")) / "pages"
     name = f"page-{fingerprint([PAGE_VERSION, drawn_by(), numbers])}"
     record = run.store.record(folder / f"{name}.json")
-    if record is None or any(run.store.fault(file) for file in record.files):
+    if record is None or any(run.store.check_file(file) for file in record.files):
         with run.store.draft(folder, name) as draft:
             (draft.folder / "report.html").write_text(page(numbers), "utf-8")
             (draft.folder / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", "utf-8")
         files = draft.files
     else:
         files = record.files
-    return {Path(file.path).suffix: run.store.checked(file) for file in files}
+    return {Path(file.path).suffix: run.store.verified_path(file) for file in files}
 
 
 def put(base: Path, name: str, contents: dict[str, bytes]) -> str:

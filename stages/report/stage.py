@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.common.answers.families import dtype_of, families_of
@@ -32,16 +32,16 @@ EVALUATION, FINDINGS = "evaluation.json", "findings.json"
 INDENTED = 100  # labels
 
 
-class Report(UnitByUnit):
+class Report(SequentialStage):
     name: ClassVar[str] = "report"
     VERSION: ClassVar[int] = 4
-    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
-    measure: ClassVar[str] = "evaluations"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
+    unit_label: ClassVar[str] = "evaluations"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:  # noqa: ARG002 - without test texts it says less
+    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - without test texts it says less
         return True
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         check_page(run)
         if run.experiment.corpus.test:
             encoder_files(run, run.experiment.student, ENCODER)
@@ -81,7 +81,7 @@ class Report(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"method": method_name(run.experiment), **records[-1].facts}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
         found = evaluation(run)
         if found:
             show_evaluation(run, found)
@@ -116,7 +116,7 @@ def stored(run: Run, name: str) -> dict[str, Any] | None:
     file = next((file for file in run.result("report").files if Path(file.path).name == name), None)
     if file is None:
         return None
-    found: dict[str, Any] = json.loads(run.store.checked(file).read_text("utf-8"))
+    found: dict[str, Any] = json.loads(run.store.verified_path(file).read_text("utf-8"))
     return found
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from amalgam.data.parquet import key_list
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, fields, tables
-from amalgam.stages.common.metrics import Said, confusion_of
-from amalgam.stages.report.evaluation import Judged
+from amalgam.stages.common.metrics import Predictions, confusion_of
+from amalgam.stages.report.evaluation import TestAnswers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +32,7 @@ KEPT_RIGHT = 200_000
 """Up to so many texts, which of them were answered rightly is kept, for runs to be compared text by text."""
 
 
-def looked_at(run: Run, test: Part, found: Judged) -> dict[str, Any]:
+def looked_at(run: Run, test: Part, found: TestAnswers) -> dict[str, Any]:
     answers = found.systems[found.judged]
     names, gold = found.space.names, found.gold
     confusion = confusion_of(answers, gold, len(names))
@@ -50,7 +50,7 @@ def looked_at(run: Run, test: Part, found: Judged) -> dict[str, Any]:
     }
 
 
-def calibration(answers: Said, gold: Array, bins: int) -> list[dict[str, Any]]:
+def calibration(answers: Predictions, gold: Array, bins: int) -> list[dict[str, Any]]:
     """By equal bins of confidence, (low, high], as ECE counts them; empty ones are left out."""
     confidence, right = answers.confidence, answers.label == gold
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
@@ -67,7 +67,7 @@ def calibration(answers: Said, gold: Array, bins: int) -> list[dict[str, Any]]:
     ]
 
 
-def _classes(confusion: Array, names: tuple[str, ...], found: Judged) -> list[dict[str, Any]]:
+def _classes(confusion: Array, names: tuple[str, ...], found: TestAnswers) -> list[dict[str, Any]]:
     """In the order of the union. `known`: of this label's texts, those on which some teacher of it says it."""
     owners, known = found.space.owners, _known(found)
     return [
@@ -83,7 +83,7 @@ def _classes(confusion: Array, names: tuple[str, ...], found: Judged) -> list[di
     ]
 
 
-def _known(found: Judged) -> Array | None:
+def _known(found: TestAnswers) -> Array | None:
     """Whether some teacher that has the gold label would give it: as right as any choice among teachers can be."""
     if not found.own:
         return None
@@ -94,7 +94,7 @@ def _known(found: Judged) -> Array | None:
     return right
 
 
-def _teachers(found: Judged) -> dict[str, Any]:
+def _teachers(found: TestAnswers) -> dict[str, Any]:
     """How right teachers are where they could be: of the texts whose gold label is theirs, among their own labels."""
     known = _known(found)
     own = {}
@@ -131,7 +131,7 @@ def _matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
     return {"labels": [names[place] for place in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(run: Run, test: Part, found: Judged) -> list[dict[str, Any]]:
+def _errors(run: Run, test: Part, found: TestAnswers) -> list[dict[str, Any]]:
     """The wrong answers that were given with most certainty."""
     answers, names = found.systems[found.judged], found.space.names
     wrong = np.flatnonzero(answers.label != found.gold)

@@ -22,7 +22,7 @@ Found = dict[str, Any]
 
 def history(run: Run) -> Found:
     """Of this run, kept beside what it found: which stages had work to do, and what the teachers' answers took."""
-    return {"ran": sorted(run.ran), "asked": _asked(run) if "cache-teachers" in run.results else []}
+    return {"ran": sorted(run.executed), "asked": _asked(run) if "cache-teachers" in run.results else []}
 
 
 def _asked(run: Run) -> list[Found]:
@@ -107,7 +107,11 @@ def others(run: Run) -> Iterator[Found]:
     mine = run.result("report").identity["inputs"].get("test")
     for folder in run.store.folders("report") if mine else []:
         manifest = run.store.manifest("report", folder.name)
-        if manifest is None or manifest.identity.get("inputs", {}).get("test") != mine or run.store.absent(manifest):
+        if (
+            manifest is None
+            or manifest.identity.get("inputs", {}).get("test") != mine
+            or run.store.missing_files(manifest)
+        ):
             continue
         student, targets = _upstream(run, manifest, "train-student"), None
         if student:

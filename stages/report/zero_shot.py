@@ -80,7 +80,7 @@ def similarities(run: Run, first: int, rows: int) -> Array:
     record = run.store.record(zero_shot_unit(run).record_path)
     if record is None:
         raise AssertionError("zero-shot was measured before the report")  # units are done in order
-    file = pl.scan_parquet(run.store.checked(record.files[0]))
+    file = pl.scan_parquet(run.store.verified_path(record.files[0]))
     found: Array = file.slice(first, rows).select("similarity").collect()["similarity"].to_numpy()
     return found.astype("float64")
 

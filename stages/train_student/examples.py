@@ -10,11 +10,11 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.common.corpus import read_bucket, train_part
-from amalgam.stages.common.encoders import Beginner
-from amalgam.stages.common.training.examples import Lessons, _split, _tokens
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.training.examples import TrainingData, _split, _tokens
 
 
-def lessons(run: Run, new: Beginner, *, held_out: float) -> Lessons:
+def lessons(run: Run, new: NewClassifier, *, held_out: float) -> TrainingData:
     """The training texts with the targets that build-targets made of them."""
     tokens, keys, targets, weights = [], [], [], []
     buckets = train_part(run).buckets

@@ -18,9 +18,9 @@ import torch
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.inference.batches import RowNumbers
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.common.training.batches import Examples
@@ -34,14 +34,14 @@ SCORED = 64
 
 
 @dataclass(frozen=True)
-class Material:
+class EmbeddingData:
     embeddings: torch.Tensor
     """[B, T, W] as the student reads them, special tokens included."""
     targets: torch.Tensor
     """[B, labels of the union]."""
 
-    def take(self, rows: Any) -> Material:
-        return Material(self.embeddings[rows], self.targets[rows])
+    def take(self, rows: Any) -> EmbeddingData:
+        return EmbeddingData(self.embeddings[rows], self.targets[rows])
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FromEmbeddings:
     """The targets' own objective, where the encoder is given embeddings."""
 
     whole_batches: ClassVar[bool] = False
-    material: Material
+    material: EmbeddingData
     targets: WeightedKL
 
     def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
@@ -66,7 +66,7 @@ class FromEmbeddings:
         yield
 
 
-def train_without_texts(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
+def train_without_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     """As training.train does it from texts."""
     student, labels = run.experiment.student, list(label_space(run).names)
     new = beginner(run, student, labels, "student.encoder")
@@ -87,7 +87,7 @@ def train_without_texts(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str,
     return new, {**facts, "selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0}
 
 
-def gathered(run: Run, new: Beginner, temperature: float) -> Material:
+def gathered(run: Run, new: NewClassifier, temperature: float) -> EmbeddingData:
     """Of every teacher and class, in the student's own space."""
     from safetensors.torch import load_file
 
@@ -105,25 +105,25 @@ def gathered(run: Run, new: Beginner, temperature: float) -> Material:
         )
     embeddings, targets = [], []
     for known in teachers_of(run):
-        teacher = loaded_teacher(run, known, "fp32", passes=0)
+        teacher = load_teacher(run, known, "fp32", passes=0)
         matrix = fitted((teacher.model, teacher.tokenizer), (new.model, new.tokenizer), known.name)
         for one in made.facts["teachers"][known.name].values():
-            found = load_file(run.store.checked(files[one["file"]]))
+            found = load_file(run.store.verified_path(files[one["file"]]))
             padded = torch.zeros(len(found["logits"]), len(space.names))
             padded[:, list(space.columns[known.name])] = torch.softmax(found["logits"] / temperature, dim=-1)
             embeddings.append(frame(aligned(found["embeddings"]) @ matrix))
             targets.append(padded)
-    return Material(torch.cat(embeddings), torch.cat(targets))
+    return EmbeddingData(torch.cat(embeddings), torch.cat(targets))
 
 
-def as_examples(material: Material) -> Examples:
+def as_examples(material: EmbeddingData) -> Examples:
     """Token ids that only say how long each is."""
     count, tokens = material.embeddings.shape[:2]
     ids = [np.zeros(tokens, np.int64)] * count
     return Examples(ids, None, material.targets.numpy(), np.ones(count, np.float32))
 
 
-def closeness(material: Material, objective: WeightedKL) -> Score:
+def closeness(material: EmbeddingData, objective: WeightedKL) -> Score:
     """Minus the mean of what is minimised."""
 
     def score(model: Any) -> float:

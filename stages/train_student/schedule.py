@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.encoders import Beginner
-from amalgam.stages.common.training.examples import Lessons
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.training.examples import TrainingData
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert, stratanet
-from amalgam.stages.train_student.objectives.states import Setting
+from amalgam.stages.train_student.objectives.states import ObjectiveContext
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Phases = list[tuple[str, Objective]]
 
 
-PHASES: Mapping[str, Callable[[Setting], Phases]] = {
+PHASES: Mapping[str, Callable[[ObjectiveContext], Phases]] = {
     "targets": lambda setting: [("", setting.targets)],
     "layerwise": layerwise.phases,
     "dfa": dfa.phases,
@@ -34,26 +34,26 @@ PHASES: Mapping[str, Callable[[Setting], Phases]] = {
 """By objective.name. A phase without a name of its own is the only one."""
 
 
-def phases_of(run: Run, new: Beginner, material: Lessons, targets: Objective) -> Phases:
+def phases_of(run: Run, new: NewClassifier, material: TrainingData, targets: Objective) -> Phases:
     states = _states(run, material) if run.experiment.objective.states else []
     return phases_over(run, new, states, targets, _confidence(run, material))
 
 
 def phases_over(
-    run: Run, new: Beginner, states: list[States], targets: Objective, confidence: NDArray[Any] | None = None
+    run: Run, new: NewClassifier, states: list[States], targets: Objective, confidence: NDArray[Any] | None = None
 ) -> Phases:
     """What the objectives add to the student starts from the student's seed."""
     import torch
 
     said, config = run.experiment.objective, new.model.config.get_text_config()
     shape = int(config.num_hidden_layers), int(config.hidden_size)
-    setting = Setting(said, targets, states, *shape, int(new.model.config.num_labels), confidence)
+    setting = ObjectiveContext(said, targets, states, *shape, int(new.model.config.num_labels), confidence)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.experiment.student.seed)
         return PHASES[said.name](setting)
 
 
-def _confidence(run: Run, material: Lessons) -> NDArray[Any] | None:
+def _confidence(run: Run, material: TrainingData) -> NDArray[Any] | None:
     """In each teacher, by block of its states, where an objective weighs them."""
     if run.experiment.objective.name != "stratanet":
         return None
@@ -63,7 +63,7 @@ def _confidence(run: Run, material: Lessons) -> NDArray[Any] | None:
     return confidences(run, material.keys, prefixes).astype("float32")
 
 
-def _states(run: Run, material: Lessons) -> list[States]:
+def _states(run: Run, material: TrainingData) -> list[States]:
     from amalgam.stages.common.states.read import states_of
 
     found = states_of(run, material.keys)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import part_of
@@ -27,16 +27,16 @@ FEW_STEPS = 200
 """Of learning: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
 
-class TrainStudent(UnitByUnit):
+class TrainStudent(SequentialStage):
     name: ClassVar[str] = "train-student"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "together"
-    measure: ClassVar[str] = "students"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "collective"
+    unit_label: ClassVar[str] = "students"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         check_place(run.base, "students", run.experiment.student.name)
         encoder_files(run, run.experiment.student, ENCODER)
 
@@ -72,7 +72,7 @@ class TrainStudent(UnitByUnit):
         from amalgam.stages.train_student.training import train
 
         learned, facts = (train if run.experiment.reads_texts else train_without_texts)(run, unit.folder / "checkpoint")
-        if run.share.leads:
+        if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
                 save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
@@ -81,7 +81,7 @@ class TrainStudent(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return dict(records[0].facts)
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         said = run.experiment.student
         about = {
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
@@ -101,7 +101,7 @@ class TrainStudent(UnitByUnit):
 
 def student_folder(run: Run) -> Path:
     """The Hugging Face folder in the store, every file checked."""
-    return run.store.checked_folder(run.result("train-student").files)
+    return run.store.verified_folder(run.result("train-student").files)
 
 
 def _select(run: Run) -> str:

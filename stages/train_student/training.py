@@ -8,16 +8,16 @@ from typing import Any
 from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.training.examples import labelled
-from amalgam.stages.common.training.run import accuracy_on, closeness_to, learn
+from amalgam.stages.common.training.run import accuracy_on, learn, negative_loss
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.train_student.examples import lessons
 from amalgam.stages.train_student.objectives.targets import objective_of
 from amalgam.stages.train_student.schedule import phases_of
 
 
-def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
+def train(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     """The student, no beginner any more, and the facts of its training."""
     student, taught = run.experiment.student, run.result("build-targets").facts
     labels: list[str] = taught["labels"]
@@ -33,7 +33,7 @@ def train(run: Run, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
         held_out = f"held-out targets, {'gold labels among them' if taught.get('gold') else 'no labels used'}"
         whose = held_out if material.held_out else "the targets themselves"
         selected_by = f"{measure} {whose}"
-        score = closeness_to(material.held_out or material.learn, new.pad_id, objective)
+        score = negative_loss(material.held_out or material.learn, new.pad_id, objective)
     settings = training_of(run, student, temperature)
     done = [
         (name, learn(run, new, material.learn, settings, score, checkpoint / name, phase, keep=bool(name), what=name))

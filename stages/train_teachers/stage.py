@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.encoders import Beginner, encoder_files
+from amalgam.stages.common.encoders import NewClassifier, encoder_files
 from amalgam.stages.common.models.output_folder import check_place, place
 from amalgam.stages.common.teachers import trained_folder
 from amalgam.stages.train_teachers.settings import (
@@ -28,16 +28,16 @@ from amalgam.stages.train_teachers.settings import (
 )
 
 
-class TrainTeachers(UnitByUnit):
+class TrainTeachers(SequentialStage):
     name: ClassVar[str] = "train-teachers"
     VERSION: ClassVar[int] = 1
-    spread: ClassVar[Literal["units", "together", "alone"]] = "together"
-    measure: ClassVar[str] = "teachers"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "collective"
+    unit_label: ClassVar[str] = "teachers"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.train_teachers is not None
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         for said, where in encoders_of(run).values():
             encoder_files(run, said, where)
         for name in groups_of(run):
@@ -58,32 +58,32 @@ class TrainTeachers(UnitByUnit):
         from amalgam.stages.common.models.loading import save_pretrained_folder
 
         for one, learned, facts in self._trained(run, unit):
-            if run.share.leads:
+            if run.share.is_leader:
                 with run.store.draft(one.folder, one.name) as draft:
                     save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                     draft.facts, draft.made = facts, {"libraries": library_versions()}
-        if run.share.leads:
+        if run.share.is_leader:
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
 
-    def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, Beginner, dict[str, Any]]]:
+    def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, NewClassifier, dict[str, Any]]]:
         """The unit's teacher, and those that were trained with it."""
         checkpoint = unit.folder / "checkpoint"
         if not settings_of(run).together:
             from amalgam.stages.train_teachers.training import train
 
-            yield (unit, *train(run, unit.work, _part(run), checkpoint))
-        elif not run.memory.get("trained together"):
+            yield (unit, *train(run, unit.payload, _part(run), checkpoint))
+        elif not run.cache.get("trained together"):
             from amalgam.stages.train_teachers.together import train_together
 
-            found = train_together(run, unit.work, _part(run), checkpoint)
-            run.memory["trained together"] = True  # all processes know it, whoever writes
+            found = train_together(run, unit.payload, _part(run), checkpoint)
+            run.cache["trained together"] = True  # all processes know it, whoever writes
             for one in self.units(run, unit.folder):
                 yield (one, *found[one.name])
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         for name, facts in manifest.facts["teachers"].items():
             folder = trained_folder(run, name)
             place(folder, run.base, "teachers", name, folder.name)

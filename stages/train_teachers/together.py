@@ -20,7 +20,7 @@ from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.training.batches import Examples
@@ -94,7 +94,7 @@ def _types(part: Examples, row: int) -> Array:
 
 def train_together(
     run: Run, labels: Sequence[str], part: Part, checkpoint: Path
-) -> dict[str, tuple[Beginner, dict[str, Any]]]:
+) -> dict[str, tuple[NewClassifier, dict[str, Any]]]:
     """Teacher -> the teacher, no beginner any more, and the facts of its training."""
     news = {name: beginner(run, said, labels, where) for name, (said, where) in encoders_of(run).items()}
     _refuse_widths(news)
@@ -138,7 +138,7 @@ def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:
     return [float(share) for share in (says == gold[:, None]).mean(axis=0)]
 
 
-def _refuse_widths(news: dict[str, Beginner]) -> None:
+def _refuse_widths(news: dict[str, NewClassifier]) -> None:
     widths = {name: int(new.model.config.hidden_size) for name, new in news.items()}
     if len(set(widths.values())) > 1:
         raise ModelError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.run import accuracy_on, learn
 from amalgam.stages.common.training.settings import Training
@@ -19,7 +19,7 @@ HELD_OUT = 0.05
 EVALUATE_EVERY = 100
 
 
-def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tuple[Beginner, dict[str, Any]]:
+def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     """The teacher, no beginner any more, and the facts of its training."""
     settings = settings_of(run)
     new = beginner(run, settings, labels, "train_teachers.encoder")

@@ -115,7 +115,7 @@ def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
     if not are_written(run.experiment) or len(names) == 1:
         return None
     columns = ["text", "teacher", "class_probability"]
-    table = read_table(run.store.checked(generated_file(run)), columns)
+    table = read_table(run.store.verified_path(generated_file(run)), columns)
     rows = {key: row for row, key in enumerate(keys_of(run, buckets).to_pylist())}
     found = np.zeros((len(rows), len(names)))
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):

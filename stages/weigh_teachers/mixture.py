@@ -35,7 +35,7 @@ PRIOR = 0.05
 
 
 @dataclass(frozen=True)
-class Weighing:
+class TeacherWeights:
     weights: Array
     """[texts, teachers], each row a distribution."""
     shares: Array
@@ -44,18 +44,18 @@ class Weighing:
     """Between own texts and others, in deviations of the noise, the mean over teachers; the mixture's alone."""
 
 
-def by_confidence(confidence: Array, temperature: float) -> Weighing:
+def by_confidence(confidence: Array, temperature: float) -> TeacherWeights:
     """MUKA's own: each text by itself."""
     weights = softmax(confidence / temperature)
-    return Weighing(weights, weights.mean(axis=0), None)
+    return TeacherWeights(weights, weights.mean(axis=0), None)
 
 
-def standardised(signal: Array) -> Weighing:
+def standardised(signal: Array) -> TeacherWeights:
     weights = softmax(standard(signal) / SHARPNESS)
-    return Weighing(weights, weights.mean(axis=0), None)
+    return TeacherWeights(weights, weights.mean(axis=0), None)
 
 
-def mixture(signal: Array, shares: Array | None = None) -> Weighing:
+def mixture(signal: Array, shares: Array | None = None) -> TeacherWeights:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
     Found by EM on standardised signals. Two things are held together over teachers, or EM loses one of them as soon as
@@ -73,7 +73,7 @@ def mixture(signal: Array, shares: Array | None = None) -> Weighing:
         fitted = _fitted(scores, weights, shares)
         if change < SETTLED:
             break
-    return Weighing(weights, fitted.shares, float(fitted.separations.mean()))
+    return TeacherWeights(weights, fitted.shares, float(fitted.separations.mean()))
 
 
 @dataclass(frozen=True)

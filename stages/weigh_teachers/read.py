@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def weights_of(run: Run) -> pa.Table:
     """In the order of the corpus's buckets and their keys."""
     name = run.fingerprint("weigh-teachers")
-    known = run.memory.get("weights", ("", None))
+    known = run.cache.get("weights", ("", None))
     if known[0] != name:
-        known = run.memory["weights"] = (name, read_table(run.store.checked(run.result("weigh-teachers").files[0])))
+        known = run.cache["weights"] = (
+            name,
+            read_table(run.store.verified_path(run.result("weigh-teachers").files[0])),
+        )
     return known[1]

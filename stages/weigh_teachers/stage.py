@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.data.parquet import write_table
-from amalgam.pipeline.config.schema import ExperimentFile, Targets
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, UnitByUnit
+from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import train_part
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     pass
 
 
-class WeighTeachers(UnitByUnit):
+class WeighTeachers(SequentialStage):
     name: ClassVar[str] = "weigh-teachers"
     VERSION: ClassVar[int] = 7
-    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
-    measure: ClassVar[str] = "weighings"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
+    unit_label: ClassVar[str] = "weighings"
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and experiment.targets.weighs_together
 
-    def prepare(self, run: Run) -> None: ...
+    def resolve_inputs(self, run: Run) -> None: ...
 
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
@@ -56,7 +56,7 @@ class WeighTeachers(UnitByUnit):
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return dict(records[0].facts)
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())

@@ -29,7 +29,7 @@ from amalgam.stages.weigh_teachers.evidence import (
     speaking_against,
     together,
 )
-from amalgam.stages.weigh_teachers.mixture import Weighing, by_confidence, mixture, standard, standardised
+from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,8 +85,8 @@ def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
     written = provenance(run, buckets)
     kept = kept if written is None else with_provenance(kept, standard(written), facts)
     spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
-    signal = in_company(kept, spaces, run.experiment.targets.neighbours, facts)
-    facts["notes"] += heard_half(facts["against"], list(label_space(run).columns))
+    signal = smooth_over_neighbours(kept, spaces, run.experiment.targets.neighbours, facts)
+    facts["notes"] += downweighted(facts["against"], list(label_space(run).columns))
     return signal, written_shares(written)
 
 
@@ -149,7 +149,7 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
     return kept
 
 
-def in_company(
+def smooth_over_neighbours(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
     """The kinds together, each beside its mean over the neighbours that are worth it.
@@ -171,7 +171,7 @@ def in_company(
     return standard(np.sum([heard.get(kind, 1.0) * standard(one) for kind, (one, _, _) in found.items()], axis=0))
 
 
-def heard_half(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
+def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
     return [
         f"teacher {teacher}: what its {kind} say is higher where others are right ({value:.2f}), and was heard half"
         for kind, values in against.items()
@@ -228,7 +228,7 @@ def written_shares(written: Array | None) -> Array | None:
     return many / many.sum() if many is not None and many.all() else None
 
 
-def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) -> Weighing:
+def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) -> TeacherWeights:
     if how == "standardised" or signal.shape[1] == 1:
         return standardised(signal)
     found = mixture(signal, shares)

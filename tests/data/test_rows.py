@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data.rows import BadRow, Row, rows_of
+from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -22,7 +22,7 @@ def _read(path: Path, content: bytes | str | Any, *, require_label: bool = False
         pq.write_table(content, path)
     else:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return list(rows_of(path, corpus=Corpus(train=["x"], **corpus), require_label=require_label))
+    return list(read_rows(path, corpus=Corpus(train=["x"], **corpus), require_label=require_label))
 
 
 def _good(rows: list[Row | BadRow]) -> list[tuple[Any, ...]]:
@@ -283,7 +283,7 @@ def test_a_damaged_parquet_file_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv cannot be read: No such file"):
-        list(rows_of(tmp_path / "gone.csv", corpus=Corpus(train=["x"])))
+        list(read_rows(tmp_path / "gone.csv", corpus=Corpus(train=["x"])))
 
 
 def test_hostile_names_and_values_are_shown_harmless(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.data import parquet as shards
 from amalgam.data.keys import text_key
-from amalgam.data.parquet import KeySpill, key_array, key_column, key_list, read_keys, read_table, write_table
+from amalgam.data.parquet import ExternalKeySort, key_array, key_column, key_list, read_keys, read_table, write_table
 from amalgam.data.schemas import Column, arrow_schema
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_a_spill_gives_rows_back_in_key_order_and_equal_keys_in_their_own(
 ) -> None:
     monkeypatch.setattr(shards, "RUN_ROWS", run_rows)
     rows = [(text_key([str(row % 30)]), row) for row in range(100)]
-    with KeySpill(pa.schema([("key", pa.binary(16)), ("at", pa.int64())]), tmp_path) as spill:
+    with ExternalKeySort(pa.schema([("key", pa.binary(16)), ("at", pa.int64())]), tmp_path) as spill:
         for row in rows:
             spill.add(row, 1)
         spill.flush()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 import pytest
 
-from amalgam.data.rows import Row, rows_of
-from amalgam.data.sources import fetch_remote, files_of
+from amalgam.data.rows import Row, read_rows
+from amalgam.data.sources import fetch_remote, find_files
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -29,44 +29,44 @@ def _make(folder: Path, *names: str) -> None:
 def test_a_file_a_folder_and_a_glob_are_found_in_order_of_name(tmp_path: Path) -> None:
     _make(tmp_path / "in", "b.csv", "a.CSV", "README.md")
     found = [tmp_path / "in" / "a.CSV", tmp_path / "in" / "b.csv"]
-    assert files_of("in/b.csv", tmp_path) == found[1:]
-    assert files_of("in", tmp_path) == found
-    assert files_of("in/[ab].*", tmp_path) == found
-    assert files_of(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == found[1:]
+    assert find_files("in/b.csv", tmp_path) == found[1:]
+    assert find_files("in", tmp_path) == found
+    assert find_files("in/[ab].*", tmp_path) == found
+    assert find_files(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == found[1:]
 
 
 def test_a_name_that_looks_like_a_glob_is_taken_as_it_stands(tmp_path: Path) -> None:
     _make(tmp_path, "a[1].csv")
-    assert files_of("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
+    assert find_files("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
 
 
 def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> None:
     _make(tmp_path / "texts", "train.csv", "test.csv")
     with pytest.raises(DataError) as caught:
-        files_of("texts/trian.csv", tmp_path)
+        find_files("texts/trian.csv", tmp_path)
     assert caught.value.what == "texts/trian.csv does not exist"
     assert "train.csv" in (caught.value.fix or "")
     with pytest.raises(DataError) as caught:
-        files_of("textz/deep/train.csv", tmp_path)
+        find_files("textz/deep/train.csv", tmp_path)
     assert caught.value.fix == "there are: texts"
 
 
 def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
     _make(tmp_path / "in", "a.csv", "b.jsonl")
     with pytest.raises(DataError, match=r"several kinds: \.csv, \.jsonl"):
-        files_of("in", tmp_path)
+        find_files("in", tmp_path)
 
 
 def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     _make(tmp_path, "a.xlsx")
     with pytest.raises(DataError, match="of no kind that can be read"):
-        files_of("a.xlsx", tmp_path)
+        find_files("a.xlsx", tmp_path)
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     _make(tmp_path / "in", "README.md")
     with pytest.raises(DataError, match="no file of texts in in"):
-        files_of("in", tmp_path)
+        find_files("in", tmp_path)
 
 
 class _Bucket(BaseHTTPRequestHandler):
@@ -133,12 +133,12 @@ def test_s3_parquet_is_read_from_the_endpoint_the_environment_names(tmp_path: Pa
 def test_s3_lines_arrive_unparsed_and_keep_their_numbers(tmp_path: Path, bucket: type[_Bucket]) -> None:
     bucket.objects["/texts/a.csv"] = b'\xef\xbb\xbfid,text\n01,"two\nlines, ""quoted"""\n02,\x00z'
     bucket.objects["/texts/a.jsonl"] = b'{"text": "\\ud83d"}\n\n{"text": 5}\n'
-    rows = list(rows_of(fetch_remote("s3://texts/a.csv", tmp_path), corpus=Corpus(train=["x"], id="id")))
+    rows = list(read_rows(fetch_remote("s3://texts/a.csv", tmp_path), corpus=Corpus(train=["x"], id="id")))
     assert [(row.number, row.fields, row.id) for row in rows if isinstance(row, Row)] == [
         (2, ('two\nlines, "quoted"',), "01"),
         (4, ("\x00z",), "02"),
     ]
-    bad = list(rows_of(fetch_remote("s3://texts/a.jsonl", tmp_path), corpus=Corpus(train=["x"])))
+    bad = list(read_rows(fetch_remote("s3://texts/a.jsonl", tmp_path), corpus=Corpus(train=["x"])))
     assert [row.number for row in bad] == [1, 3]
 
 

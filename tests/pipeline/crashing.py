@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.pipeline.storage.object_store import Bucket
+from amalgam.pipeline.storage.object_store import ObjectStorage
 
 KILLED = 137
 CHANGES = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
@@ -92,7 +92,7 @@ def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch)
     """True if the work ended before its n-th change to the store."""
     left = number
     for name in ("_put", "create", "replace", "remove"):
-        inner = getattr(Bucket, name)
+        inner = getattr(ObjectStorage, name)
 
         def dying(*said: object, inner: Callable[..., object] = inner) -> object:
             nonlocal left
@@ -101,7 +101,7 @@ def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch)
                 raise KilledError
             return inner(*said)
 
-        patch.setattr(Bucket, name, dying)
+        patch.setattr(ObjectStorage, name, dying)
     try:
         work()
     except KilledError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
-from amalgam.pipeline.storage.object_store import Bucket
+from amalgam.pipeline.storage.object_store import ObjectStorage
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
@@ -35,7 +35,7 @@ def opened(address: str) -> Store:
 
 
 def objects(address: str) -> list[str]:
-    return [entry.inside for entry in opened(address).place.walk()]
+    return [entry.inside for entry in opened(address).backend.walk()]
 
 
 def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -61,8 +61,8 @@ def test_a_unit_is_read_on_another_machine_as_it_was_written(
     record = put(opened(address), "one")
     there = elsewhere(address, tmp_path / "other", monkeypatch)
     assert there.record(there.root / "stage/abc/one.json") == record
-    assert there.absent(record) == []
-    path = there.checked(record.files[0])
+    assert there.missing_files(record) == []
+    path = there.verified_path(record.files[0])
     assert path.read_bytes() == TEXT
     assert path.is_relative_to(tmp_path / "other")
     assert objects(address) == [record.files[0].path, "stage/abc/one.json"]
@@ -79,7 +79,7 @@ def test_a_unit_of_several_files_is_a_folder_on_another_machine(
     there = elsewhere(address, tmp_path / "other", monkeypatch)
     record = there.record(there.root / "stage/abc/model.json")
     assert record is not None
-    folder = there.checked_folder(record.files)
+    folder = there.verified_folder(record.files)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*.txt")} == {"a.txt", "deep/b.txt"}
 
 
@@ -107,20 +107,20 @@ def test_an_upload_that_breaks_off_leaves_nothing_and_is_no_silence(
         put(store, "one")
     assert server.objects == {}
     server.breaks_puts_of = ""
-    assert store.absent(put(store, "one")) == []
+    assert store.missing_files(put(store, "one")) == []
 
 
 def impatient(store: Store, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from obstore.store import from_url
 
     client = from_url(address, client_options={"allow_http": True}, retry_config={"max_retries": 0})
-    monkeypatch.setitem(store.place.__dict__, "_client", client)
+    monkeypatch.setitem(store.backend.__dict__, "_client", client)
 
 
 def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server: S3) -> None:
     """FAULTS 2, on an object store."""
     dying = (
-        "import os, sys; from pathlib import Path; from amalgam.pipeline.storage.object_store import Bucket\n"
+        "import os, sys; from pathlib import Path; from amalgam.pipeline.storage.object_store import ObjectStorage\n"
         "from amalgam.tests.pipeline.test_bucket import opened, put\n"
         "Bucket.create = lambda *_: os._exit(137)\n"
         "put(opened(sys.argv[1]), 'one')"
@@ -129,7 +129,7 @@ def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server:
     assert [key.rpartition(".")[2] for key in server.objects] == ["bin"]
     store = opened(ours)
     assert store.records([store.root / "stage/abc/one.json"]) == {}
-    assert store.absent(put(store, "one")) == []
+    assert store.missing_files(put(store, "one")) == []
 
 
 # ---- two writers
@@ -142,7 +142,7 @@ def test_of_two_writers_the_first_record_stands_and_the_second_is_told(address: 
     with store.draft(store.root / "stage/abc", "one", ".bin") as draft:
         (draft.folder / "data.bin").write_bytes(TEXT[::-1])
     assert draft.rival == first
-    assert store.checked(first.files[0]).read_bytes() == TEXT
+    assert store.verified_path(first.files[0]).read_bytes() == TEXT
 
 
 def test_a_manifest_is_written_once(address: str) -> None:
@@ -150,7 +150,7 @@ def test_a_manifest_is_written_once(address: str) -> None:
     path = one.root / "stage/abc" / MANIFEST
     assert one.commit(path, Record("stage", (), {"by": "one"})).facts == {"by": "one"}
     assert other.commit(path, Record("stage", (), {"by": "other"})).facts == {"by": "one"}
-    assert not other.place.create(f"stage/abc/{MANIFEST}", "whatever")
+    assert not other.backend.create(f"stage/abc/{MANIFEST}", "whatever")
 
 
 # ---- damage
@@ -161,7 +161,7 @@ def test_a_damaged_copy_is_fetched_again(address: str, monkeypatch: pytest.Monke
     file = put(store, "one").files[0]
     flip(store.path(file))
     again = opened(address)
-    assert again.checked(file).read_bytes() == TEXT
+    assert again.verified_path(file).read_bytes() == TEXT
     assert objects(address) == [file.path, "stage/abc/one.json"]
 
 
@@ -180,12 +180,12 @@ def test_a_damaged_object_is_named_set_aside_and_may_be_written_again(
     server.objects[key] = harm(TEXT), 0
     there = elsewhere(ours, tmp_path / "other", monkeypatch)
     with pytest.raises(DamagedError) as raised:
-        there.checked(file)
+        there.verified_path(file)
     assert raised.value.what == f"{file.path} is damaged ({said})"
     assert raised.value.where == f"{ours}/{file.path}"
     assert key not in server.objects
     assert [data for name, (data, _) in server.objects.items() if "/quarantine/" in name] == [harm(TEXT)]
-    assert there.checked(put(there, "one").files[0]).read_bytes() == TEXT
+    assert there.verified_path(put(there, "one").files[0]).read_bytes() == TEXT
 
 
 def test_a_store_that_does_not_answer_is_not_an_empty_one(
@@ -229,8 +229,8 @@ def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing
 def test_what_a_listing_does_not_show_is_asked_for_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(ours)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
-    monkeypatch.setattr(Bucket, "_under", lambda *_: [])
-    assert store.absent(Record("all", (*files, StoredFile("stage/abc/no", 1, "0" * 64)))) == [
+    monkeypatch.setattr(ObjectStorage, "_under", lambda *_: [])
+    assert store.missing_files(Record("all", (*files, StoredFile("stage/abc/no", 1, "0" * 64)))) == [
         (StoredFile("stage/abc/no", 1, "0" * 64), "missing")
     ]
 
@@ -242,9 +242,9 @@ def test_of_many_that_are_removed_some_are_gone_already(address: str) -> None:
     store = opened(address)
     names = [f"stage/abc/some {n}.json" for n in range(300)]
     for name in names[::2]:
-        store.place.create(name, "{}")
-    store.place.create("stage/abc/stays.json", "{}")
-    store.place.remove(names)
+        store.backend.create(name, "{}")
+    store.backend.create("stage/abc/stays.json", "{}")
+    store.backend.remove(names)
     assert objects(address) == ["stage/abc/stays.json"]
 
 
@@ -252,14 +252,14 @@ def test_a_listing_of_several_pages_is_whole(ours: str, server: S3) -> None:
     prefix = ours.partition("://")[2]
     for number in range(2500):
         server.put(f"{prefix}/stage/abc/u{number:04}.json", b"{}")
-    place = opened(ours).place
+    place = opened(ours).backend
     assert len(list(place.walk())) == 2500
     assert len(place.names("stage/abc")) == 2500
     assert place.names("stage") == ["abc"]
 
 
 def test_a_store_that_overwrites_is_refused(ours: str, server: S3) -> None:
-    opened(ours).place.check()
+    opened(ours).backend.check()
     server.puts_if_absent = False
     with pytest.raises(ExperimentError, match="does not put if absent"):
-        opened(ours).place.check()
+        opened(ours).backend.check()

@@ -40,7 +40,7 @@ def console_of(err: io.TextIOBase, out: io.TextIOBase | None = None) -> Console:
 
 def work(console: Console, clock: list[float], *, loading: float = 60.0, units: int = 10) -> None:
     """A stage that loads for a minute and then does 100 texts every 5 seconds; 500 were there."""
-    console.starting(STATE)
+    console.stage_started(STATE)
     with console.progress("cache-teachers", "texts", 100 * units, 500):
         clock[0] += loading
         for _ in range(units):
@@ -90,7 +90,7 @@ def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(found: 
     """Stage 0 writes blocks, then gathers them."""
     err = io.StringIO()
     console = console_of(err)
-    console.starting(STATE)
+    console.stage_started(STATE)
     for done, there in [(80, found), (1, found + 80)]:
         with console.progress("generate", "texts", done, there):
             console.advance(done)
@@ -101,7 +101,7 @@ def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(found: 
 def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
     err = io.StringIO()
     console = console_of(err)
-    console.starting(STATE)
+    console.stage_started(STATE)
     with console.progress("train-student", "students", 1, 0):
         clock[0] += 2 * EVERY_SECONDS
         console.advance(1)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.execution.plan import identity_of
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST
-from amalgam.stages.app.maintenance import garbage
+from amalgam.stages.app.maintenance import find_garbage
 from amalgam.tests.pipeline.crashing import killed_at
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 
@@ -25,7 +25,7 @@ UNITS = ["a", "b", "c", "joined", "pair"]
 
 def _complete(base: Path, **sections: Any) -> Run:
     run = toy_run(base, **sections)
-    bring_up_to_date(toy_stages(), run)
+    update(toy_stages(), run)
     return run
 
 
@@ -41,9 +41,9 @@ def _assert_all_or_nothing(run: Run) -> list[str]:
     for path in _records(run):
         record = run.store.record(path)
         assert record is not None, path
-        assert run.store.absent(record) == []
-        assert [fault for file in record.files if (fault := run.store.fault(file))] == []
-        assert all(run.store.checked(file).is_file() for file in record.files)
+        assert run.store.missing_files(record) == []
+        assert [fault for file in record.files if (fault := run.store.check_file(file))] == []
+        assert all(run.store.verified_path(file).is_file() for file in record.files)
         standing.append(path.stem)
     return standing
 
@@ -111,7 +111,7 @@ def test_killed_between_the_last_unit_and_the_manifest_no_unit_is_done_again(
     for manifest in (base / "artifacts").rglob(MANIFEST):
         manifest.unlink()
     (base / "calls.log").unlink()
-    states = bring_up_to_date(toy_stages(), again := toy_run(base))
+    states = update(toy_stages(), again := toy_run(base))
     assert calls(base) == []
     assert [(state.reason, state.done, state.total) for state in states] == [
         ("missing", 3, 3),
@@ -142,7 +142,7 @@ def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(tmp_pa
     orphan = next((base / "artifacts").rglob(f"{TEMPORARY}*/*"))
     run = _complete(base)
     assert orphan.exists()
-    assert garbage(run, unused=False) == []
+    assert find_garbage(run, unused=False) == []
     old = time.time() - 25 * 3600
     os.utime(orphan, (old, old))
-    assert [row["path"] for row in garbage(run, unused=False)] == [str(orphan.relative_to(run.store.root))]
+    assert [row["path"] for row in find_garbage(run, unused=False)] == [str(orphan.relative_to(run.store.root))]

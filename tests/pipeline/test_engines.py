@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.share import Share, share_of
+from amalgam.pipeline.execution.share import WorkerShare, share_of
 
 SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "5"}
 
@@ -29,7 +29,7 @@ def test_a_job_array_says_which_part_is_ours(
 ) -> None:
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert share_of("auto", None) == Share(*share, "part")
+    assert share_of("auto", None) == WorkerShare(*share, "part")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.template import write_template
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -206,7 +206,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         load_experiment(tmp_path)
 
 
-KEYS = st.sampled_from([*ExperimentFile.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
+KEYS = st.sampled_from([*ExperimentConfig.model_fields, "train", "name", "model", "mode", "seed", "<<", "1", "~"])
 SCALARS = st.sampled_from(
     [
         *("yes", "no", "null", "1", "0.5", ".inf", ".nan", "1e999", "0x1F", "2020-01-01", "2020-99-99", "1:30", "soft"),
@@ -389,6 +389,6 @@ def test_a_value_that_only_resembles_a_secret_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_schema_has_every_section_and_describes_every_field() -> None:
-    schema: dict[str, Any] = ExperimentFile.model_json_schema()
-    assert set(schema["properties"]) == set(ExperimentFile.model_fields)
+    schema: dict[str, Any] = ExperimentConfig.model_json_schema()
+    assert set(schema["properties"]) == set(ExperimentConfig.model_fields)
     assert schema["$defs"]["Cache"]["properties"]["passes"]["description"]

@@ -64,20 +64,20 @@ def filled(workspace: str, units: int = UNITS) -> dict[Path, Record]:
 
 def pack_all(workspace: str) -> int:
     store = opened(workspace)
-    return sum(compact(store, loose) for loose in loose_units(store, store.place.walk()))
+    return sum(compact(store, loose) for loose in loose_units(store, store.backend.walk()))
 
 
 def without_loose_files(store: Store) -> None:
     """As gc leaves a disk when a day has gone by."""
-    store.place.inner.remove(sorted(store.place.index(FOLDER).pieces))
+    store.backend.inner.remove(sorted(store.backend.index(FOLDER).pieces))
 
 
 def assert_whole(store: Store, records: dict[Path, Record]) -> None:
     assert store.records(list(records)) == records
     assert set(store.units_in(store.root / FOLDER)) == set(records)
     for number, record in enumerate(records.values()):
-        assert store.absent(record) == []
-        assert store.checked(record.files[0]).read_bytes() == content(number)
+        assert store.missing_files(record) == []
+        assert store.verified_path(record.files[0]).read_bytes() == content(number)
 
 
 # ---- what is packed
@@ -91,7 +91,7 @@ def test_packed_units_are_what_they_were_and_few_files_remain(
     without_loose_files(opened(workspace))
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
     store = opened(workspace)
-    assert len(list(store.place.inner.walk())) == 3  # a pack, its index, and a copy of that
+    assert len(list(store.backend.inner.walk())) == 3  # a pack, its index, and a copy of that
     assert {path.name for path in records} == {path.name for path in store.units_in(store.root / FOLDER)}
     assert_whole(store, {store.root / FOLDER / path.name: record for path, record in records.items()})
     assert pack_all(workspace) == 0
@@ -104,8 +104,8 @@ def test_later_units_are_packed_into_files_of_their_own(workspace: str, monkeypa
     records = filled(workspace)
     assert pack_all(workspace) == 20
     store = opened(workspace)
-    assert store.place.index(FOLDER).read == 2
-    assert len(store.place.index(FOLDER).packs) > 4
+    assert store.backend.index(FOLDER).read == 2
+    assert len(store.backend.index(FOLDER).packs) > 4
     assert_whole(store, records)
 
 
@@ -144,19 +144,19 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
     without_loose_files(opened(workspace))
     store = opened(workspace)
     path, record = list(records.items())[7]
-    piece = store.place.index(FOLDER).pieces[record.files[0].path]
-    pack = store.place.inner.near(piece.pack)
+    piece = store.backend.index(FOLDER).pieces[record.files[0].path]
+    pack = store.backend.inner.local_path(piece.pack)
     assert pack is not None
     flip(pack, piece.offset + 5)
-    store.place.inner.publish({pack: piece.pack}, f"{FOLDER}/packs")
+    store.backend.inner.publish({pack: piece.pack}, f"{FOLDER}/packs")
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
     other = opened(workspace)
     with pytest.raises(DamagedError, match="its content is not what was written"):
-        other.checked(record.files[0])
+        other.verified_path(record.files[0])
     path = other.root / FOLDER / path.name
     assert other.record(path) == record
-    assert other.absent(record) == [(record.files[0], "missing")]
-    assert [entry.bytes for entry in other.place.walk("quarantine")] == [107]
+    assert other.missing_files(record) == [(record.files[0], "missing")]
+    assert [entry.bytes for entry in other.backend.walk("quarantine")] == [107]
     put(other, 7)
     assert_whole(opened(workspace), {other.root / FOLDER / one.name: record for one, record in records.items()})
 
@@ -164,7 +164,7 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
 def test_an_index_that_is_damaged_has_a_copy(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)
-    opened(workspace).place.inner.replace(f"{FOLDER}/packs/000000.gz", "garbage")
+    opened(workspace).backend.inner.replace(f"{FOLDER}/packs/000000.gz", "garbage")
     assert_whole(opened(workspace), records)
 
 
@@ -173,8 +173,8 @@ def test_without_its_pack_a_unit_is_not_whole_and_may_be_made_again(workspace: s
     pack_all(workspace)
     store = opened(workspace)
     without_loose_files(store)
-    store.place.inner.remove(store.place.index(FOLDER).packs)
-    shutil.rmtree(store.place._unpacked, ignore_errors=True)  # noqa: SLF001  this machine's copies
+    store.backend.inner.remove(store.backend.index(FOLDER).packs)
+    shutil.rmtree(store.backend._unpacked, ignore_errors=True)  # noqa: SLF001  this machine's copies
     assert opened(workspace).records(list(records)) == {}
     assert filled(workspace) == records
     assert_whole(opened(workspace), records)
@@ -187,7 +187,7 @@ def test_set_aside_by_hand_packed_units_are_gone(workspace: str) -> None:
     some = list(records)[:3]
     store.quarantine(*some)
     assert set(opened(workspace).records(list(records))) == set(list(records)[3:])
-    assert store.place.index(FOLDER).read == 2  # said in one index, not in three
+    assert store.backend.index(FOLDER).read == 2  # said in one index, not in three
 
 
 # ---- at any moment

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 import pytest
 
 from amalgam.pipeline.execution.plan import Reason, StageState, plan
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import MANIFEST, canonical_record
 from amalgam.stages.app.commands import branches
@@ -22,7 +22,7 @@ Seen = tuple[str, str, str | None, str, int | None, int | None]
 
 def _build(base: Path, **sections: Any) -> Run:
     run = toy_run(base, **sections)
-    bring_up_to_date(toy_stages(), run)
+    update(toy_stages(), run)
     return run
 
 
@@ -95,7 +95,7 @@ def test_a_changed_result_upstream_is_named(tmp_path: Path) -> None:
     before = _build(toy_base(tmp_path)).fingerprint("joined")
     changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
     run = toy_run(tmp_path, **changed)
-    bring_up_to_date(toy_stages(), run, target="joined")
+    update(toy_stages(), run, target="joined")
     states = plan(toy_stages(), run)
     now = run.fingerprint("joined")
     assert (states[2].reason, states[2].detail) == ("upstream", f"joined: {before[:8]} -> {now[:8]}")
@@ -156,7 +156,7 @@ def test_a_partly_done_stage_counts_its_units(tmp_path: Path) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        bring_up_to_date(toy_stages(fail_at_c), toy_run(toy_base(tmp_path)))
+        update(toy_stages(fail_at_c), toy_run(toy_base(tmp_path)))
     assert _plan(tmp_path)[0] == ("letters", "partial", "first-run", "", 2, 3)
     _build(tmp_path)
     assert calls(tmp_path) == ["a", "b", "c", "c", "joined", "pair"]
@@ -164,7 +164,7 @@ def test_a_partly_done_stage_counts_its_units(tmp_path: Path) -> None:
 
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
     run = _build(toy_base(tmp_path))
-    states = bring_up_to_date(toy_stages(), toy_run(tmp_path), target="joined", force=True)
+    states = update(toy_stages(), toy_run(tmp_path), target="joined", force=True)
     assert [(s.reason, s.detail) for s in states] == [(None, ""), ("forced", "--force")]
     assert calls(tmp_path) == ["a", "b", "c", "joined", "pair", "joined"]
     assert _plan(tmp_path) == CURRENT

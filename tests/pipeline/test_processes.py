@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.store import MANIFEST
@@ -52,7 +52,7 @@ def _until_it_works_on(base: Path, unit: str) -> None:
 
 def _alone(base: Path) -> Run:
     run = toy_run(toy_base(base))
-    bring_up_to_date(toy_stages(), run)
+    update(toy_stages(), run)
     return run
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_unit_of_the_other_process_is_mended_without_waiting_for_ever(
     ):
         assert [_end(lead)[0], _end(other)[0]] == [0, 0]
     whole = toy_run(toy_base(tmp_path / "whole"), targets={"temperature": 0.5})
-    bring_up_to_date(toy_stages(), whole)
+    update(toy_stages(), whole)
     assert outcome(toy_run(base)) == outcome(whole)
     assert calls(base).count("b") == 2
 
@@ -112,7 +112,7 @@ def test_a_signal_ends_the_run_after_the_unit_at_hand_and_keeps_it(
     assert "Traceback" not in err
     assert calls(base) == ["a", "b"]
     again = toy_run(base)
-    bring_up_to_date(toy_stages(), again)
+    update(toy_stages(), again)
     assert calls(base) == ["a", "b", "c", "joined", "pair"]
     assert outcome(again) == outcome(_alone(tmp_path / "alone"))
 

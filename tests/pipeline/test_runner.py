@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
-from amalgam.pipeline.execution.runner import MENDINGS, PartDoneError, bring_up_to_date
-from amalgam.pipeline.execution.share import Share, share_of
+from amalgam.pipeline.execution.runner import MENDINGS, PartialRunDoneError, update
+from amalgam.pipeline.execution.share import WorkerShare, share_of
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
@@ -29,7 +29,7 @@ UNITS = ["a", "b", "c", "joined", "pair"]
 
 def _build(base: Path, before: Before | None = None, **more: Any) -> Run:
     run = toy_run(base, **more)
-    bring_up_to_date(toy_stages(before), run)
+    update(toy_stages(before), run)
     return run
 
 
@@ -43,7 +43,7 @@ def _no_temporaries(base: Path) -> bool:
 def test_running_again_does_nothing_and_says_so(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
     err = io.StringIO()
-    states = bring_up_to_date(toy_stages(), toy_run(tmp_path, err=err))
+    states = update(toy_stages(), toy_run(tmp_path, err=err))
     assert [state.state for state in states] == ["current"] * 3
     assert err.getvalue() == "letters: reused\njoined: reused\npair: reused\n"
     assert calls(tmp_path) == UNITS
@@ -53,7 +53,7 @@ def test_what_runs_is_said_with_its_reason_and_where_the_result_lies(tmp_path: P
     _build(toy_base(tmp_path))
     err = io.StringIO()
     run = toy_run(tmp_path, err=err, targets={"temperature": 0.5})
-    bring_up_to_date(toy_stages(), run, target="joined")
+    update(toy_stages(), run, target="joined")
     first, second, third = err.getvalue().splitlines()
     assert first == "letters: reused"
     assert second == "joined: running (config: targets.temperature: 0.2 -> 0.5)"
@@ -76,13 +76,13 @@ def test_two_experiments_share_what_they_have_in_common(tmp_path: Path) -> None:
 
 
 def test_a_target_runs_what_it_needs_and_nothing_after(tmp_path: Path) -> None:
-    bring_up_to_date(toy_stages(), toy_run(toy_base(tmp_path)), target="joined")
+    update(toy_stages(), toy_run(toy_base(tmp_path)), target="joined")
     assert calls(tmp_path) == ["a", "b", "c", "joined"]
 
 
 def test_a_target_that_is_no_stage_is_refused_with_the_stages(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError) as raised:
-        bring_up_to_date(toy_stages(), toy_run(toy_base(tmp_path)), target="trio")
+        update(toy_stages(), toy_run(toy_base(tmp_path)), target="trio")
     assert str(raised.value) == "this experiment has no stage trio\nfix: its stages: letters, joined, pair"
 
 
@@ -98,8 +98,8 @@ def test_units_at_once_are_worked_on_at_the_same_time_and_give_the_same(tmp_path
             both.wait()
 
     one, two = toy_run(toy_base(tmp_path / "one")), toy_run(toy_base(tmp_path / "two"))
-    bring_up_to_date([Letters()], one)
-    bring_up_to_date([TwoAtOnce(meet)], two)
+    update([Letters()], one)
+    update([TwoAtOnce(meet)], two)
     assert one.result("letters") == two.result("letters")
 
 
@@ -111,25 +111,25 @@ def test_of_units_at_once_one_that_fails_ends_the_run_and_what_was_done_stays(tm
     lines = "".join(f"{chr(letter)}\n" for letter in range(ord("a"), ord("z")))
     run = toy_run(toy_base(tmp_path, lines))
     with pytest.raises(WorkError, match="no b"):
-        bring_up_to_date([TwoAtOnce(fail)], run)
+        update([TwoAtOnce(fail)], run)
     begun = calls(tmp_path)
     assert "a" in begun
     assert len(begun) < 25
-    bring_up_to_date([TwoAtOnce()], toy_run(tmp_path))
+    update([TwoAtOnce()], toy_run(tmp_path))
     assert calls(tmp_path).count("a") == 1
 
 
 def test_only_refuses_to_run_what_comes_before(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
     with pytest.raises(ExperimentError) as raised:
-        bring_up_to_date(toy_stages(), toy_run(base), target="joined", only=True)
+        update(toy_stages(), toy_run(base), target="joined", only=True)
     assert raised.value.what == "letters is not up to date (first-run)"
     assert raised.value.fix == "run `amalgam letters` first, or leave --only out"
     assert calls(base) == []
-    bring_up_to_date(toy_stages(), toy_run(base), target="letters", only=True)
-    bring_up_to_date(toy_stages(), toy_run(base), target="joined", only=True)
+    update(toy_stages(), toy_run(base), target="letters", only=True)
+    update(toy_stages(), toy_run(base), target="joined", only=True)
     with pytest.raises(ExperimentError, match=r"joined is not up to date \(config: targets.temperature: 0.2 -> 0.5\)"):
-        bring_up_to_date(toy_stages(), toy_run(base, targets={"temperature": 0.5}), target="pair", only=True)
+        update(toy_stages(), toy_run(base, targets={"temperature": 0.5}), target="pair", only=True)
     assert calls(base) == ["a", "b", "c", "joined"]
 
 
@@ -137,7 +137,7 @@ def test_force_makes_everything_again_and_sets_the_old_records_aside(tmp_path: P
     base = toy_base(tmp_path)
     before = outcome(_build(base))
     run = toy_run(base)
-    states = bring_up_to_date(toy_stages(), run, force=True)
+    states = update(toy_stages(), run, force=True)
     assert [state.reason for state in states] == ["forced"] * 3
     assert calls(base) == UNITS * 2
     assert outcome(run) == before
@@ -172,7 +172,7 @@ def test_a_flipped_bit_is_said_and_the_file_is_kept_in_quarantine(tmp_path: Path
     _flip(run.store.path(file))
     harmed = run.store.path(file).read_bytes()
     err = io.StringIO()
-    bring_up_to_date(toy_stages(), toy_run(base, err=err, targets={"temperature": 0.5}))
+    update(toy_stages(), toy_run(base, err=err, targets={"temperature": 0.5}))
     note = (
         f"note: {file.path} is damaged (its content is not what was written); quarantined, recomputing what is missing"
     )
@@ -219,7 +219,7 @@ def test_a_passing_fault_is_tried_again(tmp_path: Path, number: int) -> None:
         if unit.name == "b" and calls(base).count("b") == 1:
             raise OSError(number, os.strerror(number))
 
-    bring_up_to_date(toy_stages(fail_once), toy_run(base, err=err))
+    update(toy_stages(fail_once), toy_run(base, err=err))
     assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
     assert f"note: letters b: {os.strerror(number)}; trying again (1 of 3)" in err.getvalue()
 
@@ -318,8 +318,8 @@ def _part(base: Path, index: int, count: int) -> list[str]:
     """What this part did; the stage at which it had to leave."""
     before = len(calls(base))
     try:
-        bring_up_to_date(toy_stages(), toy_run(base, share=Share(index, count, "part")))
-    except PartDoneError as done:
+        update(toy_stages(), toy_run(base, share=WorkerShare(index, count, "part")))
+    except PartialRunDoneError as done:
         return [*calls(base)[before:], f"{done.state.stage} {done.state.done}/{done.state.total}"]
     return calls(base)[before:]
 
@@ -335,7 +335,7 @@ def test_parts_do_their_share_and_whoever_comes_last_goes_on(tmp_path: Path) -> 
 def test_every_unit_is_some_parts_and_no_unit_is_twos() -> None:
     units = [Unit(str(index), Path()) for index in range(11)]
     for count in (1, 2, 3, 16):
-        shares = [Share(index, count, "part").mine(units) for index in range(count)]
+        shares = [WorkerShare(index, count, "part").select(units) for index in range(count)]
         assert sorted((unit.name for share in shares for unit in share), key=int) == [unit.name for unit in units]
 
 
@@ -349,12 +349,12 @@ def test_a_part_that_is_none_is_refused_with_an_example(part: str) -> None:
 
 def test_shares_come_from_the_command_or_from_torchrun_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert share_of(None, None) == Share()
-    assert share_of("1/3", None) == Share(1, 3, "part")
+    assert share_of(None, None) == WorkerShare()
+    assert share_of("1/3", None) == WorkerShare(1, 3, "part")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert share_of(None, 2) == Share(1, 2, "torchrun")
-    assert not share_of(None, 2).leads
+    assert share_of(None, 2) == WorkerShare(1, 2, "torchrun")
+    assert not share_of(None, 2).is_leader
     with pytest.raises(ExperimentError, match="--part and torchrun were both given"):
         share_of("0/2", None)
 

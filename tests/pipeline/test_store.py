@@ -38,7 +38,7 @@ def _files(root: Path) -> list[str]:
 def test_a_unit_comes_back_as_it_went_in(tmp_path: Path) -> None:
     store = Store(tmp_path)
     record = _put(store, "one", TEXT)
-    assert store.checked(record.files[0]).read_bytes() == TEXT
+    assert store.verified_path(record.files[0]).read_bytes() == TEXT
     assert record.facts == {"bytes": len(TEXT)}
     assert _files(tmp_path) == [record.files[0].path, "stage/abc/one.json"]
 
@@ -51,7 +51,7 @@ def test_a_unit_of_several_files_is_a_folder_and_keeps_their_names(tmp_path: Pat
         (draft.folder / "a.txt").write_text("a")
     record = store.record(tmp_path / "stage/abc/model.json")
     assert record is not None
-    folder = store.checked_folder(record.files)
+    folder = store.verified_folder(record.files)
     assert (folder / "a.txt").read_text() == "a"
     assert (folder / "deep" / "b.txt").read_text() == "b"
     assert [Path(file.path).name for file in record.files] == ["a.txt", "b.txt"]
@@ -102,7 +102,7 @@ def test_without_hard_links_a_record_is_published_by_renaming(tmp_path: Path, mo
     store = Store(tmp_path)
     first = _put(store, "one", TEXT)
     assert _put(store, "one", TEXT[:5]) == first
-    assert store.keep("dtype", "auto", "fp32") == store.keep("dtype", "auto", "bf16") == "fp32"
+    assert store.pin("dtype", "auto", "fp32") == store.pin("dtype", "auto", "bf16") == "fp32"
     assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_file_is_named_and_set_aside(tmp_path: Path, damage: Callable[
     (tmp_path / file.path).write_bytes(harm)
     store = Store(tmp_path)
     with pytest.raises(DamagedError) as raised:
-        store.checked(file)
+        store.verified_path(file)
     assert raised.value.what == f"{file.path} is damaged ({said})"
     assert raised.value.path == file.path
     assert not (tmp_path / file.path).exists()
@@ -147,19 +147,19 @@ def test_another_units_file_in_its_place_is_not_taken_for_it(tmp_path: Path) -> 
     one, two = _put(store, "one", TEXT).files[0], _put(store, "two", TEXT[::-1]).files[0]
     store.path(one).write_bytes(store.path(two).read_bytes())
     with pytest.raises(DamagedError, match="content is not what was written"):
-        store.checked(one)
+        store.verified_path(one)
 
 
 def test_a_deleted_file_is_missing_and_only_its_unit_is_not_whole(tmp_path: Path) -> None:
     store = Store(tmp_path)
     one, two = _put(store, "one", TEXT), _put(store, "two", TEXT)
     store.path(one.files[0]).unlink()
-    assert store.absent(one) == [(one.files[0], "missing")]
-    assert store.absent(two) == []
+    assert store.missing_files(one) == [(one.files[0], "missing")]
+    assert store.missing_files(two) == []
     with pytest.raises(DamagedError, match=r"is damaged \(missing\)"):
-        store.checked(one.files[0])
+        store.verified_path(one.files[0])
     assert _put(store, "one", TEXT) == one
-    assert store.absent(one) == []
+    assert store.missing_files(one) == []
 
 
 def test_a_file_that_cannot_be_read_today_is_not_called_damaged(
@@ -171,8 +171,8 @@ def test_a_file_that_cannot_be_read_today_is_not_called_damaged(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", _failing_mount)
         with pytest.raises(OSError, match="Input/output error"):
-            other.checked(file)
-    assert store.checked(file).read_bytes() == TEXT
+            other.verified_path(file)
+    assert store.verified_path(file).read_bytes() == TEXT
     assert not (tmp_path / "quarantine").exists()
 
 
@@ -210,7 +210,7 @@ def test_the_first_record_wins_and_a_second_with_other_bytes_changes_nothing(tmp
     first = _put(Store(tmp_path), "one", TEXT)
     second = _put(Store(tmp_path), "one", TEXT[::-1])
     assert second == first
-    assert Store(tmp_path).checked(first.files[0]).read_bytes() == TEXT
+    assert Store(tmp_path).verified_path(first.files[0]).read_bytes() == TEXT
 
 
 def _write_all(root: Path, writer: int, *, equal: bool) -> None:
@@ -228,7 +228,7 @@ def _assert_one_winner(root: Path, writers: int, *, equal: bool) -> None:
     for unit in range(20):
         record = store.record(root / "stage/abc" / f"u{unit}.json")
         assert record is not None
-        data = store.checked(record.files[0]).read_bytes()
+        data = store.verified_path(record.files[0]).read_bytes()
         assert data[-50:] == bytes([unit]) * 50
         assert record.facts == {"bytes": len(data)}
         for writer in range(writers):
@@ -257,7 +257,7 @@ def test_threads_that_write_the_same_units_agree_on_one_winner(tmp_path: Path, e
         for path in root.glob("stage/abc/u*.json"):
             record = Store(root).record(path)
             assert record is not None
-            assert Store(root).fault(record.files[0]) is None
+            assert Store(root).check_file(record.files[0]) is None
     for thread in threads:
         thread.join()
     _assert_one_winner(root, 3, equal=equal)
@@ -326,18 +326,18 @@ def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
 
 def test_a_pin_keeps_its_first_value(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.get("commit", "org/model main") is None
-    assert store.keep("commit", "org/model main", "aaa") == "aaa"
-    assert store.keep("commit", "org/model main", "bbb") == "aaa"
-    assert Store(tmp_path).get("commit", "org/model main") == "aaa"
-    assert store.get("commit", "org/model v2") is None
+    assert store.pinned("commit", "org/model main") is None
+    assert store.pin("commit", "org/model main", "aaa") == "aaa"
+    assert store.pin("commit", "org/model main", "bbb") == "aaa"
+    assert Store(tmp_path).pinned("commit", "org/model main") == "aaa"
+    assert store.pinned("commit", "org/model v2") is None
 
 
 def test_a_pin_that_is_garbage_is_taken_anew(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.keep("dtype", "auto", "fp32")
+    store.pin("dtype", "auto", "fp32")
     next((tmp_path / "pins").iterdir()).write_bytes(b"\0" * 40)
-    assert store.keep("dtype", "auto", "bf16") == "bf16"
+    assert store.pin("dtype", "auto", "bf16") == "bf16"
 
 
 def test_a_manifest_is_the_record_of_a_whole_stage(tmp_path: Path) -> None:

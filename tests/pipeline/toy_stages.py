@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from amalgam.pipeline.config.schema import ExperimentFile
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.share import Share
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, UnitByUnit
+from amalgam.pipeline.execution.share import WorkerShare
+from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import file_digest
 from amalgam.pipeline.storage.store import Record, open_store
 
@@ -24,19 +24,19 @@ YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
 Before = Callable[[Run, Unit], None]
 
 
-class Toy(UnitByUnit):
+class Toy(SequentialStage):
     """What the toy stages share: before each unit, a test may have its say."""
 
     VERSION: ClassVar[int] = 1
-    measure: ClassVar[str] = "things"
+    unit_label: ClassVar[str] = "things"
 
     def __init__(self, before: Before | None = None) -> None:
         self._before = before
 
-    def wanted(self, experiment: ExperimentFile) -> bool:
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         return True
 
-    def prepare(self, run: Run) -> None:
+    def resolve_inputs(self, run: Run) -> None:
         pass
 
     def begin(self, run: Run, unit: Unit) -> None:
@@ -45,7 +45,7 @@ class Toy(UnitByUnit):
         if self._before:
             self._before(run, unit)
 
-    def deliver(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         pass
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Letters(Toy):
     """One file per first letter of the source's lines."""
 
     name: ClassVar[str] = "letters"
-    spread: ClassVar[Literal["units", "together", "alone"]] = "units"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
 
     def identity(self, run: Run) -> Identity:
         source = _source(run)
@@ -75,16 +75,16 @@ class Letters(Toy):
     def run_unit(self, run: Run, unit: Unit) -> None:
         self.begin(run, unit)
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
-            shouted = [f"{line.upper()} {run.experiment.cache.seed}" for line in unit.work]
+            shouted = [f"{line.upper()} {run.experiment.cache.seed}" for line in unit.payload]
             (draft.folder / "group.txt").write_text("\n".join(shouted))
-            draft.facts = {"lines": len(unit.work)}
+            draft.facts = {"lines": len(unit.payload)}
 
 
 class Joined(Toy):
     """All letters in one file."""
 
     name: ClassVar[str] = "joined"
-    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
 
     def identity(self, run: Run) -> Identity:
         temperature = run.experiment.targets.temperature
@@ -95,7 +95,7 @@ class Joined(Toy):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         self.begin(run, unit)
-        texts = [run.store.checked(file).read_text() for file in run.result("letters").files]
+        texts = [run.store.verified_path(file).read_text() for file in run.result("letters").files]
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
             whole = "\n".join([*texts, str(run.experiment.targets.temperature)])
             (draft.folder / "joined.txt").write_text(whole)
@@ -106,7 +106,7 @@ class Pair(Toy):
     """A unit of several files, one of them in a folder of its own."""
 
     name: ClassVar[str] = "pair"
-    spread: ClassVar[Literal["units", "together", "alone"]] = "alone"
+    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
 
     def identity(self, run: Run) -> Identity:
         return Identity({}, {}, {"joined": run.fingerprint("joined")})
@@ -116,7 +116,7 @@ class Pair(Toy):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         self.begin(run, unit)
-        text = run.store.checked(run.result("joined").files[0]).read_text()
+        text = run.store.verified_path(run.result("joined").files[0]).read_text()
         with run.store.draft(unit.folder, unit.name) as draft:
             (draft.folder / "deep").mkdir()
             (draft.folder / "deep" / "text.txt").write_text(text)
@@ -136,12 +136,12 @@ def toy_base(base: Path, lines: str = LINES) -> Path:
     return base
 
 
-def toy_run(base: Path, *, share: Share | None = None, err: io.StringIO | None = None, **sections: Any) -> Run:
+def toy_run(base: Path, *, share: WorkerShare | None = None, err: io.StringIO | None = None, **sections: Any) -> Run:
     said = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
     console = Console(err=err or io.StringIO(), out=io.StringIO())
-    experiment = ExperimentFile.model_validate(said)
+    experiment = ExperimentConfig.model_validate(said)
     store = open_store(experiment.execution.workspace, base)
-    return Run(experiment, base, store, console, share or Share(), file_digest)
+    return Run(experiment, base, store, console, share or WorkerShare(), file_digest)
 
 
 def calls(base: Path) -> list[str]:
@@ -157,7 +157,7 @@ def outcome(run: Run) -> dict[str, Any]:
     for stage, entry in head.items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         assert manifest is not None
-        assert [fault for file in manifest.files if (fault := run.store.fault(file))] == []
+        assert [fault for file in manifest.files if (fault := run.store.check_file(file))] == []
         contents = {file.path: run.store.path(file).read_bytes() for file in manifest.files}
         found[stage] = (entry["fingerprint"], contents, manifest.facts, manifest.identity)
     return found

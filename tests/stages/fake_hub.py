@@ -222,11 +222,11 @@ class FilePins:
 
     path: Path
 
-    def get(self, kind: str, name: str) -> str | None:
+    def pinned(self, kind: str, name: str) -> str | None:
         value = self._read().get(f"{kind} {name}")
         return None if value is None else str(value)
 
-    def keep(self, kind: str, name: str, value: str) -> str:
+    def pin(self, kind: str, name: str, value: str) -> str:
         pins = {f"{kind} {name}": value, **self._read()}
         self.path.write_text(json.dumps(pins))
         return str(pins[f"{kind} {name}"])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from amalgam.data.labels import union_of
-from amalgam.stages.report.teacher_audit.counts import Block, Rule, Tally
+from amalgam.stages.report.teacher_audit.counts import AuditCounts, Block, WeightRule
 
-SOFT = Rule(temperature=0.2, hard=False)
+SOFT = WeightRule(temperature=0.2, hard=False)
 
 
 def block(
@@ -20,17 +20,17 @@ def block(
     return Block([np.array(one) for one in distributions], np.array(confidence), None, known)
 
 
-def two_strangers(rule: Rule) -> Tally:
+def two_strangers(rule: WeightRule) -> AuditCounts:
     """A knows x, y and B z, w. Weights of a text are softmax(c / 0.2): 0.95 : 0.05 where confidences are 0.6 apart."""
-    tally = Tally(union_of({"A": ["x", "y"], "B": ["z", "w"]}), rule)
+    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"]}), rule)
     a = [[0.9, 0.1], [0.6, 0.4], [0.99, 0.01], [0.5, 0.5]]
     b = [[0.6, 0.4], [0.05, 0.95], [0.1, 0.9], [0.5, 0.5]]
     tally.add(block([a, b], [[0.8, 0.2], [0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [0, 3, 3, -1]))
     return tally
 
 
-@pytest.mark.parametrize("rule", [SOFT, Rule(0.2, hard=True)])
-def test_strangers_are_counted_as_by_hand(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", [SOFT, WeightRule(0.2, hard=True)])
+def test_strangers_are_counted_as_by_hand(rule: WeightRule) -> None:
     """The union says x, w, x, x; without A: z, w, w, z; without B: x, x, x, x. Gold is x, w, w and not known."""
     tally = two_strangers(rule)
     assert (tally.texts, tally.labelled, tally.right) == (4, 3, 2)
@@ -47,7 +47,7 @@ def test_strangers_are_counted_as_by_hand(rule: Rule) -> None:
 
 
 def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
-    whole, parts = two_strangers(SOFT), Tally(union_of({"A": ["x", "y"], "B": ["z", "w"]}), SOFT)
+    whole, parts = two_strangers(SOFT), AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"]}), SOFT)
     parts.add(block([[[0.9, 0.1]], [[0.6, 0.4]]], [[0.8, 0.2]], [0]))
     rest = ([[0.6, 0.4], [0.99, 0.01], [0.5, 0.5]], [[0.05, 0.95], [0.1, 0.9], [0.5, 0.5]])
     parts.add(block(list(rest), [[0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [3, 3, -1]))
@@ -58,7 +58,7 @@ def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
 
 def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:
     """A and B say x, C says y for sure. Held out, A disagrees with B and C together (y), and agrees with B alone."""
-    tally = Tally(union_of({name: ["x", "y"] for name in "ABC"}), SOFT)
+    tally = AuditCounts(union_of({name: ["x", "y"] for name in "ABC"}), SOFT)
     texts = 20
     a, c = [[0.9, 0.1]] * texts, [[0.0, 1.0]] * texts
     tally.add(block([a, a, c], [[0.5, 0.5, 0.5]] * texts))
@@ -70,7 +70,7 @@ def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gol
 
 
 def test_labels_in_another_order_are_the_same_labels() -> None:
-    tally = Tally(union_of({"A": ["x", "y"], "B": ["y", "x"]}), SOFT)
+    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["y", "x"]}), SOFT)
     tally.add(block([[[0.7, 0.3]], [[0.2, 0.8]]], [[0.5, 0.5]]))
     assert (tally.met[0, 1], tally.differed[0, 1]) == (1, 0)
     assert tally.distance[0, 1] == pytest.approx(0.1)
@@ -78,7 +78,7 @@ def test_labels_in_another_order_are_the_same_labels() -> None:
 
 def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -> None:
     """A knows x, y, z and B y, z, w: the first text is not shared, on the second they agree, on the third not."""
-    tally = Tally(union_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]}), SOFT)
+    tally = AuditCounts(union_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]}), SOFT)
     a = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]]
     b = [[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1]]
     tally.add(block([a, b], [[0.6, 0.6]] * 3))
@@ -88,7 +88,7 @@ def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -
 
 def test_weights_of_all_texts_stand_in_place_of_confidences() -> None:
     """The last text's weight is all A's: without A the others are equal."""
-    tally = Tally(union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]}), SOFT)
+    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]}), SOFT)
     one = block([[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2], [[0.9, 0.1, 0.1]] * 2)
     weights = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
     tally.add(Block(one.distributions, one.confidence_NT, weights, one.gold_N))
@@ -104,6 +104,6 @@ def test_weights_by_confidence_are_the_softmax_over_those_who_speak() -> None:
 
 
 def test_a_single_teacher_is_missed_by_nobody() -> None:
-    tally = Tally(union_of({"A": ["x", "y"]}), SOFT)
+    tally = AuditCounts(union_of({"A": ["x", "y"]}), SOFT)
     tally.add(block([[[0.2, 0.8]]], [[0.5]], [1]))
     assert (tally.wins.tolist(), tally.changed.tolist(), tally.right) == ([1], [0], 1)

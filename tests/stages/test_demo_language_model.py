@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from amalgam.data.demo_corpus import mixture
 from amalgam.stages.app.demo import language_model as demo_language_model
 from amalgam.stages.app.demo.language_model import tiny_language_model
-from amalgam.stages.generate.language_model import LanguageModel, Slots
+from amalgam.stages.generate.language_model import BatchedCache, LanguageModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def test_stage_0_writes_with_it_in_slots_and_it_begins_and_ends_texts(folder: Pa
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     found = LanguageModel(model, tokenizer, slots=2, longest=33, device="cpu")
     assert found.notes == []
-    assert isinstance(found.slots, Slots)
+    assert isinstance(found.slots, BatchedCache)
     assert found.ends == {tokenizer.eos_token_id}
     assert bool(found.banned[tokenizer.unk_token_id])
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.stages.common.answers.coverage import Asked, CachedUnit, CachedUnits
+from amalgam.stages.common.answers.coverage import BucketRequest, CachedUnit, CachedUnits
 from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def unit(name: str, prefix: str, first: int = 0, last: int = 4, rows: int = 1) -
     return CachedUnit(name, prefix, first == 0, first, last, rows, StoredFile(f"{name}.parquet", 1, ""))
 
 
-def asked(part: str, keys: NDArray[np.bytes_]) -> Asked:
+def asked(part: str, keys: NDArray[np.bytes_]) -> BucketRequest:
     bucket = Bucket("0", len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
-    return Asked(part, bucket, lambda _: keys)
+    return BucketRequest(part, bucket, lambda _: keys)
 
 
 def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_the_same_order() -> None:

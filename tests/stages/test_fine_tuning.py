@@ -24,7 +24,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.inference.classifier import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import Fitted, Stopped, dropout_seed, fit, learning_rate
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, dropout_seed, fit, learning_rate
 from amalgam.stages.common.training.settings import Training
 
 PLAIN = Training(
@@ -92,7 +92,7 @@ def train(
     objective: Objective | None = None,
     score: Any = None,
     dtype: str = "auto",
-) -> Fitted:
+) -> TrainingResult:
     examples = examples or some_examples()
     watch = watch or Watch()
 
@@ -231,7 +231,7 @@ def test_an_objectives_weights_are_trained_and_kept_with_the_models(tmp_path: Pa
     straight, halted = Scaled(), Scaled()
     train(tiny_bert(), tmp_path / "a", objective=straight)
     assert float(straight.scale.detach()) != 1.0
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupted):
         train(tiny_bert(), tmp_path / "b", objective=halted, watch=Watch(stop_after=4))
     resumed = Scaled()
     train(tiny_bert(), tmp_path / "b", objective=resumed)
@@ -370,7 +370,7 @@ def one_of_two_ranks(folder: Path) -> None:
             examples=examples,
             watch=Watch(stop_after=4 if rank else None),
         )
-    except Stopped as stopped:
+    except TrainingInterrupted as stopped:
         found["stopped"] = stopped.step
         shutil.copytree(folder / "stopped", folder / f"resumed-{rank}")
     resumed = unused_weight_bert()

@@ -13,7 +13,7 @@ import torch
 from amalgam.stages.common.device import dtype_for
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import training_dtype
-from amalgam.stages.common.training.loop import Fitted, fit
+from amalgam.stages.common.training.loop import TrainingResult, fit
 from amalgam.stages.common.training.settings import Training
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class MeanOfWords(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> Fitted:
+def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> TrainingResult:
     draw = np.random.default_rng(0)
     tokens = [draw.integers(1, 50, length).astype(np.int32) for length in draw.integers(3, 13, 32)]
     targets = draw.dirichlet(np.full(4, 0.5), 32).astype(np.float32)

@@ -25,7 +25,7 @@ from amalgam.stages.common.inference.classifier import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import Fitted, Stopped, fit
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
 from amalgam.stages.common.training.settings import Training
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def train(
     objective: Objective | None = None,
     examples: Examples | None = None,
     sign: int = 1,
-) -> Fitted:
+) -> TrainingResult:
     examples, watch = examples or some_examples(), watch or Watch()
 
     def score(of: Any) -> float:
@@ -108,7 +108,7 @@ def train(
 def stopped_at(folder: Path, *steps: int) -> None:
     """Checkpoints of these steps side by side, as a kill between writing one and removing another leaves them."""
     for step in steps:
-        with pytest.raises(Stopped) as stopped:
+        with pytest.raises(TrainingInterrupted) as stopped:
             train(tiny_bert(), folder / "apart" / str(step), watch=Watch(stop_after=step))
         assert stopped.value.step == step
         shutil.move(folder / "apart" / str(step) / f"step-{step:06d}", folder / f"step-{step:06d}")
@@ -120,7 +120,7 @@ def same_weights(left: Any, right: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Fitted, dict[int, float]]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TrainingResult, dict[int, float]]:
     model, watch = tiny_bert(), Watch()
     return model, train(model, tmp_path_factory.mktemp("whole"), watch=watch), watch.losses
 
@@ -142,7 +142,7 @@ def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path:
     for sign in (-1, 1):
         whole, resumed = tiny_bert(), tiny_bert()
         fitted = train(whole, tmp_path / f"whole{sign}", sign=sign)
-        with pytest.raises(Stopped):
+        with pytest.raises(TrainingInterrupted):
             train(tiny_bert(), tmp_path / f"{sign}", sign=sign, watch=Watch(stop_after=8))
         again = train(resumed, tmp_path / f"{sign}", sign=sign)
         assert same_weights(resumed, whole)
@@ -272,10 +272,10 @@ def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
         )
 
 
-def small_snapshot(step: int) -> checkpoint.Snapshot:
+def small_snapshot(step: int) -> checkpoint.Checkpoint:
     tied = torch.full((64,), float(step))
     tensors = {"weights": {"a": tied, "tied": tied}, "optimizer": {}, "best": {"a": tied[::2]}}
-    return checkpoint.Snapshot(step, {"step": step}, tensors)
+    return checkpoint.Checkpoint(step, {"step": step}, tensors)
 
 
 def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 
 from amalgam.stages.generate.keyed_random import gumbel, one_of, text_word, uniform
-from amalgam.stages.generate.lazy_sampling import Choice, Drawing, chosen_among, offers
+from amalgam.stages.generate.lazy_sampling import LazySampler, SamplingParams, chosen_among, offers
 
 Numbers = NDArray[np.float64]
 NOTHING_BANNED = torch.zeros(1, 5, dtype=torch.bool)
 
 
-def settled(choice: Choice, log_teacher: Numbers) -> Choice:
+def settled(choice: LazySampler, log_teacher: Numbers) -> LazySampler:
     while len(wanted := choice.wanted()):
         choice.take(wanted, log_teacher[wanted])
     return choice
@@ -36,8 +36,8 @@ def cases(count: int) -> list[tuple[Numbers, Numbers, Numbers]]:
 def test_the_lazy_rule_chooses_what_scoring_all_does(steer: float) -> None:
     fewer = 0
     for log_lm, noise, teacher in cases(300):
-        lazy = settled(Choice(log_lm, noise, steer, lazy=True), teacher)
-        naive = settled(Choice(log_lm, noise, steer, lazy=False), teacher)
+        lazy = settled(LazySampler(log_lm, noise, steer, lazy=True), teacher)
+        naive = settled(LazySampler(log_lm, noise, steer, lazy=False), teacher)
         assert naive.scored == 30
         assert lazy.winner == naive.winner == int((log_lm + noise + steer * teacher).argmax())
         fewer += lazy.scored < naive.scored
@@ -47,10 +47,10 @@ def test_the_lazy_rule_chooses_what_scoring_all_does(steer: float) -> None:
 def test_ties_go_to_the_likelier_candidate_in_both() -> None:
     log_lm, teacher = np.zeros(30), np.zeros(30)
     for lazy in (True, False):
-        assert settled(Choice(log_lm, np.zeros(30), 1.0, lazy=lazy), teacher).winner == 0
+        assert settled(LazySampler(log_lm, np.zeros(30), 1.0, lazy=lazy), teacher).winner == 0
     later = np.where(np.arange(30) == 20, 0.0, -5.0)  # the only one without a loss
     for lazy in (True, False):
-        assert settled(Choice(log_lm, np.zeros(30), 1.0, lazy=lazy), later).winner == 20
+        assert settled(LazySampler(log_lm, np.zeros(30), 1.0, lazy=lazy), later).winner == 20
 
 
 def test_choices_are_a_sample_of_the_steered_distribution() -> None:
@@ -61,14 +61,14 @@ def test_choices_are_a_sample_of_the_steered_distribution() -> None:
     counts = np.zeros(4)
     for index in range(draws):
         noise = gumbel(text_word(0, index), 3, ids)
-        counts[settled(Choice(log_lm, noise, 2.0, lazy=True), teacher).winner] += 1
+        counts[settled(LazySampler(log_lm, noise, 2.0, lazy=True), teacher).winner] += 1
     expected = weights / weights.sum()
     assert np.abs(counts / draws - expected).max() < 5 * np.sqrt(0.25 / draws)
 
 
 def test_without_steering_nothing_is_scored() -> None:
     log_lm, noise, _ = cases(1)[0]
-    choice = Choice(log_lm, noise, 0.0, lazy=True)
+    choice = LazySampler(log_lm, noise, 0.0, lazy=True)
     assert len(choice.wanted()) == 0
     assert choice.winner == int((log_lm + noise).argmax())
 
@@ -76,8 +76,8 @@ def test_without_steering_nothing_is_scored() -> None:
 def test_fast_scores_no_more_than_it_was_told_and_the_first_of_the_order() -> None:
     differ = 0
     for log_lm, noise, teacher in cases(200):
-        exact = settled(Choice(log_lm, noise, 5.0, lazy=True), teacher)
-        fast = settled(Choice(log_lm, noise, 5.0, lazy=True, most=3), teacher)
+        exact = settled(LazySampler(log_lm, noise, 5.0, lazy=True), teacher)
+        fast = settled(LazySampler(log_lm, noise, 5.0, lazy=True, most=3), teacher)
         assert fast.scored <= 3
         assert chosen_among(exact, 3) == (fast.winner == exact.winner)
         differ += fast.winner != exact.winner
@@ -87,13 +87,13 @@ def test_fast_scores_no_more_than_it_was_told_and_the_first_of_the_order() -> No
 def test_the_distribution_is_cut_by_top_k_and_nucleus_before_the_teacher_is_asked() -> None:
     logits = torch.log(torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]]))
     for how, ids in (
-        (Drawing(), [1, 3, 4, 0, 2]),
-        (Drawing(top_k=2), [1, 3]),
-        (Drawing(candidates=3), [1, 3, 4]),
-        (Drawing(top_p=0.7), [1, 3]),
-        (Drawing(top_p=0.71), [1, 3, 4]),
-        (Drawing(top_p=0.01), [1]),
-        (Drawing(top_k=1, top_p=0.9), [1]),
+        (SamplingParams(), [1, 3, 4, 0, 2]),
+        (SamplingParams(top_k=2), [1, 3]),
+        (SamplingParams(candidates=3), [1, 3, 4]),
+        (SamplingParams(top_p=0.7), [1, 3]),
+        (SamplingParams(top_p=0.71), [1, 3, 4]),
+        (SamplingParams(top_p=0.01), [1]),
+        (SamplingParams(top_k=1, top_p=0.9), [1]),
     ):
         [offer] = offers(logits, [how], NOTHING_BANNED)
         assert offer.ids.tolist() == ids
@@ -103,13 +103,13 @@ def test_the_distribution_is_cut_by_top_k_and_nucleus_before_the_teacher_is_aske
 def test_temperature_flattens_what_is_steered_and_greedy_leaves_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])
     for temperature, divisor in ((2.0, 2), (1.0, 1), (0.0, 1)):
-        [offer] = offers(logits, [Drawing(temperature=temperature)], NOTHING_BANNED)
+        [offer] = offers(logits, [SamplingParams(temperature=temperature)], NOTHING_BANNED)
         assert np.allclose(offer.log_lm, torch.log_softmax(logits / divisor, 1)[0].flip(0), atol=1e-6)
 
 
 def test_what_rounding_could_cut_otherwise_is_told() -> None:
     def on_edge(values: list[float], **how: float) -> bool:
-        return offers(torch.tensor([values]).log(), [Drawing(**how)], NOTHING_BANNED)[0].on_edge  # type: ignore[arg-type]
+        return offers(torch.tensor([values]).log(), [SamplingParams(**how)], NOTHING_BANNED)[0].on_edge  # type: ignore[arg-type]
 
     assert on_edge([0.4, 0.3, 0.1, 0.1, 0.1], top_p=0.7 + 1e-6)
     assert not on_edge([0.4, 0.3, 0.1, 0.1, 0.1], top_p=0.71)
@@ -122,10 +122,10 @@ def test_those_that_rounding_could_choose_are_named() -> None:
     log_lm = np.array([-1.0, -1.0 - 1e-6, -1.0 - 1e-6, -3.0])
     teacher = np.array([-0.5, -0.5, -2.0, -0.1])
     for lazy in (True, False):
-        assert settled(Choice(log_lm, np.zeros(4), 1.0, lazy=lazy), teacher).contenders().tolist() == [0, 1]
-    assert Choice(log_lm, np.zeros(4), 0.0, lazy=True).contenders().tolist() == [0, 1, 2]
+        assert settled(LazySampler(log_lm, np.zeros(4), 1.0, lazy=lazy), teacher).contenders().tolist() == [0, 1]
+    assert LazySampler(log_lm, np.zeros(4), 0.0, lazy=True).contenders().tolist() == [0, 1, 2]
     bounds, losses = np.array([0.0, -0.1, -0.2, -0.3, -1.0005]), np.array([-1.0, -5.0, -5.0, -5.0, -0.1])
-    unscored = settled(Choice(bounds, np.zeros(5), 1.0, lazy=True), losses)
+    unscored = settled(LazySampler(bounds, np.zeros(5), 1.0, lazy=True), losses)
     assert (unscored.winner, unscored.scored) == (0, 4)
     assert unscored.contenders().tolist() == [0, 4]
 
@@ -133,7 +133,7 @@ def test_those_that_rounding_could_choose_are_named() -> None:
 def test_banned_tokens_are_never_offered_and_take_no_share() -> None:
     logits = torch.tensor([[9.0, 1.0, 1.0, -9.0, 1.0]])
     banned = torch.tensor([[True, False, False, True, False]])
-    [offer] = offers(logits, [Drawing()], banned)
+    [offer] = offers(logits, [SamplingParams()], banned)
     assert offer.ids.tolist() == [1, 2, 4]  # equals in the order of their ids
     assert np.allclose(np.exp(offer.log_lm).sum(), 1)
 

@@ -10,9 +10,9 @@ import torch
 from tokenizers import AddedToken
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.generate.decoding import Steering
-from amalgam.stages.generate.language_model import Alone, LanguageModel, Slots
-from amalgam.stages.generate.lazy_sampling import Drawing
+from amalgam.stages.generate.decoding import SteeringParams
+from amalgam.stages.generate.language_model import BatchedCache, LanguageModel, SingleText
+from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.tests.stages.tiny_models import SPECIAL, WORDS, tiny_language_model, word_tokenizer
 from amalgam.tests.stages.writers import LONGEST, language_model, orders, teacher_of, whole, written
 
@@ -22,18 +22,18 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token"
 @pytest.mark.parametrize(
     ("kind", "settings", "way"),
     [
-        ("gpt2", {}, Slots),
+        ("gpt2", {}, BatchedCache),
         (
             "llama",
             {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-            Slots,
+            BatchedCache,
         ),
         (
             "gpt_neox",
             {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-            Slots,
+            BatchedCache,
         ),
-        ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, Alone),
+        ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, SingleText),
     ],
 )
 def test_architectures_write_what_they_would_by_themselves(kind: str, settings: dict[str, Any], way: type) -> None:
@@ -41,8 +41,8 @@ def test_architectures_write_what_they_would_by_themselves(kind: str, settings: 
     model = language_model(kind, slots=3, spread=4.0, **settings)
     assert isinstance(model.slots, way)
     assert model.longest == LONGEST  # whether the model knows a limit or not
-    asked = orders(2, Drawing(0.0), ["word1 word2", "word7"])
-    found = written(model, None, asked, Steering(0.0, 6))
+    asked = orders(2, SamplingParams(0.0), ["word1 word2", "word7"])
+    found = written(model, None, asked, SteeringParams(0.0, 6))
     for order in asked:
         row, own = [*model.begin, *model.encode(order.prompt)], list[int]()
         while len(own) < 6 and not (own and own[-1] in model.ends):
@@ -75,7 +75,7 @@ def test_a_language_model_without_any_special_token_begins_with_a_word_and_runs_
         "the language model has no token that begins a text",
         "the language model has no token that ends a text",
     ]
-    assert {text.tokens for text in written(found, teacher_of(), orders(2), Steering(1.0, 7)).values()} == {7}
+    assert {text.tokens for text in written(found, teacher_of(), orders(2), SteeringParams(1.0, 7)).values()} == {7}
 
 
 class Speechless:
@@ -104,13 +104,13 @@ def test_one_that_cannot_begin_at_all_is_refused_with_the_fix() -> None:
 def test_its_own_positions_limit_a_text_where_they_are_fewer_than_wanted() -> None:
     model = language_model(longest=1000)
     assert model.longest == 64
-    found = written(model, None, orders(3, Drawing(1.0, None, 1.0, 50)), Steering(0.0, 1000))
+    found = written(model, None, orders(3, SamplingParams(1.0, None, 1.0, 50)), SteeringParams(0.0, 1000))
     assert max(text.tokens for text in found.values()) <= 64
 
 
 def test_special_tokens_and_rows_without_a_token_are_never_written() -> None:
     model = language_model(vocab_size=len(SPECIAL) + len(WORDS) + 9)
-    found = written(model, None, orders(20, Drawing(1.0, None, 1.0, 200)), Steering(0.0, 8))
+    found = written(model, None, orders(20, SamplingParams(1.0, None, 1.0, 200)), SteeringParams(0.0, 8))
     used = {token for text in found.values() for token in text.choices}
     assert used <= {3, *range(len(SPECIAL), len(SPECIAL) + len(WORDS))}
     assert 3 in used
@@ -125,13 +125,13 @@ def test_a_special_token_that_goes_by_no_name_is_never_written_either() -> None:
 
 
 def test_a_language_model_that_memory_cannot_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def starved(_: Slots, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    def starved(_: BatchedCache, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     model = language_model()
-    monkeypatch.setattr(Slots, "step", starved)
+    monkeypatch.setattr(BatchedCache, "step", starved)
     with pytest.raises(WorkError, match="the language model: out of memory, 3 texts of up to 40 tokens at once"):
-        written(model, teacher_of(), orders(1), Steering(1.0, 4))
+        written(model, teacher_of(), orders(1), SteeringParams(1.0, 4))
 
 
 def test_the_cache_s_memory_decides_how_many_texts_advance_together() -> None:

@@ -12,8 +12,8 @@ import torch
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.generate.decoding import Steering, Writer
-from amalgam.stages.generate.lazy_sampling import Drawing
+from amalgam.stages.generate.decoding import SteeringParams, Writer
+from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.stages.generate.scoring import Reader, Scorer
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.stages.writers import Tag, language_model, orders, teacher_of, whole, written
@@ -26,10 +26,10 @@ from amalgam.tests.stages.writers import Tag, language_model, orders, teacher_of
 def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> None:
     """102 texts each, 1,020 in all; the naive way is the oracle. Greedy texts differ by what stands before them."""
     model, teacher = language_model(slots=16), teacher_of()
-    how = Drawing(0.0 if greedy else 1.0, None, 0.95, 24)
+    how = SamplingParams(0.0 if greedy else 1.0, None, 0.95, 24)
     asked = orders(34, how, [f"{one} {other}" for one in WORDS[:6] for other in WORDS[:6]] if greedy else [""])
-    lazy = written(model, teacher, asked, Steering(steer, 5))
-    naive = written(model, teacher, asked, Steering(steer, 5, lazy=False))
+    lazy = written(model, teacher, asked, SteeringParams(steer, 5))
+    naive = written(model, teacher, asked, SteeringParams(steer, 5, lazy=False))
     assert len(lazy) == 102
     assert {tag: text.choices for tag, text in lazy.items()} == {tag: text.choices for tag, text in naive.items()}
     assert [(one.text, one.probability) for one in lazy.values()] == [
@@ -43,7 +43,7 @@ def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> Non
 def test_steering_makes_the_teacher_surer_of_the_class() -> None:
     model, teacher = language_model(), teacher_of()
     sure = [
-        np.mean([one.probability for one in written(model, teacher, orders(10), Steering(steer, 6)).values()])
+        np.mean([one.probability for one in written(model, teacher, orders(10), SteeringParams(steer, 6)).values()])
         for steer in (0.0, 1.0, 5.0)
     ]
     assert sure[0] < sure[1] < sure[2]
@@ -52,7 +52,7 @@ def test_steering_makes_the_teacher_surer_of_the_class() -> None:
 def test_an_oracle_that_knows_nothing_of_slots_writes_the_same_greedy_text() -> None:
     """The language model whole and alone at every token, every candidate scored by the teacher on its own."""
     model, teacher = language_model(), teacher_of()
-    [text] = written(model, teacher, orders(1, Drawing(0.0, None, 1.0, 12))[:1], Steering(2.0, 6)).values()
+    [text] = written(model, teacher, orders(1, SamplingParams(0.0, None, 1.0, 12))[:1], SteeringParams(2.0, 6)).values()
     expected: list[int] = []
     row = list(model.begin)
     for _ in range(6):
@@ -76,11 +76,11 @@ def test_an_oracle_that_knows_nothing_of_slots_writes_the_same_greedy_text() -> 
 
 def test_a_text_is_the_same_alone_in_company_and_in_any_order() -> None:
     teacher, asked = teacher_of(), orders(12)
-    together = written(language_model(), teacher, asked, Steering(2.0, 8))
-    backwards = written(language_model(), teacher, asked[::-1], Steering(2.0, 8))
+    together = written(language_model(), teacher, asked, SteeringParams(2.0, 8))
+    backwards = written(language_model(), teacher, asked[::-1], SteeringParams(2.0, 8))
     assert together == backwards
     for order in asked[::5]:
-        assert written(language_model(), teacher, [order], Steering(2.0, 8)) == {order.tag: together[order.tag]}
+        assert written(language_model(), teacher, [order], SteeringParams(2.0, 8)) == {order.tag: together[order.tag]}
 
 
 def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,10 @@ def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pyte
     from amalgam.stages.generate import lazy_sampling as choice
 
     teacher, asked = teacher_of(), orders(5)
-    narrow = written(language_model(), teacher, asked, Steering(1.0, 5))
+    narrow = written(language_model(), teacher, asked, SteeringParams(1.0, 5))
     monkeypatch.setattr(choice, "MARGIN", 1.0)
     monkeypatch.setattr(choice, "CUT", 0.02)
-    writer = Writer[Tag](language_model(), Scorer(teacher), Steering(1.0, 5))
+    writer = Writer[Tag](language_model(), Scorer(teacher), SteeringParams(1.0, 5))
     wide = dict(writer.write(asked))
     assert writer.settled > writer.steps / 2
     assert {tag: text.choices for tag, text in wide.items()} == {tag: text.choices for tag, text in narrow.items()}
@@ -109,7 +109,7 @@ def test_a_text_that_ends_makes_room_for_another(prompts: Sequence[str]) -> None
     model.model.register_forward_pre_hook(listen, with_kwargs=True)
     own = model.slots.step
     model.slots.step = lambda at, rows: (steps.append(len(at)), own(at, rows))[1]  # type: ignore[func-returns-value, method-assign]
-    found = written(model, teacher_of(), orders(8, prompt=prompts), Steering(2.0, 8))
+    found = written(model, teacher_of(), orders(8, prompt=prompts), SteeringParams(2.0, 8))
     assert sorted(read) == ([] if prompts == ("",) else [2, 3])
     assert len(found) == 24
     assert steps[0] == 4
@@ -126,13 +126,13 @@ def test_the_last_texts_pay_for_no_slot_behind_them() -> None:
             rows.append(told["input_ids"].numel())
 
     model.model.register_forward_pre_hook(listen, with_kwargs=True)
-    assert len(written(model, None, orders(2), Steering(0.0, 1))) == 6
+    assert len(written(model, None, orders(2), SteeringParams(0.0, 1))) == 6
     assert rows == [4, 2]
 
 
 def test_fast_is_cheaper_and_not_exact() -> None:
     model, teacher = language_model(), teacher_of()
-    exact, fast = (written(model, teacher, orders(20), Steering(10.0, 6, most)) for most in (None, 2))
+    exact, fast = (written(model, teacher, orders(20), SteeringParams(10.0, 6, most)) for most in (None, 2))
     assert all(text.scored <= 2 * text.tokens for text in fast.values())
     assert sum(text.scored for text in fast.values()) < sum(text.scored for text in exact.values()) / 4
     assert any(fast[tag].choices != exact[tag].choices for tag in exact)
@@ -142,24 +142,26 @@ def test_fast_is_cheaper_and_not_exact() -> None:
 
 
 def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:
-    found = written(language_model(spread=20.0), None, orders(60, Drawing(1.3, None, 1.0, 95)), Steering(0.0, 3))
+    found = written(
+        language_model(spread=20.0), None, orders(60, SamplingParams(1.3, None, 1.0, 95)), SteeringParams(0.0, 3)
+    )
     assert all(text.text for text in found.values())
     assert {text.tokens for text in found.values()} == {2, 3}
 
 
 def test_a_prompt_stands_before_a_text_and_is_no_part_of_it() -> None:
     model, teacher = language_model(), teacher_of()
-    with_prompt = written(model, teacher, orders(4, prompt=["word3 word4 word5"]), Steering(1.0, 6))
-    without = written(model, teacher, orders(4), Steering(1.0, 6))
+    with_prompt = written(model, teacher, orders(4, prompt=["word3 word4 word5"]), SteeringParams(1.0, 6))
+    without = written(model, teacher, orders(4), SteeringParams(1.0, 6))
     assert all(text.tokens <= 6 and len(text.text.split()) <= 6 for text in with_prompt.values())
     assert {text.choices for text in with_prompt.values()} != {text.choices for text in without.values()}
     with pytest.raises(ExperimentError, match="the prompt has 61 tokens, and the language model reads 40"):
-        written(model, teacher, orders(1, prompt=["word1 " * 60]), Steering(1.0, 6))
+        written(model, teacher, orders(1, prompt=["word1 " * 60]), SteeringParams(1.0, 6))
 
 
 def test_the_log_probability_is_the_language_model_s_own_of_all_tokens() -> None:
     model = language_model()
-    [text] = written(model, teacher_of(), orders(1)[:1], Steering(2.0, 6)).values()
+    [text] = written(model, teacher_of(), orders(1)[:1], SteeringParams(2.0, 6)).values()
     ids = torch.tensor([[*model.begin, *text.choices]])
     with torch.no_grad():
         logits = model.model(input_ids=ids).logits[0, :-1]
@@ -174,12 +176,12 @@ def test_a_teacher_that_is_certain_everywhere_ends_all_the_same() -> None:
     model, teacher = language_model(), teacher_of()
     teacher.model.classifier.weight.data.zero_()
     teacher.model.classifier.bias.data = torch.tensor([500.0, 0.0, 0.0])
-    found = written(model, teacher, orders(3), Steering(2.0, 5))
+    found = written(model, teacher, orders(3), SteeringParams(2.0, 5))
     mine, other = found[0, 0], found[1, 0]
     assert mine.probability == 1
     assert mine.scored <= 4 * mine.tokens
     assert other.probability == pytest.approx(0, abs=1e-100)
-    plain = written(model, None, orders(3), Steering(0.0, 5))
+    plain = written(model, None, orders(3), SteeringParams(0.0, 5))
     assert [text.choices for text in found.values()] == [plain[tag].choices for tag in found]
 
 
@@ -245,4 +247,4 @@ def test_logits_that_are_no_numbers_are_an_error_and_not_a_choice() -> None:
     teacher = teacher_of()
     teacher.model.classifier.bias.data[0] = math.nan
     with pytest.raises(WorkError, match="teacher tiny: logits are NaN or infinite"):
-        written(language_model(), teacher, orders(1), Steering(1.0, 4))
+        written(language_model(), teacher, orders(1), SteeringParams(1.0, 4))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.common.metrics import Said, evaluate, selection_accuracy
+from amalgam.stages.common.metrics import Predictions, evaluate, selection_accuracy
 
 LABELS = ["a", "b", "c", "d"]
 GROUPS = {"left": [0, 1], "right": [2, 3]}
@@ -21,7 +21,7 @@ GOLD = np.array([0, 1, 2, 2])
 
 
 def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
-    found = evaluate(Said.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
+    found = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
     assert found["n"] == 4
     assert found["accuracy"] == 0.5
     # a: 1 right of gold 1 + predicted 2; b: never right; c: 1 right of gold 2 + predicted 1; d occurs nowhere.
@@ -37,46 +37,48 @@ def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
 
 
 def test_texts_read_part_by_part_are_judged_as_if_read_at_once() -> None:
-    parts = [Said.of(PROBABILITIES[some], GOLD[some]) for some in (slice(0, 1), slice(1, 1), slice(1, 4))]
-    at_once = evaluate(Said.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
-    assert evaluate(Said.joined(parts), GOLD, LABELS, GROUPS, bins=5) == at_once
+    parts = [Predictions.of(PROBABILITIES[some], GOLD[some]) for some in (slice(0, 1), slice(1, 1), slice(1, 4))]
+    at_once = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
+    assert evaluate(Predictions.joined(parts), GOLD, LABELS, GROUPS, bins=5) == at_once
 
 
 def test_a_slice_is_judged_over_the_union_and_not_among_its_own_labels() -> None:
     # Within {c, d} alone this text would be right.
     probabilities = np.array([[0.5, 0.0, 0.4, 0.1]])
-    found = evaluate(Said.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)
+    found = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)
     assert found["slice_accuracy"] == {"left": None, "right": 0.0}
     assert found["slice_n"] == {"left": 0, "right": 1}
 
 
 def test_an_infinite_likelihood_is_counted_and_the_result_is_plain_json() -> None:
-    found = evaluate(Said.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, GROUPS, bins=5)
+    found = evaluate(
+        Predictions.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, GROUPS, bins=5
+    )
     assert found["nll_nats"] is None
     assert found["nll_infinite"] == 2
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
 def test_of_equal_probabilities_the_first_label_is_predicted() -> None:
-    found = evaluate(Said.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, GROUPS, bins=4)
+    found = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, GROUPS, bins=4)
     assert found["accuracy"] == 1.0
     # 0.25 is the upper end of the first bin, so the gap is 0.75 whatever the rounding.
     assert found["ece"] == pytest.approx(0.75)
 
 
 def test_a_label_of_two_teachers_counts_in_both_slices() -> None:
-    found = evaluate(Said.of(PROBABILITIES, GOLD), GOLD, LABELS, {"left": [0, 1], "right": [1, 2]}, bins=5)
+    found = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, {"left": [0, 1], "right": [1, 2]}, bins=5)
     assert found["slice_n"] == {"left": 2, "right": 3}
     assert found["slice_accuracy"]["right"] == pytest.approx(1 / 3)
 
 
 def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="no labelled texts"):
-        evaluate(Said.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, GROUPS, bins=5)
+        evaluate(Predictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, GROUPS, bins=5)
     broken = PROBABILITIES.copy()
     broken[2, 1] = np.nan
     with pytest.raises(WorkError, match="a prediction is not a number\nwhere: rows 2"):
-        evaluate(Said.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
+        evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
 
 
 def test_the_chosen_teacher_is_right_if_it_has_the_gold_label() -> None:

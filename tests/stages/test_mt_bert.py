@@ -15,15 +15,15 @@ from amalgam.data.labels import union_of
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import judged_by_gold
+from amalgam.stages.build_targets.target_rules import mt_bert_targets
 from amalgam.stages.common.answers.evidence import Evidence
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import fit
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_student.objectives.mt_bert import LedByEach
-from amalgam.stages.train_student.objectives.states import Setting
-from amalgam.stages.train_student.objectives.targets import Told, objective_of
+from amalgam.stages.train_student.objectives.mt_bert import MTBertObjective
+from amalgam.stages.train_student.objectives.states import ObjectiveContext
+from amalgam.stages.train_student.objectives.targets import MTBertLoss, objective_of
 from amalgam.tests.stages.tiny_models import tiny
 
 SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})
@@ -39,7 +39,7 @@ TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both say x, b b
 
 
 def targets_of(gold: str | None, **said: Any) -> tuple[list[float], float]:
-    found = judged_by_gold(TEACHERS, pl.Series("label", [gold], pl.String), SPACE, Targets(mode="mt-bert", **said))
+    found = mt_bert_targets(TEACHERS, pl.Series("label", [gold], pl.String), SPACE, Targets(mode="mt-bert", **said))
     return found.target.to_list()[0], found.weight.to_list()[0]
 
 
@@ -77,7 +77,7 @@ def test_a_label_that_no_teacher_knows_weighs_nothing() -> None:
 def test_a_teacher_that_is_wrong_beyond_what_a_softmax_holds_weighs_little_and_stays_a_number() -> None:
     logits = pl.Series([[0.0, 2000.0]], dtype=pl.Array(pl.Float64, 2))
     one = Evidence("a", logits, logits, pl.Series([1.0]))
-    found = judged_by_gold([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
+    found = mt_bert_targets([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
     assert found.target.to_list()[0] == pytest.approx([0, 1 / 2001, 1, 0])
 
 
@@ -90,10 +90,10 @@ def test_the_loss_is_the_teachers_cross_entropy_at_t_and_the_golds_at_one() -> N
     }
     hot = [1 / (1 + math.sqrt(3)), math.sqrt(3) / (1 + math.sqrt(3))]
     wanted = -1.2 * math.log(hot[0]) - 0.4 * math.log(hot[1]) - math.log(0.75)
-    assert Told(2.0)(logits, said).tolist() == pytest.approx([2 * wanted])
+    assert MTBertLoss(2.0)(logits, said).tolist() == pytest.approx([2 * wanted])
     plain = -1.2 * math.log(0.25) - 0.4 * math.log(0.75) - math.log(0.75)
-    assert Told()(logits, said).tolist() == pytest.approx([2 * plain])
-    assert objective_of({"student_temperature": 2.0, "objective": "mt-bert"}) == Told(2.0)
+    assert MTBertLoss()(logits, said).tolist() == pytest.approx([2 * plain])
+    assert objective_of({"student_temperature": 2.0, "objective": "mt-bert"}) == MTBertLoss(2.0)
 
 
 def states(values: Any) -> States:
@@ -103,8 +103,8 @@ def states(values: Any) -> States:
     return States("t", [array], np.zeros(len(array), np.int64), np.cumsum(one) - one, one)
 
 
-def led(teachers: list[States], *, width: int, layers: int, **said: Any) -> LedByEach:
-    return LedByEach(Setting(Said(name="mt-bert", **said), Told(), teachers, layers, width))
+def led(teachers: list[States], *, width: int, layers: int, **said: Any) -> MTBertObjective:
+    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **said), MTBertLoss(), teachers, layers, width))
 
 
 def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from amalgam.stages.app.compare_reports import difference
-from amalgam.stages.common.metrics import Said
+from amalgam.stages.common.metrics import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis_between, axis_to, plain, shown
 from amalgam.stages.report.findings import scripts_of
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page
@@ -111,7 +111,7 @@ def test_a_value_past_an_end_by_rounding_is_counted_at_that_end() -> None:
 def test_calibration_bins_are_those_of_ece() -> None:
     answers = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     gold = np.array([0, 1, 1])
-    found = calibration(Said.of(answers, gold), gold, 5)
+    found = calibration(Predictions.of(answers, gold), gold, 5)
     assert [(one["low"], one["n"], one["accuracy"]) for one in found] == [(0.4, 1, 1.0), (0.6, 1, 0.0), (0.8, 1, 1.0)]
 
 

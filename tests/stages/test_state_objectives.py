@@ -14,11 +14,11 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
-from amalgam.stages.train_student.objectives.cfl import CommonSpace, discrepancy
-from amalgam.stages.train_student.objectives.dfa import GuidedByStates
-from amalgam.stages.train_student.objectives.layerwise import LayerByLayer, layers_of, phases
-from amalgam.stages.train_student.objectives.states import Setting, distance
-from amalgam.stages.train_student.objectives.targets import Scores
+from amalgam.stages.train_student.objectives.cfl import CFLObjective, discrepancy
+from amalgam.stages.train_student.objectives.dfa import DFAObjective
+from amalgam.stages.train_student.objectives.layerwise import LayerwiseObjective, layers_of, phases
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, distance
+from amalgam.stages.train_student.objectives.targets import LogitMSE
 from amalgam.tests.stages.tiny_models import tiny
 
 SURE = torch.log(torch.tensor([[0.25, 0.75]], dtype=torch.float64))
@@ -34,8 +34,8 @@ def states(values: Any, lengths: list[int] | None = None) -> States:
     return States("t", [array], np.zeros(len(each), np.int64), np.cumsum(each) - each, each)
 
 
-def setting(teachers: list[States], *, width: int, layers: int = 1, **said: Any) -> Setting:
-    return Setting(Said(**said), WeightedKL(), teachers, layers, width)
+def setting(teachers: list[States], *, width: int, layers: int = 1, **said: Any) -> ObjectiveContext:
+    return ObjectiveContext(Said(**said), WeightedKL(), teachers, layers, width)
 
 
 def fill(module: torch.nn.Module, **values: Any) -> None:
@@ -129,10 +129,8 @@ def test_adaption_is_the_identity_at_first_and_always_where_it_does_not_learn() 
 # ---- dfa
 
 
-def guided(**said: Any) -> GuidedByStates:
-    objective = GuidedByStates(
-        setting([states([[[2.0]]]), states([[[1.0, 3.0]]])], width=2, name="dfa", **said)
-    ).double()
+def guided(**said: Any) -> DFAObjective:
+    objective = DFAObjective(setting([states([[[2.0]]]), states([[[1.0, 3.0]]])], width=2, name="dfa", **said)).double()
     squeezed(objective.amalgamation)
     fill(objective.adaption, maps__0__weight=[[2.0, 0], [0, 1]], maps__0__bias=[0.0, 0])
     return objective
@@ -153,7 +151,7 @@ def test_the_weights_of_the_three_terms_are_an_option() -> None:
 
 def test_dfa_by_token_compares_token_with_token_and_never_padding() -> None:
     """Teacher 1 and 3, amalgamated as they are; the student's tokens 2 and 7 are off by 1 and 4."""
-    objective = GuidedByStates(
+    objective = DFAObjective(
         setting(
             [
                 states([[[1.0]], [[3.0]]], [2]),
@@ -171,7 +169,7 @@ def test_dfa_by_token_compares_token_with_token_and_never_padding() -> None:
 
 def test_a_student_of_more_layers_than_blocks_is_taken_in_blocks_too() -> None:
     """Layers 1, 3 and 8 in one block: their mean, 4; the teacher's one block: 1."""
-    objective = GuidedByStates(setting([states([[[1.0]]])], width=1, layers=3, name="dfa")).double()
+    objective = DFAObjective(setting([states([[[1.0]]])], width=1, layers=3, name="dfa")).double()
     fill(objective.amalgamation, squeezes__0__encoder__weight=[[1.0]], squeezes__0__encoder__bias=[0.0])
     fill(objective.amalgamation, squeezes__0__decoder__weight=[[1.0]], squeezes__0__decoder__bias=[0.0])
     given = batch(objective, [[[[1]]], [[[3]]], [[[8]]]], [[1]], [0])
@@ -195,7 +193,7 @@ def test_the_discrepancy_of_two_samples_is_that_of_their_kernels_means() -> None
 def test_cfl_is_the_targets_the_discrepancy_and_the_reconstruction_of_the_last_block() -> None:
     """In the common space (width 1) the student's two texts are 1 and -1, the teacher's 2 and 5: normalised 1 and 1."""
     teacher = states([[[0.0, 0.0], [2.0, 7.0]], [[0.0, 0.0], [5.0, 7.0]]])
-    objective = CommonSpace(setting([teacher], width=4, layers=2, name="cfl")).double()
+    objective = CFLObjective(setting([teacher], width=4, layers=2, name="cfl")).double()
     fill(objective, student_map__weight=[[1.0, 0, 0, 0], [0, 0, 0, 0]], student_map__bias=[0.0, 0])
     fill(objective, teacher_maps__0__weight=[[1.0, 0], [0, 0]], teacher_maps__0__bias=[0.0, 0])
     fill(
@@ -212,19 +210,21 @@ def test_cfl_is_the_targets_the_discrepancy_and_the_reconstruction_of_the_last_b
 
 
 def test_only_the_last_block_is_read_for_cfl() -> None:
-    objective = CommonSpace(setting([states(np.zeros((2, 3, 5)))], width=4, name="cfl"))
+    objective = CFLObjective(setting([states(np.zeros((2, 3, 5)))], width=4, name="cfl"))
     assert objective.beside(np.array([1]))["teacher 0"].shape == (1, 1, 1, 5)
 
 
 # ---- layer-wise
 
 
-def layer_by_layer(kind: str = "bert", **said: Any) -> tuple[Any, LayerByLayer, dict[str, Any]]:
+def layer_by_layer(kind: str = "bert", **said: Any) -> tuple[Any, LayerwiseObjective, dict[str, Any]]:
     model, _ = tiny(kind, labels=("a", "b"))
     random = np.random.default_rng(0)
     teachers = [states(random.normal(size=(5, 2, width)), [5]) for width in (6, 10)]
     torch.manual_seed(0)
-    objective = LayerByLayer(setting(teachers, width=32, layers=2, name="layerwise", grain="tokens", **said)).double()
+    objective = LayerwiseObjective(
+        setting(teachers, width=32, layers=2, name="layerwise", grain="tokens", **said)
+    ).double()
     with torch.no_grad():
         for parameter in objective.adaption.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -238,13 +238,13 @@ def layer_by_layer(kind: str = "bert", **said: Any) -> tuple[Any, LayerByLayer, 
     return model.double(), objective, given
 
 
-def asked(model: Any, objective: LayerByLayer, given: dict[str, Any]) -> torch.Tensor:
+def asked(model: Any, objective: LayerwiseObjective, given: dict[str, Any]) -> torch.Tensor:
     with objective.around(model, given):
         output = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
     return objective(output.logits, given)
 
 
-def led(model: Any, objective: LayerByLayer, given: dict[str, Any]) -> LayerByLayer:
+def led(model: Any, objective: LayerwiseObjective, given: dict[str, Any]) -> LayerwiseObjective:
     """With its gradients."""
     torch.autograd.backward(asked(model, objective, given).sum())
     return objective
@@ -313,4 +313,4 @@ def test_scores_are_compared_logit_by_logit_and_a_shared_label_with_every_teache
     """Teachers on labels {0, 1} and {1, 2}: differences 1, 0, 2 and -3."""
     logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
     given = {"targets": torch.tensor([[0.0, 2.0, 0.0, 6.0]]), "weights": torch.tensor([2.0])}
-    assert Scores((0, 1, 1, 2))(logits, given).tolist() == pytest.approx([2 * (1 + 0 + 4 + 9) / 4])
+    assert LogitMSE((0, 1, 1, 2))(logits, given).tolist() == pytest.approx([2 * (1 + 0 + 4 + 9) / 4])

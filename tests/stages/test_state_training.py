@@ -15,9 +15,9 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import Fitted, Stopped, fit
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_student.objectives.states import Setting
+from amalgam.stages.train_student.objectives.states import ObjectiveContext
 from amalgam.stages.train_student.schedule import PHASES
 from amalgam.tests.stages.tiny_models import tiny
 
@@ -62,7 +62,7 @@ def objective_of(way: str) -> Any:
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
     confidence = draw.dirichlet(np.ones(3), size=(TEXTS, 2)).astype(np.float32)
     torch.manual_seed(2)
-    [(_, objective)] = PHASES[said.name](Setting(said, WeightedKL(), teachers, 2, 32, 3, confidence))
+    [(_, objective)] = PHASES[said.name](ObjectiveContext(said, WeightedKL(), teachers, 2, 32, 3, confidence))
     return objective
 
 
@@ -75,7 +75,7 @@ def train(
     stop_after: int = 0,
     keep: bool = False,
     dtype: str = "auto",
-) -> tuple[Fitted, list[float]]:
+) -> tuple[TrainingResult, list[float]]:
     asked, losses = [], []
 
     def stop() -> bool:
@@ -130,7 +130,7 @@ def test_a_stopped_training_goes_on_to_the_very_same_weights_of_both(tmp_path: P
     whole, stopped = tiny()[0], tiny()[0]
     objective, first, second = objective_of(way), objective_of(way), objective_of(way)
     train(whole, tmp_path / "whole", objective)
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupted):
         train(stopped, tmp_path / "stopped", first, stop_after=4)
     resumed = tiny()[0]
     fitted, _ = train(resumed, tmp_path / "stopped", second)

@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.stages.common.training.learner import WeightedKL
-from amalgam.stages.train_student.objectives.states import Setting
-from amalgam.stages.train_student.objectives.stratanet import GUARD, ByStrata, Strata
+from amalgam.stages.train_student.objectives.states import ObjectiveContext
+from amalgam.stages.train_student.objectives.stratanet import GUARD, Strata, StrataNetObjective
 from amalgam.tests.stages.test_state_objectives import KL, SURE, batch, fill, states
 
 CONFIDENCE = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
@@ -96,15 +96,19 @@ def test_heads_are_as_many_as_divide_the_width(width: int, heads: int) -> None:
 # ---- the loss
 
 
-def objective(teachers: Any, confidence: Any, *, width: int = 2, guard: float = GUARD, **said: Any) -> ByStrata:
+def objective(
+    teachers: Any, confidence: Any, *, width: int = 2, guard: float = GUARD, **said: Any
+) -> StrataNetObjective:
     """`teachers`: the states of each, [texts, blocks, W]."""
     told = Said(name="stratanet", **said)
     held = [states(one) for one in teachers]
     shares = np.asarray(confidence, np.float64)
-    return ByStrata(Setting(told, WeightedKL(), held, held[0].blocks, width, 2, shares), guard).double()
+    return StrataNetObjective(
+        ObjectiveContext(told, WeightedKL(), held, held[0].blocks, width, 2, shares), guard
+    ).double()
 
 
-def plain(**said: Any) -> ByStrata:
+def plain(**said: Any) -> StrataNetObjective:
     """Student and head as they are; amalgamated is 0.25 * (0, 8) + 0.75 * (0, 4) = (0, 5)."""
     found = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], strata="no-st", **said)
     eye = [[1.0, 0], [0, 1]]

@@ -9,7 +9,7 @@ import pytest
 
 from amalgam.data.labels import cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import rule
+from amalgam.stages.build_targets.target_rules import build_targets
 from amalgam.stages.common.answers.evidence import Evidence
 from amalgam.stages.common.answers.uncertainty import MEASURES, confidence, sums_over_passes
 
@@ -36,7 +36,9 @@ SPACE = union_of({"a": ["x", "y"], "b": ["z", "w", "v"]})
 
 
 def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence() -> None:
-    found = rule([evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2))
+    found = build_targets(
+        [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2)
+    )
     first = 1 / (1 + math.exp(-0.4 / 0.2))
     expected = [0.9 * first, 0.1 * first, 0.5 * (1 - first), 0.3 * (1 - first), 0.2 * (1 - first)]
     assert found.target.to_list()[0] == pytest.approx(expected)
@@ -46,30 +48,36 @@ def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence()
 
 
 def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_elsewhere() -> None:
-    found = rule([evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard"))
+    found = build_targets(
+        [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
+    )
     assert found.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
     assert found.teacher.to_list() == ["b"]
 
 
 def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is_asked_for() -> None:
     teachers = [evidence("a", [0.4, 0.6], 0.3), evidence("b", [0.4, 0.4, 0.2], 0.4)]
-    hard = rule(teachers, SPACE, Targets(mode="hard", distribution="label"))
+    hard = build_targets(teachers, SPACE, Targets(mode="hard", distribution="label"))
     assert hard.target.to_list()[0] == [0, 0, 1, 0, 0]
-    soft = rule(teachers, SPACE, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    soft = build_targets(teachers, SPACE, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
     assert soft.target.to_list()[0] == pytest.approx([0, 0.25, 0.75, 0, 0])
     meeting = union_of({"a": ["x", "y"], "b": ["y", "z", "w"]})
-    both = rule(teachers, meeting, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    both = build_targets(teachers, meeting, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
     assert both.target.to_list()[0] == pytest.approx([0, 1, 0, 0])
 
 
 def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
-    found = rule([evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard"))
+    found = build_targets(
+        [evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
+    )
     assert found.teacher.to_list() == ["a"]
     assert found.weight.to_list() == pytest.approx([1e-6])
 
 
 def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one() -> None:
-    found = rule([evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores"))
+    found = build_targets(
+        [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores")
+    )
     assert found.target.to_list()[0] == pytest.approx([*logs(0.9, 0.1), *logs(0.5, 0.3, 0.2)])
     assert found.weight.to_list() == [1.0]
     assert found.teacher.to_list() == [None]
@@ -77,26 +85,26 @@ def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one()
 
 def test_a_single_teacher_weighs_one() -> None:
     space = union_of({"a": ["x", "y"]})
-    found = rule([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
+    found = build_targets([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
     assert found.weight.to_list() == [1.0]
     assert found.target.to_list()[0] == pytest.approx([0.9, 0.1])
 
 
 def test_where_labels_meet_what_is_padded_is_added() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
-    found = rule([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
+    found = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
     assert found.target.to_list()[0] == pytest.approx([0.5 * 0.9 + 0.5 * 0.4, 0.5 * 0.1 + 0.5 * 0.6])
 
 
 def test_without_reweighting_every_text_weighs_one() -> None:
     both = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    assert rule(both, SPACE, Targets(reweight="none")).weight.to_list() == [1.0]
+    assert build_targets(both, SPACE, Targets(reweight="none")).weight.to_list() == [1.0]
 
 
 def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
     a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
     b = Evidence("b", arrays([2.0, 0.0, -1.0]), arrays([0.8, 0.15, 0.05]), pl.Series([0.2]))
-    found = rule([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
+    found = build_targets([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
     raised = [math.exp(z / 2) for z in (1, 0, 2, 0, -1)]
     assert found.target.to_list()[0] == pytest.approx([r / sum(raised) for r in raised])
     assert found.weight.to_list() == [1.0]
@@ -109,7 +117,7 @@ def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
     b = Evidence("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
     raised = [math.exp(z) for z in (1, 0, 2, 0)]
     expected = [raised[0], raised[1] + raised[2], raised[3]]
-    found = rule([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
+    found = build_targets([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
     assert found == pytest.approx([part / sum(raised) for part in expected])
 
 
@@ -160,28 +168,28 @@ def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
 
 def test_weights_that_are_given_take_the_place_of_confidences() -> None:
     teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    found = rule(teachers, SPACE, Targets(weights="mixture"), arrays([0.25, 0.75]))
+    found = build_targets(teachers, SPACE, Targets(weights="mixture"), arrays([0.25, 0.75]))
     assert found.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
     assert found.weight.to_list() == pytest.approx([0.5 + 1e-6])
     assert found.teacher.to_list() == ["b"]
-    hard = rule(teachers, SPACE, Targets(weights="mixture", mode="hard"), arrays([0.25, 0.75]))
+    hard = build_targets(teachers, SPACE, Targets(weights="mixture", mode="hard"), arrays([0.25, 0.75]))
     assert hard.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
 
 
 def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_temperature() -> None:
     teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    found = rule(teachers, SPACE, Targets(mode="uhc"))
+    found = build_targets(teachers, SPACE, Targets(mode="uhc"))
     assert found.target.to_list()[0] == pytest.approx([0.9, 0.1, 0.5, 0.3, 0.2])
     assert found.weight.to_list() == [1.0]
     assert found.teacher.to_list() == [None]
-    hot = rule(teachers, SPACE, Targets(mode="uhc", kd_temperature=2.0)).target.to_list()[0]
+    hot = build_targets(teachers, SPACE, Targets(mode="uhc", kd_temperature=2.0)).target.to_list()[0]
     assert hot[:2] == pytest.approx([3 / 4, 1 / 4])  # square roots of 0.9 and 0.1
 
 
 def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidences_themselves() -> None:
     """At temperature 0.5 probabilities are squared: 0.81 and 0.01, 0.25, 0.09 and 0.04."""
     teachers = [evidence("a", [0.9, 0.1], 0.25), evidence("b", [0.5, 0.3, 0.2], 0.75)]
-    found = rule(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
+    found = build_targets(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
     first, second = (0.25 / 0.82 * part for part in (0.81, 0.01)), (0.75 / 0.38 * part for part in (0.25, 0.09, 0.04))
     assert found.target.to_list()[0] == pytest.approx([*first, *second])
     assert found.weight.to_list() == [1.0]

@@ -18,16 +18,16 @@ from amalgam.stages.weigh_teachers.evidence import (
     speaking_against,
     together,
 )
-from amalgam.stages.weigh_teachers.mixture import Weighing, by_confidence, mixture, standard, standardised
+from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
 from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_side, smoothed
 from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
     agreed,
+    downweighted,
     exclusion,
-    heard_half,
-    in_company,
     over_neighbours,
+    smooth_over_neighbours,
     with_provenance,
 )
 
@@ -42,7 +42,7 @@ def scores(shares: list[float], *, separation: float = 3.0, texts: int = 8000, s
     return signal * np.arange(1, len(shares) + 1) + 10 * np.arange(len(shares)), right
 
 
-def rightly(found: Weighing, right: Array) -> float:
+def rightly(found: TeacherWeights, right: Array) -> float:
     return float((found.weights.argmax(axis=1) == right).mean())
 
 
@@ -247,10 +247,10 @@ def test_what_a_teacher_shows_where_others_are_right_is_heard_half() -> None:
     assert against["answers"][0] > AGAINST
     assert max(against["states"].max(), against["answers"][1]) < 0
     facts: dict[str, Any] = {}
-    found = in_company(kept, {}, 0, facts)
+    found = smooth_over_neighbours(kept, {}, 0, facts)
     assert found[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
     assert found[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
-    [note] = heard_half(facts["against"], ["six", "three"])
+    [note] = downweighted(facts["against"], ["six", "three"])
     assert note.startswith("teacher six: what its answers say is higher where others are right (0.")
     assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
 
@@ -260,14 +260,14 @@ def test_names_are_no_teachers_own_and_are_heard_wholly() -> None:
     right = random.choice(2, 6000)
     kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
     assert set(speaking_against(kept)) == {"states"}
-    assert np.array_equal(in_company(kept, {}, 0, {}), together(list(kept.values())))
+    assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {}), together(list(kept.values())))
 
 
 def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    found = in_company(kept, {"space": states}, 50, facts)
+    found = smooth_over_neighbours(kept, {"space": states}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by space"}
     assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
 
@@ -276,7 +276,7 @@ def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    found = in_company(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
+    found = smooth_over_neighbours(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
     assert set(facts["neighbours"].values()) == {"none"}
     assert np.array_equal(found, together(list(kept.values())))
 
@@ -286,7 +286,7 @@ def test_of_two_spaces_the_one_that_tells_teachers_apart_is_taken() -> None:
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
     other = np.random.default_rng(3).permutation(states)
-    in_company(kept, {"other": other, "both": [other, states], "telling": states}, 50, facts)
+    smooth_over_neighbours(kept, {"other": other, "both": [other, states], "telling": states}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by telling"}
 
 
@@ -297,7 +297,7 @@ def test_of_small_classes_few_neighbours_are_taken() -> None:
     places = random.normal(size=(150, 64))[small] + 0.1 * random.normal(size=(1500, 64))
     places = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
     facts: dict[str, Any] = {"notes": []}
-    in_company(views(right, noise=[1.0, 1.0]), {"space": places}, 45, facts)
+    smooth_over_neighbours(views(right, noise=[1.0, 1.0]), {"space": places}, 45, facts)
     assert set(facts["neighbours"].values()) == {"9 by space"}
 
 

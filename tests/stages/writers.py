@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from amalgam.stages.common.inference.teacher import Teacher
-from amalgam.stages.generate.decoding import Order, Steering, Writer, Written
+from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
 from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import Drawing
+from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.stages.generate.scoring import Scorer
 from amalgam.tests.stages.tiny_models import tiny, tiny_language_model
 
@@ -33,19 +33,19 @@ def teacher_of(kind: str = "bert", *, sure: float = 40.0, limit: int = 24) -> Te
     return Teacher(model, tokenizer, digest="77" * 32, seed=0, limit=limit, name="tiny")
 
 
-def orders(texts: int, how: Drawing | None = None, prompt: Sequence[str] = ("",)) -> list[Order[Tag]]:
+def orders(texts: int, how: SamplingParams | None = None, prompt: Sequence[str] = ("",)) -> list[TextRequest[Tag]]:
     """So many of each class."""
-    cut = how or Drawing(1.0, None, 0.95, 24)
+    cut = how or SamplingParams(1.0, None, 0.95, 24)
     return [
-        Order((label, index), text_word(0, label, index), label, prompt[index % len(prompt)], cut)
+        TextRequest((label, index), text_word(0, label, index), label, prompt[index % len(prompt)], cut)
         for index in range(texts)
         for label in range(LABELS)
     ]
 
 
 def written(
-    model: LanguageModel, teacher: Teacher | None, asked: Sequence[Order[Tag]], steering: Steering
-) -> dict[Tag, Written]:
+    model: LanguageModel, teacher: Teacher | None, asked: Sequence[TextRequest[Tag]], steering: SteeringParams
+) -> dict[Tag, GeneratedText]:
     """With a scorer that remembers nothing of another run."""
     return dict(Writer[Tag](model, Scorer(teacher) if teacher else None, steering).write(asked))
 

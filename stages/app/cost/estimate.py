@@ -9,15 +9,15 @@ from typing import Any
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
-from amalgam.stages.app.cost.job import Cost, Job
-from amalgam.stages.app.cost.rates import NotMeasuredError, Rates
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
+from amalgam.stages.app.cost.job import Cost, StageEstimate
+from amalgam.stages.app.cost.rates import MachineRates, NotMeasuredError
 from amalgam.stages.app.cost.stages import COSTS
 from amalgam.stages.app.cost.trials import starting
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostEstimate:
     costs: dict[str, Cost | None]
     """Of the stages that are not current; None: not known, and `notes` say why."""
     notes: dict[str, str]
@@ -54,27 +54,27 @@ class Bill:
         }
 
 
-def bill(run: Run, states: Sequence[StageState], *, measure: bool) -> Bill:
+def bill(run: Run, states: Sequence[StageState], *, measure: bool) -> CostEstimate:
     """What is current costs nothing. Without `measure` only rates that the workspace keeps are used."""
-    rates = Rates(run, measure=measure)
+    rates = MachineRates(run, measure=measure)
     costs: dict[str, Cost | None] = {}
     notes: dict[str, str] = {}
     begun = 0.0
     for state in (state for state in states if state.state != "current"):
         try:
             begun = begun or rates.of("starting", None, starting)["seconds"]
-            costs[state.stage] = COSTS[state.stage](Job(run, rates, state))
-        except (NotKnownYetError, NotMeasuredError, AmalgamError) as error:
+            costs[state.stage] = COSTS[state.stage](StageEstimate(run, rates, state))
+        except (PendingDependencyError, NotMeasuredError, AmalgamError) as error:
             costs[state.stage], notes[state.stage] = None, _why(error)
     if not measure and any(note == _why(NotMeasuredError()) for note in notes.values()):
         notes = {"time, memory and disk": _why(NotMeasuredError())}
-    return Bill(costs, notes, begun)
+    return CostEstimate(costs, notes, begun)
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, NotMeasuredError):
         return "`amalgam plan --measure` tries this machine, once"
-    if isinstance(error, NotKnownYetError):
+    if isinstance(error, PendingDependencyError):
         return f"after {error.stage}"
     return error.what if isinstance(error, AmalgamError) else str(error)
 

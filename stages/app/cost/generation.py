@@ -12,12 +12,12 @@ from functools import partial
 from itertools import pairwise
 
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, Job, rates_of_writing
+from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, StageEstimate, rates_of_writing
 from amalgam.stages.app.cost.rates import Figures
-from amalgam.stages.app.cost.trials import Peak
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.app.cost.trials import PeakMemory
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
-from amalgam.stages.generate.requests import block_units, families_of, settings_of
+from amalgam.stages.generate.requests import block_units, generate_config, text_families
 
 TOKEN_BYTES = 12
 """Of a written text on the disk, for each token: in its block, and once more where all are gathered."""
@@ -29,7 +29,7 @@ FIRST_STEPS, STEPS = 1, 2
 """Of guessing: two trials, which differ by so many steps."""
 
 
-def generating(job: Job) -> Cost:
+def generating(job: StageEstimate) -> Cost:
     """As long as the texts took that are there; before any is, what a trial says, teacher by teacher."""
     paths = [unit.record_path for unit in block_units(job.run)]
     done = list(job.run.store.records(paths, whole=False).values())
@@ -42,15 +42,15 @@ def generating(job: Job) -> Cost:
     return Cost(share * seconds, BARE_MB, share * disk / MEGABYTE)
 
 
-def _first_texts(job: Job) -> Cost:
+def _first_texts(job: StageEstimate) -> Cost:
 
-    settings, wanted = settings_of(job.run), dict[str | None, int]()
+    settings, wanted = generate_config(job.run), dict[str | None, int]()
     for unit in job.state.missing:
-        if unit.work is not None:  # gathering them takes no time
-            teacher = unit.work.family.teacher
+        if unit.payload is not None:  # gathering them takes no time
+            teacher = unit.payload.family.teacher
             wanted[teacher] = wanted.get(teacher, 0) + unit.size
     if not settings.writes:
-        texts = sum(family.count for family in families_of(job.run))
+        texts = sum(family.count for family in text_families(job.run))
         return Cost(texts * WORDS_SECONDS, BARE_MB, texts * settings.max_tokens * TOKEN_BYTES / MEGABYTE)
     costs = []
     for known in (known for known in teachers_of(job.run) if known.name in wanted):
@@ -63,11 +63,11 @@ def _first_texts(job: Job) -> Cost:
 # ---- as-dfd
 
 
-def guessing(job: Job) -> Cost:
+def guessing(job: StageEstimate) -> Cost:
     said, costs = job.run.experiment.embeddings, []
     wanted: dict[str, int] = {}
     for unit in job.state.missing:
-        wanted[unit.work[0].name] = wanted.get(unit.work[0].name, 0) + 1
+        wanted[unit.payload[0].name] = wanted.get(unit.payload[0].name, 0) + 1
     for known in (known for known in teachers_of(job.run) if known.name in wanted):
         about = [known.identity, said.count, said.tokens]
         rates = job.rates.of(f"guessing for {known.name}", about, partial(_guessing, job.run, known))
@@ -81,9 +81,9 @@ def _guessing(run: Run, known: KnownTeacher) -> Figures:
     from amalgam.stages.guess_embeddings.search import guess
 
     said, taken = run.experiment.embeddings, []
-    with Peak() as peak:
+    with PeakMemory() as peak:
         ends = [time.perf_counter()]
-        teacher = loaded_teacher(run, known, "fp32", passes=0)
+        teacher = load_teacher(run, known, "fp32", passes=0)
         ends.append(time.perf_counter())
         for steps in (FIRST_STEPS, FIRST_STEPS, FIRST_STEPS + STEPS):  # the first one is slower, and does not count
             embeddings, logits = guess(teacher, 0, said.model_copy(update={"steps": steps}), stop=run.signals.check)

@@ -10,12 +10,12 @@ from amalgam.data.labels import cut_in_groups
 from amalgam.pipeline.config.schema import TrainTeachers
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.cost.rates import Figures, Rates
+from amalgam.stages.app.cost.rates import Figures, MachineRates
 from amalgam.stages.app.cost.survey import Survey, Texts, sample, survey
 from amalgam.stages.app.cost.trials import writing
 from amalgam.stages.common.generated_texts import HELD_OUT, generated_sources
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
-from amalgam.stages.generate.requests import families_of, language_model_digest, said_of, settings_of
+from amalgam.stages.generate.requests import generate_config, language_model_digest, said_of, text_families
 from amalgam.stages.train_teachers.settings import encoders_of
 
 MEGABYTE = 1e6
@@ -32,11 +32,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Job:
+class StageEstimate:
     """A stage that is not current."""
 
     run: Run
-    rates: Rates
+    rates: MachineRates
     state: StageState
 
     def survey(self, part: str) -> Survey:
@@ -44,9 +44,9 @@ class Job:
         if not self.awaits(part):
             return survey(self.run, part, self.rates)
 
-        held_out = settings_of(self.run).held_out
+        held_out = generate_config(self.run).held_out
         share = held_out if part == HELD_OUT else 1 - held_out
-        return Survey(share * sum(family.count for family in families_of(self.run)), {})
+        return Survey(share * sum(family.count for family in text_families(self.run)), {})
 
     def sample(self, part: str) -> Texts:
         """Of what is still to be made, something that is as long as it will be."""
@@ -96,7 +96,7 @@ def _as_long_as(tokens: int) -> tuple[str, ...]:
     return (" ".join(["a"] * max(1, tokens)),)
 
 
-def rates_of_writing(job: Job, known: KnownTeacher) -> Figures:
+def rates_of_writing(job: StageEstimate, known: KnownTeacher) -> Figures:
 
-    about = [language_model_digest(job.run), known.identity, said_of(settings_of(job.run))]
+    about = [language_model_digest(job.run), known.identity, said_of(generate_config(job.run))]
     return job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))

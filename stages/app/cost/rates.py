@@ -23,7 +23,7 @@ class NotMeasuredError(Exception):
     """A rate is not known, and nothing may be measured now."""
 
 
-class Rates:
+class MachineRates:
     def __init__(self, run: Run, *, measure: bool) -> None:
         self._run = run
         self._measure = measure

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
-from amalgam.pipeline.execution.stage import NotKnownYetError
+from amalgam.pipeline.execution.stage import PendingDependencyError
 from amalgam.stages.app.cost import trials
 from amalgam.stages.app.cost.generation import generating, guessing
-from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, Job
+from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, StageEstimate
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
-from amalgam.stages.common.inference.load import loaded_teacher
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.sources import corpus_for, part_identity, sources_of
 from amalgam.stages.common.states.families import ENCODER_STATES, blocks_of, kinds_of_states
@@ -37,7 +37,7 @@ ENCODER = "student.encoder"
 # ---- texts
 
 
-def _reading(job: Job) -> Cost:
+def _reading(job: StageEstimate) -> Cost:
     run = job.run
     missing = [unit.name for unit in job.state.missing] or list(sources_of(run.experiment))
     part = "train" if run.experiment.reads_texts else missing[0]
@@ -71,7 +71,7 @@ class _Lessons:
         return rates["setup_seconds"] + learning + looking
 
 
-def _training_teachers(job: Job) -> Cost:
+def _training_teachers(job: StageEstimate) -> Cost:
 
     settings, part, groups = settings_of(job.run), job.survey(job.teachers_part), job.groups
     wanted = {unit.name for unit in job.state.missing} or set(groups)
@@ -87,7 +87,7 @@ def _training_teachers(job: Job) -> Cost:
     return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
 
 
-def _training_student(job: Job) -> Cost:
+def _training_student(job: StageEstimate) -> Cost:
     said, student = job.run.experiment, job.run.experiment.student
     texts = job.survey("train").texts if said.reads_texts else said.embeddings.count * sum(_label_counts(job))
     validation = job.survey("validation").texts if student.select != "held-out" else 0
@@ -99,7 +99,7 @@ def _training_student(job: Job) -> Cost:
     return Cost(lessons.seconds(rates), rates["memory_mb"] + tokens_mb, rates["model_mb"])
 
 
-def _training_rates(job: Job, said: Student | TrainTeachers, where: str, part: str | None = None) -> Figures:
+def _training_rates(job: StageEstimate, said: Student | TrainTeachers, where: str, part: str | None = None) -> Figures:
     """`part`: whose texts it is measured on, if not those that are learned from."""
     sizes = said.max_tokens, said.batch_size, getattr(said, "layers", None), getattr(said, "accumulate", 1)
     about = [encoder_digest(job.run, said, where), sizes, job.kind_of_texts]
@@ -116,14 +116,14 @@ def _training_rates(job: Job, said: Student | TrainTeachers, where: str, part: s
     return job.rates.of(f"training {said.encoder}", about, measure)
 
 
-def _widths(job: Job) -> list[int]:
+def _widths(job: StageEstimate) -> list[int]:
     """Of the teachers, or of what they will be made from."""
     if _are_trained(job):
         return [width_of(known.files) for known in teachers_of(job.run)]
     return [width_of(encoder_files(job.run, *job.encoder(name))) for name in job.groups]
 
 
-def _report(job: Job) -> Cost:
+def _report(job: StageEstimate) -> Cost:
     part = None if job.run.experiment.reads_texts else "test"
     rates = _training_rates(job, job.run.experiment.student, ENCODER, part)
     readings = 1 + job.run.experiment.student.learns  # the bare encoder, and the student
@@ -134,7 +134,7 @@ def _report(job: Job) -> Cost:
 # ---- teachers
 
 
-def _asking(job: Job) -> Cost:
+def _asking(job: StageEstimate) -> Cost:
     passes = job.run.experiment.cache.passes
     train, test = job.survey("train").texts, job.survey("test").texts
     rows = _rows_missing(job)
@@ -146,7 +146,7 @@ def _asking(job: Job) -> Cost:
     return Cost(seconds, max((one["memory_mb"] for one in rates.values()), default=BARE_MB), disk + tokens)
 
 
-def _rows_missing(job: Job) -> dict[str, float] | None:
+def _rows_missing(job: StageEstimate) -> dict[str, float] | None:
     """Text-passes that each teacher still lacks; None: the teachers are not there yet."""
     if job.state.total is None:
         if not _are_trained(job):
@@ -155,50 +155,50 @@ def _rows_missing(job: Job) -> dict[str, float] | None:
         return {known.name: whole for known in teachers_of(job.run)}
     rows: dict[str, float] = {}
     for unit in job.state.missing:
-        teacher = getattr(unit.work, "teacher", None)
+        teacher = getattr(unit.payload, "teacher", None)
         if teacher is not None:
             rows[teacher] = rows.get(teacher, 0) + unit.size
     return rows
 
 
-def _are_trained(job: Job) -> bool:
+def _are_trained(job: StageEstimate) -> bool:
     """False: all teachers are still to be trained. Raises NotKnownYetError where a model must be fetched first."""
     try:
         teachers_of(job.run)
-    except NotKnownYetError as unknown:
+    except PendingDependencyError as unknown:
         if unknown.stage == "train-teachers" and not job.run.experiment.teachers:
             return False
         raise
     return True
 
 
-def _asking_rates(job: Job, name: str) -> Figures:
+def _asking_rates(job: StageEstimate, name: str) -> Figures:
     return _asked(job, name, *_known(job, name, job.run.experiment.cache.passes))
 
 
-def _known(job: Job, name: str, passes: int) -> tuple[Any, Callable[[str], Teacher]]:
+def _known(job: StageEstimate, name: str, passes: int) -> tuple[Any, Callable[[str], Teacher]]:
     """What a teacher is known by, and how it is loaded."""
     known: KnownTeacher = next(one for one in teachers_of(job.run) if one.name == name)
 
     def load(dtype: str) -> Teacher:
 
-        return loaded_teacher(job.run, known, dtype, passes=passes)
+        return load_teacher(job.run, known, dtype, passes=passes)
 
     return known.identity, load
 
 
-def _stand_ins(job: Job) -> dict[str, Figures]:
+def _stand_ins(job: StageEstimate) -> dict[str, Figures]:
     """Teachers that are not trained yet are measured by what they will be: their encoder under a new head."""
     return {name: _asked(job, *_stand_in(job, name, labels)) for name, labels in job.groups.items()}
 
 
-def _stand_in(job: Job, name: str, labels: list[str]) -> tuple[str, Any, Callable[[str], Teacher]]:
+def _stand_in(job: StageEstimate, name: str, labels: list[str]) -> tuple[str, Any, Callable[[str], Teacher]]:
     said, where = job.encoder(name)
     content = [encoder_digest(job.run, said, where), said.max_tokens]
-    return str(said.encoder), [content, len(labels)], partial(trials.stand_in, job.run, said, where, labels)
+    return str(said.encoder), [content, len(labels)], partial(trials.proxy_teacher, job.run, said, where, labels)
 
 
-def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
+def _asked(job: StageEstimate, name: str, about: Any, load: Callable[[str], Teacher]) -> Figures:
     passes, dtype = job.run.experiment.cache.passes, _dtype(job)
 
     def measure() -> Figures:
@@ -207,15 +207,15 @@ def _asked(job: Job, name: str, about: Any, load: Callable[[str], Teacher]) -> F
     return job.rates.of(f"asking {name}", [about, passes, dtype, job.kind_of_texts], measure)
 
 
-def _dtype(job: Job) -> str:
+def _dtype(job: StageEstimate) -> str:
     cache = job.run.experiment.cache
-    return job.run.store.get("dtype", "auto") or "auto" if cache.dtype == "auto" else cache.dtype
+    return job.run.store.pinned("dtype", "auto") or "auto" if cache.dtype == "auto" else cache.dtype
 
 
 # ---- states, and what is seen from all texts together
 
 
-def _features(job: Job) -> Cost:
+def _features(job: StageEstimate) -> Cost:
     """The encoder's states and the teachers', as far as each is asked for and missing."""
     said, rows = job.run.experiment, _states_missing(job)
     costs = [_states(job, name, rows) for name in rows if name != ENCODER_STATES]
@@ -228,7 +228,7 @@ def _features(job: Job) -> Cost:
     return Cost(sum(cost.seconds for cost in costs), memory, sum(cost.disk_mb for cost in costs))
 
 
-def _states(job: Job, name: str, rows: Mapping[str, float]) -> Cost:
+def _states(job: StageEstimate, name: str, rows: Mapping[str, float]) -> Cost:
     """A teacher may be asked for states of several kinds, which lack about as many texts each."""
     if _are_trained(job):
         who, (about, load) = name, _known(job, name, passes=0)
@@ -245,7 +245,7 @@ def _states(job: Job, name: str, rows: Mapping[str, float]) -> Cost:
     return Cost(seconds, memory, disk)
 
 
-def _states_missing(job: Job) -> dict[str, float]:
+def _states_missing(job: StageEstimate) -> dict[str, float]:
     """Texts by whose states they lack, once for each kind of states."""
     if job.state.total is None:
         texts, kinds = float(job.survey("train").texts), len(kinds_of_states(job.run))
@@ -253,15 +253,15 @@ def _states_missing(job: Job) -> dict[str, float]:
         return {**asked, **(dict.fromkeys(_teacher_names(job), texts * kinds) if kinds else {})}
     rows: dict[str, float] = {}
     for unit in job.state.missing:
-        rows[unit.work.teacher] = rows.get(unit.work.teacher, 0) + unit.size
+        rows[unit.payload.teacher] = rows.get(unit.payload.teacher, 0) + unit.size
     return rows
 
 
-def _teacher_names(job: Job) -> list[str]:
+def _teacher_names(job: StageEstimate) -> list[str]:
     return [known.name for known in teachers_of(job.run)] if _are_trained(job) else list(job.groups)
 
 
-def _fitting(job: Job) -> Cost:
+def _fitting(job: StageEstimate) -> Cost:
     """By the square of a teacher's width, for each block; a part that is held out is a share of the training texts."""
     run, rates = job.run, job.rates.of("fitting statistics", None, trials.fitting)
     held_out = run.experiment.generate.held_out if run.experiment.generate else 0.0
@@ -272,7 +272,7 @@ def _fitting(job: Job) -> Cost:
     return Cost(texts * squares / 384**2 * rates["seconds_per_text"], memory, 8 * 2 * squares / MEGABYTE)
 
 
-def _weighing(job: Job) -> Cost:
+def _weighing(job: StageEstimate) -> Cost:
     """Every text is compared with every other."""
     texts, teachers = job.survey("train").texts, len(_label_counts(job))
     from amalgam.stages.weigh_teachers.neighbours import REFERENCES
@@ -288,7 +288,7 @@ def _weighing(job: Job) -> Cost:
 # ---- targets
 
 
-def _targets(job: Job) -> Cost:
+def _targets(job: StageEstimate) -> Cost:
     said = job.run.experiment.targets
     passes = job.run.experiment.cache.passes if said.passes is None else said.passes
     sizes = [] if said.mode == "supervised" else _label_counts(job)
@@ -301,14 +301,14 @@ def _targets(job: Job) -> Cost:
     return Cost(seconds, BARE_MB, texts * (4 * (sum(sizes) + len(sizes)) + TARGET_BYTES) / MEGABYTE)
 
 
-def _label_counts(job: Job) -> list[int]:
+def _label_counts(job: StageEstimate) -> list[int]:
     try:
         return [len(known.labels) for known in teachers_of(job.run)]
-    except NotKnownYetError:
+    except PendingDependencyError:
         return [len(labels) for labels in job.groups.values()]
 
 
-COSTS: Mapping[str, Callable[[Job], Cost]] = {
+COSTS: Mapping[str, Callable[[StageEstimate], Cost]] = {
     "generate": generating,
     "read-corpus": _reading,
     "train-teachers": _training_teachers,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from amalgam.data.rows import BadRow, Row, rows_of
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
-from amalgam.stages.app.cost.rates import Figures, Rates
+from amalgam.data.rows import BadRow, Row, read_rows
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
+from amalgam.stages.app.cost.rates import Figures, MachineRates
 from amalgam.stages.common.corpus import Part, fields, part_of, read_bucket
 from amalgam.stages.common.sources import corpus_for, local_files, part_identity, sources_of
 
@@ -39,7 +39,7 @@ class Survey:
         return sum(self.labels.get(label, 0) for label in labels) / total if total else 1.0
 
 
-def survey(run: Run, part: str, rates: Rates) -> Survey:
+def survey(run: Run, part: str, rates: MachineRates) -> Survey:
     """Raises NotKnownYetError where a remote file must be fetched first."""
     if part not in sources_of(run.experiment):
         return Survey(0, {})
@@ -69,7 +69,7 @@ def sample(run: Run, part: str) -> Texts:
 def _read(run: Run, part: str) -> Part | None:
     try:
         return part_of(run, part)
-    except NotKnownYetError:
+    except PendingDependencyError:
         return None
 
 
@@ -87,7 +87,7 @@ def _first_rows(run: Run, part: str) -> Iterator[tuple[list[Row | BadRow], Path]
 
     corpus = corpus_for(run.experiment, part)
     for path in (path for source in sources_of(run.experiment)[part] for path in local_files(run, source)):
-        yield list(islice(rows_of(path, corpus=corpus), FIRST_ROWS)), path
+        yield list(islice(read_rows(path, corpus=corpus), FIRST_ROWS)), path
 
 
 def _good(rows: list[Row | BadRow]) -> Iterator[Row]:

@@ -23,13 +23,13 @@ from amalgam.pipeline.config.schema import Corpus, Student, TrainTeachers
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.cache_teachers.tables import answer_table
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.inference.load import launch_budget
 from amalgam.stages.common.states.families import blocks_of
 from amalgam.stages.common.teachers import KnownTeacher
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.generate.requests import BLOCK, families_of, settings_of
+from amalgam.stages.generate.requests import BLOCK, generate_config, text_families
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from amalgam.data.tokens import TokenRows
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.batches import Examples
-    from amalgam.stages.generate.decoding import Order, Writer
+    from amalgam.stages.generate.decoding import TextRequest, Writer
 
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
     if dtype == "auto":  # most likely: the gate that settles it is not passed here
         dtype = dtype_for(pick_device(run.experiment.execution.device))
     passes = run.experiment.cache.passes
-    with Peak() as peak:
+    with PeakMemory() as peak:
         load(dtype)  # the first time libraries are loaded too
-        run.memory.pop("loaded teacher", None)
+        run.cache.pop("loaded teacher", None)
         began = time.perf_counter()
         teacher = load(dtype)
         _ = teacher.lean, teacher.sites if passes else ()
@@ -116,7 +116,7 @@ def asking(run: Run, load: Callable[[str], Teacher], dtype: str, texts: Texts) -
     }
 
 
-def stand_in(run: Run, settings: TrainTeachers, where: str, labels: list[str], dtype: str) -> Teacher:
+def proxy_teacher(run: Run, settings: TrainTeachers, where: str, labels: list[str], dtype: str) -> Teacher:
     """What a teacher will be once it is trained, as far as time and memory go."""
     import torch
 
@@ -188,7 +188,7 @@ def training(
     from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
     from amalgam.stages.common.training.loop import fit
 
-    with Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+    with PeakMemory() as peak, tempfile.TemporaryDirectory() as scratch:
         beginner(run, said, ["one", "two"], where)  # the first time libraries are loaded too
         began = time.perf_counter()
         new = beginner(run, said, ["one", "two"], where)
@@ -226,7 +226,7 @@ def training(
     }
 
 
-def _phases(run: Run, new: Beginner, examples: Examples, widths: Sequence[int]) -> list[Objective | None]:
+def _phases(run: Run, new: NewClassifier, examples: Examples, widths: Sequence[int]) -> list[Objective | None]:
     """The student's own, over states that are made up."""
     import numpy as np
 
@@ -252,9 +252,9 @@ def states(  # noqa: PLR0913 - what is asked for, each by name
 
     if dtype == "auto":  # as in asking
         dtype = dtype_for(pick_device(run.experiment.execution.device))
-    with Peak() as peak, tempfile.TemporaryDirectory() as scratch:
+    with PeakMemory() as peak, tempfile.TemporaryDirectory() as scratch:
         load(dtype)  # the first time libraries are loaded too
-        run.memory.pop("loaded teacher", None)
+        run.cache.pop("loaded teacher", None)
         began = time.perf_counter()
         teacher = load(dtype)
         setup = time.perf_counter() - began
@@ -363,7 +363,7 @@ def _each(raw: Any, passes: int) -> list[Any]:
     return [pl.Series(np.ascontiguousarray(part)) for part in np.split(raw, passes, axis=1)]
 
 
-class Peak:
+class PeakMemory:
     """The most memory of this process since the block began; where a system cannot say that, since the process did."""
 
     megabytes = 0.0
@@ -396,23 +396,23 @@ def writing(run: Run, known: KnownTeacher) -> Figures:
     """A teacher's and the language model's set-up, and seconds and tokens of a text."""
     from amalgam.stages.generate.sources import writer_for
 
-    with Peak() as peak:
+    with PeakMemory() as peak:
         began = time.perf_counter()
         writer = writer_for(run, known)
         setup = time.perf_counter() - began
         orders = list(islice(_orders(run, known), writer.model.slots.count))
         trial = Trial(len(orders))
         trial.write(writer, orders)
-        run.memory.pop("language model", None)
-    seconds, tokens = trial.of_a_text(settings_of(run).max_tokens)
+        run.cache.pop("language model", None)
+    seconds, tokens = trial.of_a_text(generate_config(run).max_tokens)
     return {"setup_seconds": setup, "seconds_per_text": seconds, "tokens_per_text": tokens, "memory_mb": peak.megabytes}
 
 
-def _orders(run: Run, known: KnownTeacher) -> Iterator[Order[Any]]:
+def _orders(run: Run, known: KnownTeacher) -> Iterator[TextRequest[Any]]:
     """The first texts that will be written for the teacher, each class in its turn."""
     from amalgam.stages.generate.sources import order_of
 
-    own = [family for family in families_of(run) if family.teacher == known.name]
+    own = [family for family in text_families(run) if family.teacher == known.name]
     return (order_of(run, family, index, (0, index)) for index in range(BLOCK) for family in own)
 
 
@@ -430,7 +430,7 @@ class Trial:
     ended: list[int] = field(default_factory=list)
     """The tokens of each text that came to its end."""
 
-    def write(self, writer: Writer[Any], orders: Sequence[Order[Any]]) -> None:
+    def write(self, writer: Writer[Any], orders: Sequence[TextRequest[Any]]) -> None:
         check = writer.stop
 
         def mark() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from amalgam.data.demo_corpus import Part, generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.runner import bring_up_to_date
+from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.demo.encoder import tiny_encoder
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.registry import STAGES
@@ -84,9 +84,9 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     for method in METHODS_SHOWN:
         console.say(f"== {method}")
         found[method] = _run_method(config, method, overrides, quiet=quiet)
-    _, run = open_run(config, overrides, console=SilentTables(quiet=True))
+    _, run = open_run(config, overrides, console=QuietTables(quiet=True))
     with working(run):  # HEAD is the file's own experiment, so that the ordinary commands go on from there
-        bring_up_to_date(STAGES, run)
+        update(STAGES, run)
     _show(console, found)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
     console.result(f"Its student on one page: {folder}/reports/student.html")
@@ -137,13 +137,13 @@ def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool)
         f"student.name={method}",
         *overrides,
     ]
-    _, run = open_run(config, told, console=SilentTables(quiet=quiet))
+    _, run = open_run(config, told, console=QuietTables(quiet=quiet))
     with working(run):
-        bring_up_to_date(STAGES, run)
+        update(STAGES, run)
         return evaluation(run)
 
 
-class SilentTables(Console):
+class QuietTables(Console):
     """Progress as always, but no table per method: the demo ends with one for all."""
 
     def table(self, title: str, header: Any, rows: Any) -> None: ...

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finished:
+class StudentFolder:
     folder: Path
     teachers: Mapping[str, Sequence[str]]
     """What each of its teachers knows; empty where the folder does not say."""
@@ -33,7 +33,7 @@ class Finished:
         return Classifier.in_folder(self.folder, device=self.device, max_tokens=self.max_tokens, where="the student")
 
 
-def finished_student(config: Path, folder: Path | None) -> Finished:
+def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     """`folder`, or the student that the experiment file names."""
     if folder is not None:
         return finished_in(
@@ -46,12 +46,12 @@ def finished_student(config: Path, folder: Path | None) -> Finished:
     return replace(found, columns=loaded.experiment.corpus.text)
 
 
-def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = "auto") -> Finished:
+def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = "auto") -> StudentFolder:
     if not folder.is_dir():
         raise ModelError("there is no student", where=str(folder.absolute()), fix=fix)
     mark = read_mark(folder) or {}
     most = mark.get("max_tokens")
-    return Finished(folder, _knowledge(mark.get("teachers")), most if type(most) is int else None, device)
+    return StudentFolder(folder, _knowledge(mark.get("teachers")), most if type(most) is int else None, device)
 
 
 def _knowledge(found: object) -> dict[str, list[str]]:
@@ -61,7 +61,7 @@ def _knowledge(found: object) -> dict[str, list[str]]:
     return {str(teacher): [str(label) for label in labels] for teacher, labels in found.items()}
 
 
-def columns_of(finished: Finished, labels: Sequence[str]) -> dict[str, list[int]]:
+def columns_of(finished: StudentFolder, labels: Sequence[str]) -> dict[str, list[int]]:
     """Where each teacher's labels stand among the student's."""
     if not finished.teachers:
         raise ModelError(

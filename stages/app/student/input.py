@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from amalgam.data.keys import shown
-from amalgam.data.rows import BadRow, Row, lines_of, rows_of
+from amalgam.data.rows import BadRow, Row, read_lines, read_rows
 from amalgam.data.sources import SUFFIXES
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
@@ -22,7 +22,7 @@ PIPE = "-"
 
 
 @dataclass
-class Asked:
+class InputTexts:
     """Where texts come from, and how to read them."""
 
     source: str
@@ -76,12 +76,12 @@ class Asked:
 
     def _found(self) -> Iterator[Row | BadRow]:
         if self.source == PIPE:
-            yield from lines_of(sys.stdin.buffer, "the pipe")
+            yield from read_lines(sys.stdin.buffer, "the pipe")
             return
         path = Path(self.source)
         if path.suffix.lower() == ".txt":
             with path.open("rb") as file:
-                yield from lines_of(file, shown(path.name, 200))
+                yield from read_lines(file, shown(path.name, 200))
             return
         corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
-        yield from rows_of(path, corpus=corpus, setting="--{} ")
+        yield from read_rows(path, corpus=corpus, setting="--{} ")

@@ -22,7 +22,7 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
 
 
 @dataclass(frozen=True)
-class Known:
+class CardInfo:
     """What is to be told of a student. Nothing of it is a path."""
 
     labels: Sequence[str]
@@ -35,7 +35,7 @@ class Known:
     """How it was made."""
 
 
-def card(known: Known, repo_id: str) -> str:
+def card(known: CardInfo, repo_id: str) -> str:
     parts = [
         _front_matter(known, repo_id),
         f"# {plain(repo_id.rpartition('/')[2])}",
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
     return SPECIAL.sub(r"\\\1", html.escape(shown(text)))
 
 
-def _front_matter(known: Known, repo_id: str) -> str:
+def _front_matter(known: CardInfo, repo_id: str) -> str:
 
     data: dict[str, Any] = {
         "library_name": "transformers",
@@ -80,7 +80,7 @@ def _front_matter(known: Known, repo_id: str) -> str:
     return f"---\n{yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}---"
 
 
-def _summary(known: Known) -> str:
+def _summary(known: CardInfo) -> str:
     teachers = f" from {len(known.teachers)} teachers that each knew some of them" if known.teachers else ""
     return (
         f"A text classifier of {len(known.labels)} labels, made with amalgam{teachers}. "
@@ -95,7 +95,7 @@ def _use(repo_id: str) -> str:
     )
 
 
-def _measured(known: Known) -> str:
+def _measured(known: CardInfo) -> str:
     found = known.evaluation
     if not found:
         return f"There are no numbers: {plain(known.why_not)}."
@@ -121,7 +121,7 @@ def _row(name: str, system: Mapping[str, Any], *, strong: bool) -> str:
     return f"| {' | '.join(f'**{cell}**' if strong else cell for cell in cells)} |"
 
 
-def _labels(known: Known) -> str:
+def _labels(known: CardInfo) -> str:
     owners = {
         label: [teacher for teacher, own in known.teachers.items() if label in own]
         for label in known.labels[:LABELS_SHOWN]
@@ -132,12 +132,12 @@ def _labels(known: Known) -> str:
     return "\n".join(["| label | taught by |", "|---|---|", *rows, *note])
 
 
-def _made(known: Known) -> str:
+def _made(known: CardInfo) -> str:
     said = {"amalgam": library_versions()["amalgam"], **known.facts}
     return "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in said.items())
 
 
-def _limits(known: Known) -> str:
+def _limits(known: CardInfo) -> str:
     cut = f"- Longer texts were cut to {known.max_tokens} tokens.\n" if known.max_tokens else ""
     return (
         "- It knows these labels and no other: a text of none of them gets one all the same.\n"

@@ -15,9 +15,9 @@ import numpy as np
 from amalgam.data.keys import shown, text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.interrupts import StopSignals
-from amalgam.stages.app.student.folder import Finished, columns_of, finished_student
-from amalgam.stages.app.student.input import PIPE, Asked
+from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.stages.app.student.folder import StudentFolder, columns_of, finished_student
+from amalgam.stages.app.student.input import PIPE, InputTexts
 from amalgam.stages.app.student.output import check_place, opened
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +27,7 @@ SHOWN = 200
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PredictOptions:
     """What is to be told of each text."""
 
     top: int = 1
@@ -46,7 +46,7 @@ class Answers:
 class Student:
     """A finished student that answers."""
 
-    def __init__(self, finished: Finished, wanted: Wanted) -> None:
+    def __init__(self, finished: StudentFolder, wanted: PredictOptions) -> None:
         self._classifier = finished.load()
         self.labels = self._classifier.labels
         self.top = min(wanted.top, len(self.labels))
@@ -64,7 +64,9 @@ class Student:
         )
 
 
-def answer_texts(texts: Sequence[str], *, config: Path, student: Path | None, wanted: Wanted, as_json: bool) -> None:
+def answer_texts(
+    texts: Sequence[str], *, config: Path, student: Path | None, wanted: PredictOptions, as_json: bool
+) -> None:
     """Texts that were typed."""
     if not all(text.strip() for text in texts):
         raise ExperimentError("a text is empty", where="amalgam predict", fix="give it some words")
@@ -98,9 +100,11 @@ def _as_json(text: str, answers: Answers, row: int) -> dict[str, Any]:
     return found | ({"mass": masses} if masses else {})
 
 
-def answer_file(finished: Finished, asked: Asked, *, out: Path | None, wanted: Wanted, quiet: bool) -> None:
+def answer_file(
+    finished: StudentFolder, asked: InputTexts, *, out: Path | None, wanted: PredictOptions, quiet: bool
+) -> None:
     """A file's rows, or a pipe's lines, to a file or as csv to stdout."""
-    signals, console = StopSignals(), Console(quiet=quiet)
+    signals, console = InterruptHandler(), Console(quiet=quiet)
     with signals.listening():
         total = asked.check()
         answering = Student(finished, wanted)
@@ -138,7 +142,7 @@ def from_commands(  # noqa: PLR0913 - the options of the command
     if bool(texts) == (source is not None):
         what = "give texts, or a file of them with --in" + (", not both" if texts else "")
         raise ExperimentError(what, where="amalgam predict", fix='amalgam predict "some text", or --in texts.csv')
-    wanted = Wanted(top, explain)
+    wanted = PredictOptions(top, explain)
     if source is None:
         if out is not None:
             what = "--out is for texts that come from a file"
@@ -150,5 +154,5 @@ def from_commands(  # noqa: PLR0913 - the options of the command
     check_place(out, force=force)
     finished = finished_student(config, student)
     lines = source == PIPE or source.lower().endswith(".txt")
-    asked = Asked(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
+    asked = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
     answer_file(finished, asked, out=out, wanted=wanted, quiet=quiet)

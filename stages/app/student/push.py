@@ -16,8 +16,8 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.stages.app.session import open_run, working
-from amalgam.stages.app.student.folder import Finished, finished_student
-from amalgam.stages.app.student.model_card import Known, card
+from amalgam.stages.app.student.folder import StudentFolder, finished_student
+from amalgam.stages.app.student.model_card import CardInfo, card
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents
 from amalgam.stages.common.models.output_folder import read_mark
@@ -69,18 +69,18 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _known(finished: Finished, config: Path, student: Path | None) -> Known:
+def _known(finished: StudentFolder, config: Path, student: Path | None) -> CardInfo:
 
     folder = json.loads((finished.folder / "config.json").read_text("utf-8"))
     named = {int(place): str(label) for place, label in folder["id2label"].items()}
     labels = [named[place] for place in sorted(named)]
-    known = Known(labels, finished.teachers, finished.max_tokens)
+    known = CardInfo(labels, finished.teachers, finished.max_tokens)
     if student is not None:
-        return Known(labels, finished.teachers, finished.max_tokens, why_not="pushed without its experiment")
+        return CardInfo(labels, finished.teachers, finished.max_tokens, why_not="pushed without its experiment")
     return _measured(known, finished, config)
 
 
-def _measured(known: Known, finished: Finished, config: Path) -> Known:
+def _measured(known: CardInfo, finished: StudentFolder, config: Path) -> CardInfo:
     """With the report's numbers, if they are of this very student."""
     _, run = open_run(config, [], console=Console(quiet=True))
     with working(run):
@@ -88,7 +88,7 @@ def _measured(known: Known, finished: Finished, config: Path) -> Known:
     mark = read_mark(finished.folder) or {}
     if run.results.get("train-student", ("",))[0] != mark.get("fingerprint"):
         why = "the experiment file has changed since this student was trained"
-        return Known(known.labels, known.teachers, known.max_tokens, why_not=why)
+        return CardInfo(known.labels, known.teachers, known.max_tokens, why_not=why)
     said = run.experiment
     facts = {
         "method": method_name(said),
@@ -101,7 +101,7 @@ def _measured(known: Known, finished: Finished, config: Path) -> Known:
         facts["dropout passes per text and teacher"] = str(said.cache.passes)
     found = evaluation(run) if "report" in run.results else None
     why = "the report is not up to date, or there are no labelled test texts"
-    return Known(known.labels, known.teachers, known.max_tokens, found, why, facts)
+    return CardInfo(known.labels, known.teachers, known.max_tokens, found, why, facts)
 
 
 def _public_name(encoder: str, base: Path) -> str:

@@ -38,7 +38,7 @@ KEPT_UNITS = 64
 
 
 @dataclass(frozen=True)
-class Ask:
+class UnitRequest:
     """The work of one unit: these texts of a bucket, with or without the dropout-off run, passes first..last-1."""
 
     teacher: str
@@ -98,7 +98,7 @@ def family_name(identity: dict[str, Any]) -> str:
 
 
 def units_folder(run: Run, family: str) -> Path:
-    known: dict[str, Path] = run.memory.setdefault("unit folders", {})
+    known: dict[str, Path] = run.cache.setdefault("unit folders", {})
     if family not in known:
         known[family] = run.store.folder("cache-teachers", family) / "units"
     return known[family]
@@ -109,7 +109,7 @@ def cached_units(run: Run, family: str) -> CachedUnits:
     return CachedUnits(_units_of(run.store.units(units_folder(run, family))))
 
 
-def was_asked(run: Run, family: str) -> bool:
+def has_answers(run: Run, family: str) -> bool:
     """Whether anything is there and whole: the first unit found tells."""
     folder = units_folder(run, family)
     return any(any(_units_of(run.store.units(folder, [path.stem]))) for path in run.store.units_in(folder))
@@ -164,7 +164,7 @@ class Coverage:
                         yield rows, not logits, int(min(covered, last)), int(last)
 
 
-class Asked:
+class BucketRequest:
     """One bucket of a part, for all teachers: which of its texts a cached unit holds is found once.
 
     A unit's name holds the digest of its keys. So units of one name hold the same texts, and where a unit is named as
@@ -227,45 +227,45 @@ class Asked:
         return places[here]
 
 
-def asked_about(run: Run, part: Part) -> Iterator[Asked]:
+def bucket_requests(run: Run, part: Part) -> Iterator[BucketRequest]:
     """The part's buckets. The keys of one are read where they are needed, and then all are fetched together."""
-    fetch = cache(lambda: run.store.place.fetch([bucket.file.path for bucket in part.buckets]))
+    fetch = cache(lambda: run.store.backend.fetch([bucket.file.path for bucket in part.buckets]))
 
     def read(bucket: Bucket) -> Keys:
         fetch()
-        return read_keys(run.store.checked(bucket.file))
+        return read_keys(run.store.verified_path(bucket.file))
 
-    return (Asked(part.name, bucket, read) for bucket in part.buckets)
+    return (BucketRequest(part.name, bucket, read) for bucket in part.buckets)
 
 
 def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
-    run: Run, family: str, teacher: str, bucket: Asked, cached: CachedUnits, wanted: Any
+    run: Run, family: str, teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any
 ) -> Iterator[Unit]:
     """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
     folder, known = units_folder(run, family), cached.overlapping(bucket.prefix)
     enough = next((unit for unit in known if bucket.is_answered_by(unit, wanted)), None)
     if enough:
-        yield Unit(enough.name, folder, enough.size, there=True)
+        yield Unit(enough.name, folder, enough.size, is_complete=True)
         return
     coverage = Coverage.of(bucket.texts)
     for unit in known:
         rows = bucket.held(run, unit)
         if len(rows) and coverage.add(unit, rows, wanted):
-            yield Unit(unit.name, folder, unit.size, there=True)
+            yield Unit(unit.name, folder, unit.size, is_complete=True)
             if coverage.whole(wanted):
                 return
     for rows, logits, first, last in bucket.missing(coverage, wanted):
         some = rows if len(rows) < bucket.texts else None
-        ask = Ask(teacher, bucket.part, bucket.prefix, some, logits, first, last)
+        ask = UnitRequest(teacher, bucket.part, bucket.prefix, some, logits, first, last)
         yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)
 
 
 def unit_keys(run: Run, unit: CachedUnit) -> Keys:
     """Buckets come in order, so the keys of a unit that several of them overlap are asked for again soon, or never."""
-    known: dict[str, Keys] = run.memory.setdefault("unit keys", {})
+    known: dict[str, Keys] = run.cache.setdefault("unit keys", {})
     found = known.pop(unit.name, None)
     if found is None:
-        found = read_keys(run.store.checked(unit.file))
+        found = read_keys(run.store.verified_path(unit.file))
     known[unit.name] = found
     if len(known) > KEPT_UNITS:
         known.pop(next(iter(known)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from amalgam.pipeline.config.schema import AMONG, ExperimentFile
+from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.pass_statistics import sums_over_raw
 from amalgam.stages.common.answers.probabilities import softmax, width
@@ -39,7 +39,7 @@ def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: p
     logits = _aligned(_logits(answers), keys, teacher)["logits"]
     full = run.experiment.cache.passes if targets.passes is None else targets.passes
     certain = softmax(logits)
-    among = targets.uncertainty in AMONG  # what stands for it is replaced: see among_teachers
+    among = targets.uncertainty in COMPARATIVE  # what stands for it is replaced: see among_teachers
     measure = "entropy" if among else targets.uncertainty
     if full == 0 or (among and targets.distribution == "deterministic"):
         sums, full = pl.DataFrame(sums_over_passes([logits], measure)), 0
@@ -64,12 +64,12 @@ def _takes(run: Run, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.D
         return [(full, None)]
     wanted = {said[prefix] for prefix in prefixes}
     files = [file for file in run.result("cache-teachers").files if file.path in wanted]
-    takes = pl.concat([pl.read_parquet(path) for path in run.store.checked_all(files)])
+    takes = pl.concat([pl.read_parquet(path) for path in run.store.verified_paths(files)])
     takes = takes.with_columns(pl.col("passes").clip(upper_bound=full))
     return [(int(take), rows.select("key")) for (take,), rows in takes.group_by("passes", maintain_order=True)]
 
 
-def _summed(answers: Sequence[Answers], take: int, experiment: ExperimentFile) -> pl.DataFrame:
+def _summed(answers: Sequence[Answers], take: int, experiment: ExperimentConfig) -> pl.DataFrame:
     """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once.
     """

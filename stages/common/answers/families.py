@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.execution.stage import NotKnownYetError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.common.answers.coverage import family_name
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
@@ -26,9 +26,9 @@ def dtype_of(run: Run) -> str:
     wanted = run.experiment.cache.dtype
     if wanted != "auto":
         return wanted
-    pinned = run.store.get("dtype", "auto")
+    pinned = run.store.pinned("dtype", "auto")
     if pinned is None:
-        raise NotKnownYetError("the dtype is chosen")
+        raise PendingDependencyError("the dtype is chosen")
     return pinned
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Run, Unit
-from amalgam.stages.common.answers.coverage import Ask
+from amalgam.stages.common.answers.coverage import UnitRequest
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.teachers import KnownTeacher
 
@@ -33,8 +33,8 @@ class Reader:
     tokenizer: str
     buckets: dict[tuple[str, str], Bucket]
 
-    def __call__(self, unit: Unit) -> Question:
-        ask: Ask = unit.work
+    def __call__(self, unit: Unit) -> TokenizedUnit:
+        ask: UnitRequest = unit.payload
         bucket = self.buckets[ask.part, ask.prefix]
         rows = read_bucket(self.run, bucket)
         if ask.rows is not None:
@@ -43,7 +43,7 @@ class Reader:
         self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
         if self.run.experiment.cache.on_long == "error" and tokens.cut.any():
             _refuse_long(rows, tokens, self.known)
-        return Question(unit, rows.column("key").to_pylist(), tokens)
+        return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
     def _tokens(self, bucket: Bucket, rows: pa.Table, places: Any) -> TokenRows:
         """Kept ones, or those of the whole bucket, made and kept; of a small part of a bucket, made in passing."""
@@ -68,7 +68,7 @@ def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None
 
 
 @dataclass(frozen=True)
-class Question:
+class TokenizedUnit:
     """The texts of one unit, ready for the teacher."""
 
     unit: Unit

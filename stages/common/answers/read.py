@@ -38,7 +38,7 @@ class Answers:
 
 
 @dataclass
-class Shelf:
+class FamilyIndex:
     """A family's files by the bits of their bucket."""
 
     files: dict[str, list[tuple[int, StoredFile]]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def read_answers(run: Run, family: str, prefixes: Sequence[str], keys: pl.Series
     """In the order of pass ranges; a text stands once in each."""
     ranges = run.result("cache-teachers").facts["ranges"]  # a unit's own record may be lost
     files = shelves_of(run)[family].about(prefixes) if family in shelves_of(run) else []
-    tables = [read_table(path, COLUMNS) for path in run.store.checked_all(files)]
+    tables = [read_table(path, COLUMNS) for path in run.store.verified_paths(files)]
     alike: dict[tuple[Any, ...], list[pa.Table]] = {}
     for file, table in zip(files, tables, strict=True):
         first, last = ranges[file.path]
@@ -79,19 +79,19 @@ def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
 
 
-def shelves_of(run: Run) -> dict[str, Shelf]:
+def shelves_of(run: Run) -> dict[str, FamilyIndex]:
     """By family, for the manifest that stands now."""
     name = run.fingerprint("cache-teachers")
-    known: tuple[str, dict[str, Shelf]] = run.memory.get("shelves", ("", {}))
+    known: tuple[str, dict[str, FamilyIndex]] = run.cache.get("shelves", ("", {}))
     if known[0] != name:
-        known = run.memory["shelves"] = (name, _put_in_order(run.result("cache-teachers").files))
+        known = run.cache["shelves"] = (name, _put_in_order(run.result("cache-teachers").files))
     return known[1]
 
 
-def _put_in_order(files: Sequence[StoredFile]) -> dict[str, Shelf]:
-    shelves: dict[str, Shelf] = {}
+def _put_in_order(files: Sequence[StoredFile]) -> dict[str, FamilyIndex]:
+    shelves: dict[str, FamilyIndex] = {}
     for place, file in enumerate(files):
-        shelf = shelves.setdefault(family_in(file.path), Shelf())
+        shelf = shelves.setdefault(family_in(file.path), FamilyIndex())
         shelf.files.setdefault(_bits(prefix_in(file.path)), []).append((place, file))
     for shelf in shelves.values():
         shelf.order = sorted(shelf.files)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from amalgam.data.tokens import Tokens
     from amalgam.stages.common.inference.teacher import Teacher
-    from amalgam.stages.common.inference.transfer import UnderWay
+    from amalgam.stages.common.inference.transfer import PendingTransfer
 
 
 KEYS_SHOWN = 5
@@ -145,7 +145,7 @@ class _Work:
 
     def done(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """The launches' logits, in parts if memory does not suffice. While a GPU computes, the next is prepared."""
-        started: deque[tuple[Launch, UnderWay]] = deque()
+        started: deque[tuple[Launch, PendingTransfer]] = deque()
         for launch in launches:
             waiting = [launch]
             while waiting:
@@ -166,7 +166,7 @@ class _Work:
         yield from self._arrived(started, 0)
 
     def _arrived(
-        self, started: deque[tuple[Launch, UnderWay]], but: int
+        self, started: deque[tuple[Launch, PendingTransfer]], but: int
     ) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """In their order, all `but` the last few."""
         while len(started) > but:
@@ -176,7 +176,7 @@ class _Work:
             self.on_progress(len(part))
             yield part, found
 
-    def _tried(self, part: Launch) -> UnderWay | None:
+    def _tried(self, part: Launch) -> PendingTransfer | None:
         """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
         tokens, keys = [self.tokens[i] for i in part.texts], [self.keys[i] for i in part.texts]
         try:

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.inference.dropout import Claim
+    from amalgam.stages.common.inference.dropout import MaskClaim
 
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Fused:
         self._added = compiler(added)
         self._probabilities = compiler(probabilities)
 
-    def added(self, norm: Any, hidden: torch.Tensor, out: torch.Tensor, claim: Claim) -> torch.Tensor | None:
+    def added(self, norm: Any, hidden: torch.Tensor, out: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         """None: not for this shape."""
         if not _one_window_each(claim, out):
             return None
@@ -62,7 +62,7 @@ class Fused:
         values, offsets = claim.bank.values(claim.site.rate), _rows(claim.offsets.reshape(-1))
         return self._added(*rows, values, offsets, norm.weight, norm.bias, norm.eps).view(out.shape)
 
-    def probabilities(self, scores: torch.Tensor, claim: Claim, part: slice) -> torch.Tensor | None:
+    def probabilities(self, scores: torch.Tensor, claim: MaskClaim, part: slice) -> torch.Tensor | None:
         """None: not for this shape. `part`: which of the claim's rows these are."""
         claim = claim._replace(offsets=claim.offsets[part])
         if not _one_window_each(claim, scores):
@@ -78,7 +78,7 @@ def may_compile() -> bool:
     return "1" not in {os.environ.get("TORCH_COMPILE_DISABLE"), os.environ.get("TORCHDYNAMO_DISABLE")}
 
 
-def _one_window_each(claim: Claim, tensor: torch.Tensor) -> bool:
+def _one_window_each(claim: MaskClaim, tensor: torch.Tensor) -> bool:
     """A window of the bank for each row along the last axis, and of both more than a few."""
     rows = math.prod(tensor.shape[:-1])
     return claim.offsets.numel() == rows >= FEWEST and tensor.shape[-1] > 1

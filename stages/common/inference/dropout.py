@@ -225,7 +225,7 @@ class Recorder(DropoutMode):
         )
 
 
-class Claim(NamedTuple):
+class MaskClaim(NamedTuple):
     """The masks of one site in one launch, to be fetched for all rows or for some."""
 
     bank: Bank
@@ -273,14 +273,14 @@ class KeyedDropout(DropoutMode):
             parts.append(attended(part, claim.of(slice(first, first + at_once))))
         return torch.cat(parts)
 
-    def claim(self, shape: tuple[int, ...], rate: float) -> Claim:
+    def claim(self, shape: tuple[int, ...], rate: float) -> MaskClaim:
         """The next site's masks, for a tensor of this shape. Sites alike are hashed together, at the first of them."""
         number, site = self._site(rate, shape)
         words = self._words[:, :1] if site.kind == "shared" else self._words
         kind = site.axes, shape
         if kind not in self._offsets:
             self._offsets[kind] = self._bank.offsets(words, site.axes, shape)
-        return Claim(self._bank, site, self._offsets[kind][number], shape)
+        return MaskClaim(self._bank, site, self._offsets[kind][number], shape)
 
     def _site(self, rate: float, shape: tuple[int, ...]) -> tuple[int, Site]:
         number, self._next = self._next, self._next + 1

@@ -83,7 +83,7 @@ class Buffers:
         self._flat.clear()
 
 
-class LeanEncoder:
+class FastEncoder:
     """Stands in for a model's encoder while `instead` is active."""
 
     def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
@@ -241,7 +241,7 @@ def _activated(activation: Any, rows: torch.Tensor) -> torch.Tensor:
     return activation(rows)  # type: ignore[no-any-return]
 
 
-def lean_encoder(model: Any, *, first_token: bool) -> LeanEncoder | None:
+def lean_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:
     """None where the model is not built of such layers. Its numbers are for the caller to compare."""
     base = model.base_model
     encoder: Any = getattr(base, "encoder", None) or getattr(base, "transformer", None)
@@ -254,7 +254,7 @@ def lean_encoder(model: Any, *, first_token: bool) -> LeanEncoder | None:
         return None
     if not all(_plain(parts) for parts in described):
         return None
-    return LeanEncoder(encoder, [Layer(**parts) for parts in described], first_token=first_token)
+    return FastEncoder(encoder, [Layer(**parts) for parts in described], first_token=first_token)
 
 
 def _described(block: Any) -> dict[str, Any]:

@@ -17,15 +17,15 @@ def launch_budget(run: Run, teacher: Teacher) -> int:
     return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
 
-def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) -> Teacher:
+def load_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) -> Teacher:
     """One teacher is in memory at a time; units come teacher by teacher."""
     from amalgam.stages.common.device import pick_device
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
-    loaded, teacher = run.memory.get("loaded teacher", (None, None))
+    loaded, teacher = run.cache.get("loaded teacher", (None, None))
     if loaded != (known.name, dtype):
-        run.memory.pop("loaded teacher", None)
+        run.cache.pop("loaded teacher", None)
         model = load_classifier(
             known.files,
             dropout=known.dropout,
@@ -45,19 +45,19 @@ def loaded_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) ->
             limit=limit,
             device=pick_device(run.experiment.execution.device),
         )
-        run.memory["loaded teacher"] = ((known.name, dtype), teacher)
-        say_notes(run, teacher)
-        run.memory.pop("alive", None)
-    if passes and run.memory.get("alive") != known.name:
+        run.cache["loaded teacher"] = ((known.name, dtype), teacher)
+        log_notes(run, teacher)
+        run.cache.pop("alive", None)
+    if passes and run.cache.get("alive") != known.name:
         teacher.check_dropout_is_alive()
-        run.memory["alive"] = known.name
+        run.cache["alive"] = known.name
     found: Teacher = teacher
     return found
 
 
-def say_notes(run: Run, teacher: Teacher) -> None:
+def log_notes(run: Run, teacher: Teacher) -> None:
     """Each once, also those that came up in the work."""
-    said = run.memory.setdefault("teachers' notes", set())
+    said = run.cache.setdefault("teachers' notes", set())
     for note in teacher.notes:
         if note not in said:
             run.console.note(note)

@@ -11,7 +11,7 @@ import torch
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.compiled_dropout import Fused
-from amalgam.stages.common.inference.fast_encoder import LeanEncoder, lean_encoder
+from amalgam.stages.common.inference.fast_encoder import FastEncoder, lean_encoder
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.compiled_dropout import Compiler
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 
-def find_lean(teacher: Teacher) -> LeanEncoder | None:
+def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
     for first_token in (True, False):
         lean = lean_encoder(teacher.model, first_token=first_token)
         if lean is None:
@@ -38,7 +38,7 @@ def find_lean(teacher: Teacher) -> LeanEncoder | None:
     return None
 
 
-def fuse(teacher: Teacher, lean: LeanEncoder, compiler: Compiler) -> str:
+def fuse(teacher: Teacher, lean: FastEncoder, compiler: Compiler) -> str:
     """Compiled kernels for the lean encoder, if they can be had and agree; else why not."""
     lean.fused = Fused(compiler)
     why = "their numbers are not the model's"
@@ -53,7 +53,7 @@ def fuse(teacher: Teacher, lean: LeanEncoder, compiler: Compiler) -> str:
     return why
 
 
-def _agrees(teacher: Teacher, lean: LeanEncoder) -> bool:
+def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
     for rows in teacher.trials():
         with torch.inference_mode():
             inputs = teacher.inputs(rows)

@@ -21,15 +21,15 @@ from amalgam.stages.common.inference.compiled_dropout import may_compile
 from amalgam.stages.common.inference.cuda_graphs import WORDS, CudaCapture, Graphs
 from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
 from amalgam.stages.common.inference.masks import Bank, row_words, site_words
-from amalgam.stages.common.inference.self_check import alike, find_lean, fuse
-from amalgam.stages.common.inference.transfer import UnderWay, sent, under_way
+from amalgam.stages.common.inference.self_check import alike, build_fast_encoder, fuse
+from amalgam.stages.common.inference.transfer import PendingTransfer, sent, under_way
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from amalgam.stages.common.inference.compiled_dropout import Compiler
     from amalgam.stages.common.inference.cuda_graphs import Capture, Inputs
-    from amalgam.stages.common.inference.fast_encoder import LeanEncoder
+    from amalgam.stages.common.inference.fast_encoder import FastEncoder
 
 
 DROPOUT_OFF = -1
@@ -98,7 +98,7 @@ class Teacher:
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self._sites: tuple[Site, ...] | None = None
-        self._lean: tuple[LeanEncoder | None] | None = None
+        self._lean: tuple[FastEncoder | None] | None = None
         self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
         self._compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
         self._launches = 0
@@ -148,7 +148,7 @@ class Teacher:
         """Logits [rows, labels], float32, on the CPU."""
         return self.start(rows).wait()
 
-    def start(self, rows: Rows) -> UnderWay:
+    def start(self, rows: Rows) -> PendingTransfer:
         """As `run`, but on a GPU the host goes on while the device computes."""
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
@@ -199,12 +199,12 @@ class Teacher:
 
         return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=self._note)
 
-    def plain(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+    def plain(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
         with lean.instead(None) if lean else nullcontext():
             return self._logits(inputs, lean)
 
-    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: LeanEncoder | None = None) -> torch.Tensor:
+    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: FastEncoder | None = None) -> torch.Tensor:
         mode = KeyedDropout(self._bank, sites, inputs[WORDS])
         self._switch(training=True)
         with mode, lean.instead(mode) if lean else nullcontext():
@@ -212,7 +212,7 @@ class Teacher:
         mode.finish()
         return logits
 
-    def _logits(self, inputs: Inputs, lean: LeanEncoder | None) -> torch.Tensor:
+    def _logits(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
         named = {name: one for name, one in inputs.items() if name != WORDS}
         if lean and "attention_mask" in named:
             # With four dimensions the model takes it as it is; of two it would first ask whether anything is hidden,
@@ -221,10 +221,10 @@ class Teacher:
         return self.model(**named).logits  # type: ignore[no-any-return]
 
     @property
-    def lean(self) -> LeanEncoder | None:
+    def lean(self) -> FastEncoder | None:
         """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
         if self._lean is None:
-            self._lean = (find_lean(self),)
+            self._lean = (build_fast_encoder(self),)
         return self._lean[0]
 
     def trials(self) -> Iterator[Rows]:

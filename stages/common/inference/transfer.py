@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class PendingTransfer:
     """Logits on their way to the host, and what says that they have arrived; nothing on a device that is the host."""
 
     logits: torch.Tensor
@@ -24,16 +24,16 @@ class UnderWay:
         return self.logits
 
 
-def under_way(logits: torch.Tensor) -> UnderWay:
+def under_way(logits: torch.Tensor) -> PendingTransfer:
     """The copy is queued behind its own launch: waiting for it does not wait for launches started since."""
     if logits.device.type != "cuda":
-        return UnderWay(logits.cpu(), None)
+        return PendingTransfer(logits.cpu(), None)
     host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
     host.copy_(logits, non_blocking=True)
     arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     # That device's stream: of several GPUs another may be the current one.
     arrival.record(torch.cuda.current_stream(logits.device))
-    return UnderWay(host, arrival)
+    return PendingTransfer(host, arrival)
 
 
 def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -29,9 +29,9 @@ _Result = TypeVar("_Result")
 class Pins(Protocol):
     """What a workspace decided once: the first value kept under a name wins, and is returned ever after."""
 
-    def get(self, kind: str, name: str) -> str | None: ...
+    def pinned(self, kind: str, name: str) -> str | None: ...
 
-    def keep(self, kind: str, name: str, value: str) -> str: ...
+    def pin(self, kind: str, name: str, value: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -
     if not isinstance(place, str):
         return False
     commit = _known_commit(place, revision, pins)
-    pinned = commit and any(pins.get("digest", _digest_name(place, commit, code=code)) for code in (False, True))
+    pinned = commit and any(pins.pinned("digest", _digest_name(place, commit, code=code)) for code in (False, True))
     return not pinned or model_hub.cached(place, commit) is None
 
 
@@ -84,7 +84,7 @@ def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) 
     """
     try:
         place = place_of(Request(given, revision), base)
-        pinned = pins.get("hub", _revision_name(place, revision)) if isinstance(place, str) else None
+        pinned = pins.pinned("hub", _revision_name(place, revision)) if isinstance(place, str) else None
         now = model_hub.ask(place, revision, where=given) if isinstance(place, str) and pinned else None
     except ModelError:
         return None
@@ -168,13 +168,13 @@ class _Finder:
         if model is None:
             cached = self._find_in_cache(model_id, commit)
             return lambda: cached
-        if not model_hub.is_commit(revision) and self.pins.keep("hub", name, model.commit) != model.commit:
+        if not model_hub.is_commit(revision) and self.pins.pin("hub", name, model.commit) != model.commit:
             return self._find_on_hub(model_id)  # another process was first: its commit counts
         return partial(self._download, model, self._check_and_fetch_light(model, commit or revision))
 
     def _as_first_used(self, model_id: str, commit: str | None) -> ModelFiles | None:
         """The cached files of the pinned commit, if they are all there and unchanged: no request is made."""
-        pinned = self.pins.get("digest", self._digest_name(model_id, commit)) if commit else None
+        pinned = self.pins.pinned("digest", self._digest_name(model_id, commit)) if commit else None
         folder = model_hub.cached(model_id, commit) if pinned else None
         if folder is None:
             return None
@@ -191,7 +191,7 @@ class _Finder:
             what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
             raise ModelError(what, where=self.request.where, fix=f"go online once; {self._folder_hint()}")
         if not model_hub.is_commit(revision):
-            self.pins.keep("hub", _revision_name(model_id, revision), folder.name)
+            self.pins.pin("hub", _revision_name(model_id, revision), folder.name)
         return self._identify(folder, self._digest_name(model_id, folder.name), folder.name)
 
     def _check_and_fetch_light(self, model: model_hub.HubModel, revision: str | None) -> list[str]:
@@ -210,7 +210,7 @@ class _Finder:
 
     def _identify(self, folder: Path, pin: str | None, commit: str | None) -> ModelFiles:
         files = self._read(folder, commit)
-        if pin and self.pins.keep("digest", pin, files.digest) != files.digest:
+        if pin and self.pins.pin("digest", pin, files.digest) != files.digest:
             raise ModelError(
                 f"the files of {self.request.given} are not those that this workspace first used",
                 where=f"{self.request.where}: {folder}",
@@ -303,7 +303,7 @@ def _package_pin(given: str) -> str | None:
 
 
 def _known_commit(model_id: str, revision: str | None, pins: Pins) -> str | None:
-    return revision if model_hub.is_commit(revision) else pins.get("hub", _revision_name(model_id, revision))
+    return revision if model_hub.is_commit(revision) else pins.pinned("hub", _revision_name(model_id, revision))
 
 
 def _revision_name(model_id: str, revision: str | None) -> str:

@@ -13,7 +13,7 @@ import torch
 from amalgam.data.schemas import FEATURES, arrow_schema
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
-from amalgam.stages.common.encoders import Beginner, beginner
+from amalgam.stages.common.encoders import NewClassifier, beginner
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
 from amalgam.stages.common.states.families import ENCODER
@@ -53,7 +53,7 @@ SMALL_PART = 4
 @dataclass(frozen=True)
 class Encoder:
     body: Any
-    how: Beginner
+    how: NewClassifier
     device: torch.device
 
     @classmethod

@@ -11,7 +11,7 @@ from amalgam.stages.common.answers.families import dtype_of
 from amalgam.stages.common.corpus import Part, train_part
 from amalgam.stages.common.encoders import encoder_digest, encoder_files
 from amalgam.stages.common.models.resolve import depth_of
-from amalgam.stages.common.reference_texts import asked_besides, measure_of
+from amalgam.stages.common.reference_texts import extra_parts, measure_of
 from amalgam.stages.common.teachers import KnownTeacher, teachers_of
 
 ENCODER = "student.encoder"
@@ -78,7 +78,7 @@ def statistics_states(run: Run, teacher: KnownTeacher) -> Kept:
 
 def parts_of(run: Run, kept: Kept) -> list[Part]:
     """Whose texts' states are kept: the training part's, and what statistics are learned from."""
-    more = asked_besides(run) if kept.teacher else []
+    more = extra_parts(run) if kept.teacher else []
     if more and kept.teacher and kept.key != statistics_states(run, kept.teacher).key:
         more = []
     return [train_part(run), *more]

@@ -76,7 +76,7 @@ def state_of(
 
 def _states(run: Run, teacher: str, files: list[StoredFile], wanted: NDArray[np.bytes_]) -> States:
     folders = {Path(file.path).parent for file in files}
-    paths = {Path(file.path): run.store.checked(file) for file in files}
+    paths = {Path(file.path): run.store.verified_path(file) for file in files}
     tables = [read_table(paths[folder / "keys.parquet"]) for folder in sorted(folders)]
     mapped = [np.load(paths[folder / "states.npy"], mmap_mode="r") for folder in sorted(folders)]
     lengths = [table.column("rows").to_numpy().astype(np.int64) for table in tables]
@@ -98,7 +98,7 @@ def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
 
     family = encoder_states(run).family
     files = [file for file in run.result("cache-features").files if family_in(file.path) == family]
-    tables = [read_table(run.store.checked(file)) for file in files]
+    tables = [read_table(run.store.verified_path(file)) for file in files]
     keys = np.concatenate([key_array(table.column("key")) for table in tables])
     values = np.concatenate([matrix(table.column("features")) for table in tables])
     order = np.argsort(keys, kind="stable")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.errors import DiskFullError
-from amalgam.pipeline.execution.retry import is_full
+from amalgam.pipeline.execution.retry import is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import sync_folder
 
@@ -40,7 +40,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Checkpoint:
     """Where a run stands: `state` is plain JSON, `tensors` one table per file (weights, optimizer, best)."""
 
     step: int
@@ -52,7 +52,7 @@ class BrokenError(Exception):
     """A checkpoint that cannot be gone on from."""
 
 
-def save(folder: Path, snapshot: Snapshot) -> Path:
+def save(folder: Path, snapshot: Checkpoint) -> Path:
     """A new checkpoint in `folder`; those before it are removed once it is complete."""
     target = folder / _name(snapshot.step)
     # What stands here can only be the remains of a broken one: a whole one would have been resumed from.
@@ -72,7 +72,7 @@ def save(folder: Path, snapshot: Snapshot) -> Path:
     return target
 
 
-def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint, if any, and what a person should know of those passed over."""
     notes: list[str] = []
     for step, path in _folders(folder):
@@ -83,12 +83,12 @@ def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
     return None, notes
 
 
-def read(folder: Path, step: int) -> Snapshot:
+def read(folder: Path, step: int) -> Checkpoint:
     """A checkpoint whose every byte is what was written; BrokenError otherwise."""
     path = folder / _name(step)
     body = _read_state(path / STATE)
     tensors = {name: _read_tensors(path / f"{name}.safetensors", digest) for name, digest in body["files"].items()}
-    return Snapshot(body["step"], body["state"], tensors)
+    return Checkpoint(body["step"], body["state"], tensors)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> Tensors:
@@ -176,7 +176,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _disk_full_explained(target: Path, snapshot: Snapshot) -> Iterator[None]:
+def _disk_full_explained(target: Path, snapshot: Checkpoint) -> Iterator[None]:
     """A failed write leaves nothing behind, and a full disk is called that."""
     from safetensors import SafetensorError
 
@@ -184,7 +184,7 @@ def _disk_full_explained(target: Path, snapshot: Snapshot) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(target, ignore_errors=True)
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
         free = shutil.disk_usage(target.parent).free

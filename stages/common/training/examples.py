@@ -12,7 +12,7 @@ from amalgam.data.parquet import key_array, key_list
 from amalgam.data.tokens import TokenRows, join
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
-from amalgam.stages.common.encoders import Beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.token_cache import tokens_of
 from amalgam.stages.common.training.batches import Examples
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Lessons:
+class TrainingData:
     learn: Examples
     held_out: Examples | None
     cut: int
@@ -28,7 +28,7 @@ class Lessons:
     """Of the texts in `learn`, in their order."""
 
 
-def labelled(run: Run, part: Part, new: Beginner, labels: Sequence[str], *, held_out: float = 0.0) -> Lessons:
+def labelled(run: Run, part: Part, new: NewClassifier, labels: Sequence[str], *, held_out: float = 0.0) -> TrainingData:
     """A labelled part as one-hot targets; texts with other labels are left out."""
     tokens, keys, gold = [], [], []
     place = {name: index for index, name in enumerate(labels)}
@@ -44,17 +44,19 @@ def labelled(run: Run, part: Part, new: Beginner, labels: Sequence[str], *, held
     return _split(keys, join(tokens), targets, np.ones(len(targets), dtype=np.float32), held_out)
 
 
-def _tokens(run: Run, bucket: Bucket, new: Beginner) -> TokenRows:
+def _tokens(run: Run, bucket: Bucket, new: NewClassifier) -> TokenRows:
     return tokens_of(run, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types)
 
 
-def _split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> Lessons:
+def _split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> TrainingData:
     aside = np.array([_is_aside(key, held_out) for part in keys for key in key_list(part)], dtype=bool)
     if aside.all():
         aside[:] = False
     learn = _examples(tokens, targets, weights, np.flatnonzero(~aside))
     kept = _examples(tokens, targets, weights, np.flatnonzero(aside)) if aside.any() else None
-    return Lessons(learn, kept, int(tokens.cut.sum()), (np.concatenate(keys) if keys else np.empty(0, "S16"))[~aside])
+    return TrainingData(
+        learn, kept, int(tokens.cut.sum()), (np.concatenate(keys) if keys else np.empty(0, "S16"))[~aside]
+    )
 
 
 def _examples(tokens: TokenRows, targets: Array, weights: Array, rows: Array) -> Examples:

@@ -31,7 +31,7 @@ NAMED_BY = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
 
 
 @dataclass
-class Journal:
+class TrainingLog:
     """Of one training, by the process that leads."""
 
     path: Path
@@ -102,7 +102,7 @@ def journal(
     """`on_step` and `score` for the loop, with what they say written down beside."""
     names = run.experiment.execution.trackers
     check_trackers(names)
-    kept = Journal(run.store.root / ROOM / f"{_name(run, checkpoint)}.jsonl", training, names)
+    kept = TrainingLog(run.store.root / ROOM / f"{_name(run, checkpoint)}.jsonl", training, names)
 
     def on_step(step: int, total: int, loss: float) -> None:
         show(step, total, loss)

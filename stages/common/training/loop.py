@@ -22,7 +22,14 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import put_on
 from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
-from amalgam.stages.common.training.checkpoint import Snapshot, newest, optimizer_tensors, read, restore_optimizer, save
+from amalgam.stages.common.training.checkpoint import (
+    Checkpoint,
+    newest,
+    optimizer_tensors,
+    read,
+    restore_optimizer,
+    save,
+)
 from amalgam.stages.common.training.learner import (
     Objective,
     WeightedKL,
@@ -39,10 +46,10 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Fitted",
     "Objective",
-    "Stopped",
     "Training",
+    "TrainingInterrupted",
+    "TrainingResult",
     "WeightedKL",
     "dropout_seed",
     "fit",
@@ -54,7 +61,7 @@ __all__ = [
 PATIENCE = 3
 
 
-class Stopped(Exception):  # noqa: N818 - a wish that was granted, not an error
+class TrainingInterrupted(Exception):  # noqa: N818 - a wish that was granted, not an error
     """`stop` asked for an end: everything up to `step` is in the folder `checkpoint`."""
 
     def __init__(self, step: int, checkpoint: Path) -> None:
@@ -64,7 +71,7 @@ class Stopped(Exception):  # noqa: N818 - a wish that was granted, not an error
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainingResult:
     steps: int
     best_step: int
     best_score: float
@@ -106,7 +113,7 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
     cpu: bool = False,
     dtype: str = "auto",
     keep: bool = False,
-) -> Fitted:
+) -> TrainingResult:
     """Train `model` in place; on return it is in eval mode, in fp32, and holds the weights of the best score.
 
     Every process calls `score`, and that of rank 0 counts; `on_step` is called on rank 0 alone. With `keep` the end is
@@ -132,7 +139,7 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
         if stopping or saving:
             run.save(checkpoint)
         if stopping:
-            raise Stopped(run.progress.step, checkpoint)
+            raise TrainingInterrupted(run.progress.step, checkpoint)
 
 
 class _Run:
@@ -215,7 +222,7 @@ class _Run:
             progress.best_step, progress.best_score = progress.step, value
             self.best = {name: held.detach().to("cpu", copy=True) for name, held in self.learner.state_dict().items()}
 
-    def finish(self, model: torch.nn.Module, reused: int, notes: list[str]) -> Fitted:
+    def finish(self, model: torch.nn.Module, reused: int, notes: list[str]) -> TrainingResult:
         self.learner.load_state_dict(self.best)
         self.optimizer.zero_grad(set_to_none=True)
         model.eval()
@@ -224,7 +231,7 @@ class _Run:
         if progress.skipped:
             notes = [*notes, f"{progress.skipped} steps had a loss that was not a number, and changed nothing"]
         best = progress.best_step, progress.best_score
-        return Fitted(self.total, *best, progress.history, reused, self.dtype, notes)
+        return TrainingResult(self.total, *best, progress.history, reused, self.dtype, notes)
 
     def save(self, folder: Path) -> None:
         if self.main:
@@ -233,7 +240,7 @@ class _Run:
                 "optimizer": optimizer_tensors(self.optimizer, self.names),
             }
             state = {"identity": self.identity, "world": self.world, "progress": asdict(self.progress)}
-            save(folder, Snapshot(self.progress.step, state, tensors | ({"best": self.best} if self.best else {})))
+            save(folder, Checkpoint(self.progress.step, state, tensors | ({"best": self.best} if self.best else {})))
         # Nobody leaves before the checkpoint is whole: the first process to end takes the others with it.
         self._agreed([0.0])
         self.saved_at = time.monotonic()
@@ -254,7 +261,7 @@ class _Run:
         self.best = snapshot.tensors.get("best", {})
         return notes
 
-    def _same_world(self, snapshot: Snapshot, folder: Path) -> None:
+    def _same_world(self, snapshot: Checkpoint, folder: Path) -> None:
         world = snapshot.state["world"]
         if world != self.world and snapshot.step % self.per_epoch:
             raise WorkError(

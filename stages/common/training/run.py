@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.encoders import Beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.common.training.log import journal
-from amalgam.stages.common.training.loop import Stopped, fit
+from amalgam.stages.common.training.loop import TrainingInterrupted, fit
 from amalgam.stages.common.training.settings import Training
 
 Score = Callable[[Any], float]
@@ -22,7 +22,7 @@ Score = Callable[[Any], float]
 
 def learn(  # noqa: PLR0913 - the loop's own needs, each by name
     run: Run,
-    new: Beginner,
+    new: NewClassifier,
     examples: Examples,
     training: Training,
     score: Score,
@@ -52,7 +52,7 @@ def learn(  # noqa: PLR0913 - the loop's own needs, each by name
                 cpu=run.experiment.execution.device == "cpu",
                 keep=keep,
             )
-        except Stopped:
+        except TrainingInterrupted:
             run.signals.check()
             raise
     for note in fitted.notes:
@@ -77,7 +77,7 @@ def accuracy_on(examples: Examples, pad_id: int) -> Score:
     return score
 
 
-def closeness_to(examples: Examples, pad_id: int, objective: Objective) -> Score:
+def negative_loss(examples: Examples, pad_id: int, objective: Objective) -> Score:
     """Minus the mean of what the targets have the student minimise, whatever else it learns: higher is better."""
 
     def score(model: Any) -> float:

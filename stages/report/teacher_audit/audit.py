@@ -14,7 +14,7 @@ import numpy as np
 
 from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_array, matrix
-from amalgam.pipeline.config.schema import AMONG
+from amalgam.pipeline.config.schema import COMPARATIVE
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
@@ -23,7 +23,7 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.models.resolve import same_models
 from amalgam.stages.common.reference_texts import targets_by_domain
 from amalgam.stages.common.teachers import label_space, teachers_of
-from amalgam.stages.report.teacher_audit.counts import CONFIDENT, Block, Rule, Tally
+from amalgam.stages.report.teacher_audit.counts import CONFIDENT, AuditCounts, Block, WeightRule
 from amalgam.stages.weigh_teachers.read import weights_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def audit(run: Run, states: list[StageState]) -> dict[str, Any]:
 def looked_over(run: Run, some: Sequence[Bucket], also: Callable[[Block], None] | None = None) -> dict[str, Any]:
     """The audit of some of the training texts; `also` sees each block of them too, so that none is read twice."""
     space, targets = label_space(run), run.experiment.targets
-    tally = Tally(space, Rule(targets.temperature, targets.mode == "hard"))
+    tally = AuditCounts(space, WeightRule(targets.temperature, targets.mode == "hard"))
     weighed = "weigh-teachers" in run.results
     for buckets in neighbouring_buckets(some):
         for block in _blocks(run, buckets, space, weighed=weighed):
@@ -59,7 +59,7 @@ def looked_over(run: Run, some: Sequence[Bucket], also: Callable[[Block], None] 
         "texts": tally.texts,
         "labelled": tally.labelled,
         "weights": targets.weights if weighed else "muka",
-        "uncertainty": "entropy" if targets.uncertainty in AMONG and not _measured(run) else targets.uncertainty,
+        "uncertainty": "entropy" if targets.uncertainty in COMPARATIVE and not _measured(run) else targets.uncertainty,
         "accuracy": _share(tally.right, tally.labelled),
         "teachers": list(_teachers(tally, space, weighed=weighed)),
         "conflicts": _conflicts(tally, space),
@@ -87,7 +87,7 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
     import polars as pl
     import pyarrow as pa
 
-    from amalgam.stages.build_targets.domain import among_teachers
+    from amalgam.stages.build_targets.domain import comparative_confidence
     from amalgam.stages.common.answers.evidence import gather
 
     rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in buckets)
@@ -95,7 +95,7 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
     if _measured(run):
-        evidence = among_teachers(run, evidence, prefixes, key_array(rows.column("key")))
+        evidence = comparative_confidence(run, evidence, prefixes, key_array(rows.column("key")))
     distributions = [one.distribution.to_numpy() for one in evidence]
     confidence = np.stack([one.confidence.to_numpy() for one in evidence], axis=1)
     place = {name: index for index, name in enumerate(space.names)}
@@ -121,7 +121,7 @@ def _weights(run: Run, buckets: tuple[Bucket, ...], rows: pa.Table) -> Any:
 # ---- from sums to shares
 
 
-def _teachers(tally: Tally, space: LabelSpace, *, weighed: bool) -> Iterator[dict[str, Any]]:
+def _teachers(tally: AuditCounts, space: LabelSpace, *, weighed: bool) -> Iterator[dict[str, Any]]:
     for place, (name, own) in enumerate(space.columns.items()):
         yield {
             "teacher": name,
@@ -133,7 +133,7 @@ def _teachers(tally: Tally, space: LabelSpace, *, weighed: bool) -> Iterator[dic
         }
 
 
-def _left_out(tally: Tally, place: int) -> dict[str, Any]:
+def _left_out(tally: AuditCounts, place: int) -> dict[str, Any]:
     """What the amalgamation is without the teacher. `harmful`: None where nothing could tell."""
     by_labels = {
         "accuracy": _share(tally.right + tally.gained[place] - tally.lost[place], tally.labelled),
@@ -159,12 +159,12 @@ def _sure(more: int, less: int) -> bool:
     return bool(more - less > SURE * math.sqrt(more + less))
 
 
-def _conflicts(tally: Tally, space: LabelSpace) -> dict[str, Any]:
+def _conflicts(tally: AuditCounts, space: LabelSpace) -> dict[str, Any]:
     shares = (tally.conflicts / max(tally.texts, 1)).tolist()
     return {"teachers": list(space.columns), "confident_from": CONFIDENT, "shares": shares}
 
 
-def _shared(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
+def _shared(tally: AuditCounts, space: LabelSpace) -> Iterator[dict[str, Any]]:
     names = list(space.columns)
     for pair, labels in tally.shared.items():
         if labels:
@@ -176,7 +176,7 @@ def _shared(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
             }
 
 
-def _labels(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
+def _labels(tally: AuditCounts, space: LabelSpace) -> Iterator[dict[str, Any]]:
     """How often a teacher says a label, and how often it then wins the text."""
     for teacher, (name, own) in enumerate(space.columns.items()):
         for place, label in enumerate(own):
@@ -185,7 +185,7 @@ def _labels(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
             yield {"teacher": name, "label": space.names[label], "says": said, "wins": won}
 
 
-def _gold(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
+def _gold(tally: AuditCounts, space: LabelSpace) -> Iterator[dict[str, Any]]:
     for place, texts in enumerate(tally.gold_texts.tolist()):
         if texts:
             won = {name: _share(tally.gold_won[place, i], texts) for i, name in enumerate(space.columns)}
@@ -193,7 +193,7 @@ def _gold(tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
             yield {"label": space.names[place], "texts": texts, "won": won, "right": right}
 
 
-def _duplicates(run: Run, tally: Tally, space: LabelSpace) -> Iterator[dict[str, Any]]:
+def _duplicates(run: Run, tally: AuditCounts, space: LabelSpace) -> Iterator[dict[str, Any]]:
     names = list(space.columns)
     twins = same_models({teacher.name: teacher.files for teacher in teachers_of(run)})
     for one, other in combinations(range(len(names)), 2):

@@ -36,7 +36,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """How teachers are weighed against each other, whichever of them speak."""
 
     temperature: float
@@ -56,10 +56,10 @@ class Rule:
         return found
 
 
-class Tally:
+class AuditCounts:
     """All that is counted; by teacher where nothing else is said."""
 
-    def __init__(self, space: LabelSpace, rule: Rule) -> None:
+    def __init__(self, space: LabelSpace, rule: WeightRule) -> None:
         self.columns = [np.array(places) for places in space.columns.values()]
         self.rule, self.width = rule, len(space.names)
         teachers = len(self.columns)

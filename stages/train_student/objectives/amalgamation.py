@@ -14,7 +14,7 @@ from torch import nn
 from amalgam.stages.train_student.objectives.states import distance
 
 
-class Squeeze(nn.Module):
+class Autoencoder(nn.Module):
     """One linear auto-encoder. It begins as the mean of what it takes (by these shares) and copies of that mean.
 
     From a random map the student would first have to learn the map's own offset, and forget what tells texts apart.
@@ -46,7 +46,7 @@ class Amalgamation(nn.Module):
         self.by_two = by_two and len(widths) > 1
         steps = _by_two(widths, width) if self.by_two else [(widths, [1 / len(widths)] * len(widths))]
         self.steps = len(steps)
-        self.squeezes = nn.ModuleList(Squeeze(*step, width) for _ in range(blocks) for step in steps)
+        self.squeezes = nn.ModuleList(Autoencoder(*step, width) for _ in range(blocks) for step in steps)
 
     def forward(self, teachers: Sequence[torch.Tensor], there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of teachers [B, T, blocks, W_i] the amalgamated [B, T, blocks, W], cut off from what learns from it, and the

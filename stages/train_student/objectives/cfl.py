@@ -13,18 +13,18 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 10.0, 10.0)
 
 BANDWIDTHS = (0.001, 0.01, 0.05, 0.1, 0.2, 1.0, 2.0)
 
 
-class CommonSpace(StateLearning):
+class CFLObjective(StateLearning):
     whole_batches: ClassVar[bool] = True
     last_block_alone: ClassVar[bool] = True
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ObjectiveContext) -> None:
         super().__init__(setting)
         widths, common = [states.width for states in setting.states], max(1, setting.width // 4)
         self.weights = setting.weights(*WEIGHTS)
@@ -57,5 +57,5 @@ def _kernel(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.exp(-squared[..., None] * scales).sum(-1)
 
 
-def phases(setting: Setting) -> list[tuple[str, Objective]]:
-    return [("", CommonSpace(setting))]
+def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
+    return [("", CFLObjective(setting))]

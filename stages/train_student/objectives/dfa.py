@@ -11,13 +11,13 @@ import torch
 
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
-from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 1.0, 1.0)
 
 
-class GuidedByStates(StateLearning):
-    def __init__(self, setting: Setting) -> None:
+class DFAObjective(StateLearning):
+    def __init__(self, setting: ObjectiveContext) -> None:
         super().__init__(setting)
         widths = [states.width for states in setting.states]
         self.weights = setting.weights(*WEIGHTS)
@@ -34,5 +34,5 @@ class GuidedByStates(StateLearning):
             return loss
 
 
-def phases(setting: Setting) -> list[tuple[str, Objective]]:
-    return [("", GuidedByStates(setting))]
+def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
+    return [("", DFAObjective(setting))]

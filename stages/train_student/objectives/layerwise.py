@@ -17,13 +17,13 @@ from torch import nn
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
-from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 1.0, 1.0)
 
 
-class LayerByLayer(StateLearning):
-    def __init__(self, setting: Setting) -> None:
+class LayerwiseObjective(StateLearning):
+    def __init__(self, setting: ObjectiveContext) -> None:
         super().__init__(setting)
         said, widths = setting.said, [states.width for states in setting.states]
         self.weights = setting.weights(*WEIGHTS)
@@ -72,8 +72,8 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-def phases(setting: Setting) -> list[tuple[str, Objective]]:
+def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
     """Layer-wise learning, then the whole end to end from the targets."""
     learning = setting.said.learning
-    first: list[tuple[str, Objective]] = [("layer-wise", LayerByLayer(setting))] if learning != "joint" else []
+    first: list[tuple[str, Objective]] = [("layer-wise", LayerwiseObjective(setting))] if learning != "joint" else []
     return [*first, *([("joint", setting.targets)] if learning != "layer-wise" else [])]

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.train_student.objectives.states import Setting, StateLearning, distance, exactly
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, distance, exactly
 
 WEIGHTS = (1.0, 1.0, 0.0)
 """Nothing is reconstructed."""
 
 
-class LedByEach(StateLearning):
-    def __init__(self, setting: Setting) -> None:
+class MTBertObjective(StateLearning):
+    def __init__(self, setting: ObjectiveContext) -> None:
         super().__init__(setting)
         self.weights = setting.weights(*WEIGHTS)
         widths = [states.width for states in setting.states]
@@ -41,5 +41,5 @@ class LedByEach(StateLearning):
             return loss
 
 
-def phases(setting: Setting) -> list[tuple[str, Objective]]:
-    return [("", LedByEach(setting))]
+def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
+    return [("", MTBertObjective(setting))]

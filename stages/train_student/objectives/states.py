@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ObjectiveContext:
     """What an objective is made for."""
 
     said: Said
@@ -53,7 +53,7 @@ class StateLearning(nn.Module):
     whole_batches: ClassVar[bool] = False
     last_block_alone: ClassVar[bool] = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ObjectiveContext) -> None:
         super().__init__()
         self.targets = setting.targets
         self.held = list(setting.states)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.train_student.objectives.states import Setting, StateLearning, exactly
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, exactly
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import RowNumbers
@@ -62,8 +62,8 @@ class Strata(nn.Module):
         return found
 
 
-class ByStrata(StateLearning):
-    def __init__(self, setting: Setting, guard: float = GUARD) -> None:
+class StrataNetObjective(StateLearning):
+    def __init__(self, setting: ObjectiveContext, guard: float = GUARD) -> None:
         super().__init__(setting)
         if setting.confidence is None:
             raise AssertionError("no confidences")  # phases_of reads them
@@ -98,5 +98,5 @@ class ByStrata(StateLearning):
             return loss + self.guard * guard / self.blocks
 
 
-def phases(setting: Setting) -> list[tuple[str, Objective]]:
-    return [("", ByStrata(setting))]
+def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
+    return [("", StrataNetObjective(setting))]

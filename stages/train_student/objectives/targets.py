@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scores:
+class LogitMSE:
     """Shen et al. 2019: weight * the mean squared difference from all teachers' logits, which lie side by side.
 
     `places`: the label of the union that each of them is of; where teachers share a label, the student's is compared
@@ -32,7 +32,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Told:
+class MTBertLoss:
     """MT-BERT: weight * (CE(teachers' weighted sum at t, softmax(logits / t)) + CE(gold, softmax(logits))).
 
     Targets are that sum and the gold label, side by side.
@@ -57,8 +57,8 @@ def objective_of(taught: Mapping[str, Any]) -> Objective:
     if taught["objective"] == "restricted":
         return RestrictedKL(_tuples(taught["columns"]), temperature)
     if taught["objective"] == "scores":
-        return Scores(tuple(place for own in _tuples(taught["columns"]) for place in own))
-    return Told(temperature) if taught["objective"] == "mt-bert" else WeightedKL(temperature)
+        return LogitMSE(tuple(place for own in _tuples(taught["columns"]) for place in own))
+    return MTBertLoss(temperature) if taught["objective"] == "mt-bert" else WeightedKL(temperature)
 
 
 def _tuples(columns: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

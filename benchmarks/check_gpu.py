@@ -164,15 +164,15 @@ def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
     teacher = _teacher(_model(kind), device, dtype_for(device))
     if teacher.graphs is None:
         return [], "on CUDA alone"
-    launches = list(_launches())
+    batches = list(_batches())
     with plainly(teacher):
-        expected = [teacher.run(rows).numpy() for rows in launches]
+        expected = [teacher.run(rows).numpy() for rows in batches]
     faults, summaries = [], []
     for way in ("captured", "captured and compiled"):
         if way != "captured":
             teacher.fuse(COMPILER)
         # The three runs are plain, captured and replayed.
-        replayed = [[teacher.run(rows).numpy() for _ in range(3)][-1] for rows in launches]
+        replayed = [[teacher.run(rows).numpy() for _ in range(3)][-1] for rows in batches]
         apart = max(float(np.abs(a - b).max() / b.std(0).max()) for a, b in zip(replayed, expected, strict=True))
         if apart > TOLERANCE[teacher.name]:
             faults.append(f"{kind}: batches {way} differ from plain ones by {apart:.4f} of their spread")
@@ -180,7 +180,7 @@ def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
     return faults, "; ".join([*summaries, *teacher.notes])
 
 
-def _launches() -> Iterator[Rows]:
+def _batches() -> Iterator[Rows]:
     random = np.random.default_rng(1)
     keys = [i.to_bytes(16, "big") for i in range(64)]
     for length, width in ((21, 0), (34, 40)):

@@ -91,7 +91,7 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
     tokens = figures.pop("tokens")
     lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": figures["offered"] / figures["scored"]}
     same = {f"same_at_{most}": round(count / writer.steps, 4) for most, count in writer.agreed.items()}
-    more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "launched_per_token": scorer.computed / tokens}
+    more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "computed_per_token": scorer.computed / tokens}
     speed = {
         name: {"texts_per_s": options.timed_texts / median(runs), "spread": spread(runs)}
         for name, runs in seconds.items()

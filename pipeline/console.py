@@ -14,13 +14,9 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from amalgam.pipeline.errors import AmalgamError
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.execution.plan import StageState
-
 
 EVERY_SECONDS = 30.0
 
@@ -95,17 +91,15 @@ class Console:
     def say(self, text: str) -> None:
         self._line(text)
 
-    def stage_started(self, state: StageState) -> None:
+    def stage_started(self, stage: str, why: str) -> None:
         self._tally = Tally()
-        why = f"{state.reason}{': ' + state.detail if state.detail else ''}"
-        there = f", {state.done} of {state.total} units there" if state.done else ""
-        self._line(f"{state.stage}: running ({why}{there})")
+        self._line(f"{stage}: running ({why})")
 
-    def stage_reused(self, state: StageState) -> None:
-        self._line(f"{state.stage}: reused")
+    def stage_reused(self, stage: str) -> None:
+        self._line(f"{stage}: reused")
 
-    def finished(self, state: StageState, seconds: float, where: str) -> None:
-        self._line(f"{state.stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(where)}")
+    def finished(self, stage: str, seconds: float, where: str) -> None:
+        self._line(f"{stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(where)}")
 
     def result(self, text: str) -> None:
         """To stdout, whatever --quiet says: this is what was asked for."""

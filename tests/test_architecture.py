@@ -47,15 +47,6 @@ KNOWN_ARROWS: frozenset[str] = frozenset(
     {
         "pipeline/config/checks.py -> pipeline/config/schema.py",
         "pipeline/config/schema.py -> pipeline/config/checks.py",
-        "pipeline/console.py -> pipeline/execution/plan.py",
-        "pipeline/execution/plan.py -> pipeline/execution/stage.py",
-        "pipeline/execution/retry.py -> pipeline/execution/stage.py",
-        "pipeline/execution/share.py -> pipeline/execution/stage.py",
-        "pipeline/execution/stage.py -> pipeline/console.py",
-        "pipeline/execution/stage.py -> pipeline/execution/retry.py",
-        "pipeline/execution/stage.py -> pipeline/execution/share.py",
-        "stages/common/inference/self_check.py -> stages/common/inference/teacher.py",
-        "stages/common/inference/teacher.py -> stages/common/inference/self_check.py",
     }
 )
 KNOWN_RUN: frozenset[str] = frozenset(

@@ -33,6 +33,10 @@ class StageState:
     after: tuple[str, ...] = ()
     """The stages whose results it is made of, as far as they are known."""
 
+    @property
+    def why(self) -> str:
+        return f"{self.reason}{': ' + self.detail if self.detail else ''}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "stage": self.stage,

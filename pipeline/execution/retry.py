@@ -7,13 +7,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DiskFullError, WorkError
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.execution.stage import Run
-
+from amalgam.pipeline.storage.store import Store
 
 PASSING = (errno.EIO, errno.ESTALE)
 
@@ -22,7 +20,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RETRIES = 3
 
 
-def with_retries(work: Callable[[], None], run: Run, what: str) -> None:
+class Workspace(Protocol):
+    """The parts of a run that a retry uses."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def console(self) -> Console: ...
+
+
+def with_retries(work: Callable[[], None], run: Workspace, what: str) -> None:
     """What passes by itself (a network mount that hiccups) is tried again; a full disk ends the run at once."""
     for attempt in range(1, RETRIES + 1):
         try:
@@ -51,8 +59,7 @@ def is_disk_full(error: Exception) -> bool:
     return said is not None and int(said[1]) in FULL
 
 
-def disk_full(run: Run, what: str) -> DiskFullError:
-
+def disk_full(run: Workspace, what: str) -> DiskFullError:
     free = shutil.disk_usage(run.store.root).free / 1e9
     return DiskFullError(
         f"{what}: the disk is full ({free:.1f} GB free)",

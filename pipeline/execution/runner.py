@@ -66,11 +66,11 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             state = _forced(stage, run, state)
         states.append(state)
         if state.state == "current":
-            run.console.stage_reused(state)
+            run.console.stage_reused(stage.name)
             _say_warnings(run, state)
         elif only and not ours:
             raise ExperimentError(
-                f"{stage.name} is not up to date ({state.reason}{': ' + state.detail if state.detail else ''})",
+                f"{stage.name} is not up to date ({state.why})",
                 fix=f"run `amalgam {stage.name}` first, or leave --only out",
             )
         else:
@@ -99,7 +99,8 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     folder = run.store.folder(stage.name, name)
     _set_damage_aside(stage, run, name)
     units = list(stage.units(run, folder))
-    run.console.stage_started(state)
+    units_done = f", {state.done} of {state.total} units there" if state.done else ""
+    run.console.stage_started(stage.name, f"{state.why}{units_done}")
     run.executed.add(stage.name)
     began = time.monotonic()
     try:
@@ -122,7 +123,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
-    run.console.finished(state, time.monotonic() - began, run.store.where(folder))
+    run.console.finished(stage.name, time.monotonic() - began, run.store.where(folder))
 
 
 def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.stage import Unit
+
+_Unit = TypeVar("_Unit")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class WorkerShare:
     def is_leader(self) -> bool:
         return self.index == 0
 
-    def select(self, units: Sequence[Unit]) -> list[Unit]:
+    def select(self, units: Sequence[_Unit]) -> list[_Unit]:
         return list(units[self.index :: self.count])
 
 

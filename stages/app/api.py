@@ -232,7 +232,7 @@ class Experiment:
                 raise ExperimentError(what, where=str(self._path), fix=f"its stages: {', '.join(states)}")
             if stage not in self._run.results:
                 state = states[stage]
-                why = f"{state.reason}{': ' + state.detail if state.detail else ''}"
+                why = state.why
                 raise ExperimentError(
                     f"{stage} is not up to date ({why})", where=str(self._path), fix=f"experiment.run(until={stage!r})"
                 )

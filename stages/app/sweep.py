@@ -160,7 +160,7 @@ class PrefixedConsole(QuietTables):
     def _line(self, text: str) -> None:
         super()._line(f"{self._name}: {text}")
 
-    def reused(self, state: Any) -> None: ...
+    def stage_reused(self, stage: str) -> None: ...
 
 
 # ---- what is shown

@@ -17,7 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.common.inference.self_check import alike
+from amalgam.stages.common.inference.fast_encoder import alike
 from amalgam.stages.common.models.loading import token_limit
 
 WHERE = "generate.language_model"

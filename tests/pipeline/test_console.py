@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.console import EVERY_SECONDS, Console
-from amalgam.pipeline.execution.plan import StageState
-
-STATE = StageState("cache-teachers", "missing", "first-run", "", 0, 4, None)
 
 
 class Terminal(io.StringIO):
@@ -40,13 +37,13 @@ def console_of(err: io.TextIOBase, out: io.TextIOBase | None = None) -> Console:
 
 def work(console: Console, clock: list[float], *, loading: float = 60.0, units: int = 10) -> None:
     """A stage that loads for a minute and then does 100 texts every 5 seconds; 500 were there."""
-    console.stage_started(STATE)
+    console.stage_started("cache-teachers", "first-run")
     with console.progress("cache-teachers", "texts", 100 * units, 500):
         clock[0] += loading
         for _ in range(units):
             console.advance(100)
             clock[0] += 5
-    console.finished(STATE, loading + 5 * units, str(Path("artifacts/x").absolute()))
+    console.finished("cache-teachers", loading + 5 * units, str(Path("artifacts/x").absolute()))
 
 
 def test_the_time_left_converges_though_loading_took_a_minute(
@@ -90,22 +87,22 @@ def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(found: 
     """Stage 0 writes blocks, then gathers them."""
     err = io.StringIO()
     console = console_of(err)
-    console.stage_started(STATE)
+    console.stage_started("cache-teachers", "first-run")
     for done, there in [(80, found), (1, found + 80)]:
         with console.progress("generate", "texts", done, there):
             console.advance(done)
-    console.finished(STATE, 60, str(Path("x").absolute()))
+    console.finished("cache-teachers", 60, str(Path("x").absolute()))
     assert err.getvalue().splitlines()[-1] == f"cache-teachers: done in 1 min 00 s, {said} -> x"
 
 
 def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
     err = io.StringIO()
     console = console_of(err)
-    console.stage_started(STATE)
+    console.stage_started("cache-teachers", "first-run")
     with console.progress("train-student", "students", 1, 0):
         clock[0] += 2 * EVERY_SECONDS
         console.advance(1)
-    console.finished(STATE, 60, str(Path("x").absolute()))
+    console.finished("cache-teachers", 60, str(Path("x").absolute()))
     assert err.getvalue().splitlines()[1:] == ["cache-teachers: done in 1 min 00 s -> x"]
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.dropout import KeyedDropout
 
 
+ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+
 SAFE = 60.0
 """exp(60) summed over any row, and exp(-60), are well inside float32."""
 
@@ -309,3 +311,9 @@ def _plain(parts: dict[str, Any]) -> bool:
         and all(parts[name].out_features == width for name in ("query", "key", "value", "attended", "down"))
         and all(type(parts[name]) is nn.LayerNorm for name in ("attended_norm", "norm"))
     )
+
+
+def alike(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Equal up to rounding, which is measured against how much logits differ between texts."""
+    spread = float(theirs.std(0).max())
+    return float((ours - theirs).abs().max()) <= ALIKE[dtype] * spread

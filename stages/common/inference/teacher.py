@@ -17,11 +17,11 @@ import torch
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.common.inference.compiled_dropout import may_compile
+from amalgam.stages.common.inference.compiled_dropout import Fused, may_compile
 from amalgam.stages.common.inference.cuda_graphs import WORDS, CudaCapture, Graphs
 from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
+from amalgam.stages.common.inference.fast_encoder import FastEncoder, alike, lean_encoder
 from amalgam.stages.common.inference.masks import Bank, row_words, site_words
-from amalgam.stages.common.inference.self_check import alike, build_fast_encoder, fuse
 from amalgam.stages.common.inference.transfer import PendingTransfer, sent, under_way
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from amalgam.stages.common.inference.compiled_dropout import Compiler
     from amalgam.stages.common.inference.cuda_graphs import Capture, Inputs
-    from amalgam.stages.common.inference.fast_encoder import FastEncoder
 
 
 DROPOUT_OFF = -1
@@ -380,3 +379,59 @@ def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray
     filled = np.full(there.shape, pad, np.int64)
     filled[there] = np.concatenate(parts)
     return filled
+
+
+# ---- a faster encoder is used only if its numbers are the model's own: tried on texts of two lengths, padded and not
+
+
+def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
+    for first_token in (True, False):
+        lean = lean_encoder(teacher.model, first_token=first_token)
+        if lean is None:
+            return None
+        try:
+            agrees = _agrees(teacher, lean)
+        except torch.OutOfMemoryError:
+            raise
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # another model under the same names
+            continue
+        lean.buffers.drop()
+        if agrees:
+            return lean
+    return None
+
+
+def fuse(teacher: Teacher, lean: FastEncoder, compiler: Compiler) -> str:
+    """Compiled kernels for the lean encoder, if they can be had and agree; else why not."""
+    lean.fused = Fused(compiler)
+    why = "their numbers are not the model's"
+    try:
+        if _agrees(teacher, lean):
+            return ""
+    except torch.OutOfMemoryError:
+        why = "memory does not suffice"
+    except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+    lean.fused = None
+    return why
+
+
+def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
+    for rows in teacher.trials():
+        with torch.inference_mode():
+            inputs = teacher.inputs(rows)
+            ways = [teacher.plain(inputs, None), teacher.plain(inputs, lean)]
+            if _can_be_keyed(teacher):
+                keyed = teacher.inputs(rows, teacher.sites)
+                ways += [teacher.dropped(keyed, teacher.sites), teacher.dropped(keyed, teacher.sites, lean)]
+        if not all(alike(a.float(), b.float(), teacher.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)):
+            return False
+    return True
+
+
+def _can_be_keyed(teacher: Teacher) -> bool:
+    """A model whose dropout cannot be keyed may still answer with dropout off."""
+    try:
+        return bool(teacher.sites)
+    except ModelError:
+        return False

@@ -76,7 +76,7 @@ def _check_cached(run: Run, states: list[StageState]) -> None:
         raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")
     if state.state != "current":
         raise ExperimentError(
-            f"the teachers' answers are not in the cache ({state.reason}{': ' + state.detail if state.detail else ''})",
+            f"the teachers' answers are not in the cache ({state.why})",
             where=run.store.where(run.store.root / "cache-teachers"),
             fix="run `amalgam cache-teachers`, then audit again",
         )

@@ -82,8 +82,8 @@ def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh:
     assert found["audited"] == sum(audited(np.array([key], "S16"))[0] for key in taken) > 0
     assert 0 <= found["stopped_otherwise"] <= 1
     assert 0 <= found["seeded_otherwise"] <= 1
-    assert f"{found['mean_passes']:.1f} passes a text instead of 16" in said.err
-    assert "stopping early chose another teacher for" in fresh("run", *ADAPTIVE).err
+    assert f"{found['mean_passes']:.1f} passes" in said.err
+    assert "another teacher" in fresh("run", *ADAPTIVE).err
     [evaluation] = fresh.artifacts.glob("report/*/report-*/evaluation.json")
     assert json.loads(evaluation.read_text())["adaptive"] == found
 

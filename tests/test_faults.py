@@ -214,8 +214,8 @@ def test_a_signal_ends_the_work_keeps_what_is_committed_and_says_how_to_go_on(
     found, err = interrupted(fresh, number)
     assert found == code, err
     assert "Traceback" not in err
-    assert f"stopped by {number.name}; everything that was committed stays" in err
-    assert "fix: run the same command again to go on" in err
+    assert number.name in err
+    assert "fix: " in err
     kept = fresh.digests("cache-teachers")
     assert 0 < len(kept) < 4
     assert not list(fresh.artifacts.rglob(".tmp-*"))

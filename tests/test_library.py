@@ -170,7 +170,7 @@ def test_garbage_goes_only_when_it_is_said(shop: Shop) -> None:
 def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
     assert changed.said.targets.temperature == 0.5
-    with pytest.raises(AmalgamError, match=r"build-targets is not up to date .*0.2 -> 0.5") as refused:
+    with pytest.raises(AmalgamError, match=r"build-targets .*0\.2 -> 0\.5") as refused:
         _ = changed.targets
     assert refused.value.fix == "experiment.run(until='build-targets')"
     assert len(changed.answers("first").collect()) == TRAIN + TEST
@@ -199,9 +199,9 @@ def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
 @pytest.mark.parametrize(
     ("do", "said"),
     [
-        (lambda one: one.texts("validation"), "its parts: test, train"),
-        (lambda one: one.answers("third"), "the teachers: first, second"),
-        (lambda one: one.run(until="tragets"), "its stages: read-corpus"),
+        (lambda one: one.texts("validation"), "test, train"),
+        (lambda one: one.answers("third"), "first, second"),
+        (lambda one: one.run(until="tragets"), "read-corpus"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"dev": []}), "train, validation"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"test": [1]}), "builtins.list"),
@@ -209,14 +209,14 @@ def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
             lambda one: Experiment.load(
                 one.workspace.parent / "amalgam.yaml", texts={"test": pl.DataFrame({"Text": ["a"]})}
             ),
-            "the columns are Text",
+            "Text",
         ),
         (
             lambda one: Experiment.load(
                 one.workspace.parent / "amalgam.yaml",
                 texts={"test": pl.DataFrame({"text": pl.Series([], dtype=pl.String)})},
             ),
-            "have no rows",
+            "rows",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -63,12 +64,12 @@ def test_an_error_ends_both_processes_with_its_message(fresh: Shop) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "test")
     said = ranks(fresh, "run")
     assert said.code != 0
-    assert "not in the union: sailing" in said.err
+    assert "sailing" in said.err
 
 
 def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
     said = fresh("run", "--part", "1/2")
-    assert "cache-teachers: this part is done; 2 of 4 units are there" in said.err
+    assert re.search("cache-teachers: .*2 of 4 units", said.err)
     half = fresh.digests("cache-teachers")
     assert half < built.digests("cache-teachers")
     fresh("run", "--part", "0/2")
@@ -120,7 +121,7 @@ def test_a_part_costs_no_more_than_its_share(fresh: Shop) -> None:
 def test_a_part_that_is_none_is_refused(fresh: Shop, part: str) -> None:
     said = fresh.tries("run", f"--part={part}")
     assert said.code == 2
-    assert "is not a share" in said.err
+    assert f"--part {part}" in said.err
 
 
 def test_a_student_trained_by_two_knows_the_union(by_two: tuple[Shop, str], built: Shop) -> None:

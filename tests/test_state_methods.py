@@ -101,31 +101,33 @@ def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Sho
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("overrides", "piece"),
     [
-        (["student.method=layerwise", "objective.grain=pooled"], "layer-wise learning needs tokens"),
-        (["student.method=layerwise", "objective.blocks=2"], "a block for each layer of the student"),
-        (["student.method=cfl", "objective.grain=tokens"], "cfl compares texts"),
-        (["student.method=cfl", "student.accumulate=2"], "cfl compares the texts of a step with each other"),
-        (["student.method=dfa", "objective.weights=[1, 2]"], "at least 3 items"),
+        (["student.method=layerwise", "objective.grain=pooled"], "layer-wise"),
+        (["student.method=layerwise", "objective.blocks=2"], "objective.blocks"),
+        (["student.method=cfl", "objective.grain=tokens"], "cfl"),
+        (["student.method=cfl", "student.accumulate=2"], "cfl"),
+        (["student.method=dfa", "objective.weights=[1, 2]"], "objective.weights"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(fresh: Shop, told: list[str], said: str) -> None:
-    tried = fresh.tries("run", *told)
-    assert (tried.code, said in tried.err) == (2, True), tried.err
+def test_what_does_not_go_together_is_refused_before_anything_runs(
+    fresh: Shop, overrides: list[str], piece: str
+) -> None:
+    tried = fresh.tries("run", *overrides)
+    assert (tried.code, piece in tried.err) == (2, True), tried.err
     assert not fresh.artifacts.exists()
 
 
 def test_scores_are_not_measured_against_an_oracle(plain: Shop) -> None:
     tried = plain.tries("build-targets", "targets.mode=scores", "--oracle", "students/student")
     assert tried.code == 2
-    assert "no distribution over all labels" in tried.err
+    assert "distribution" in tried.err
 
 
 def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Shop) -> None:
     plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
     said = plain("report")
-    assert "objective.weights=[1, 0, 0], as the last train-student was told" in said.err
+    assert "objective.weights=[1, 0, 0]" in said.err
 
 
 def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> None:
@@ -135,4 +137,4 @@ def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> N
     )
     tried = shop.tries("plan")
     assert tried.code == 2
-    assert "there is no teacher" in tried.err
+    assert "teacher" in tried.err

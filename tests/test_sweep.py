@@ -45,20 +45,20 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("arguments", "piece"),
     [
-        (["student.epochs=2"], "no field has several values"),
-        (["student.name=a,b"], "student.name is no part of what a student is"),
-        (["execution.device=cpu,cuda"], "execution.device is no part"),
-        (["student.seed=1,1"], "two students would be called seed-1"),
-        (["student.seed=" + ",".join(map(str, range(15))), "cache.seed=" + ",".join(map(str, range(15)))], "225 stud"),
+        (["student.epochs=2"], "field"),
+        (["student.name=a,b"], "student.name"),
+        (["execution.device=cpu,cuda"], "execution.device"),
+        (["student.seed=1,1"], "seed-1"),
+        (["student.seed=" + ",".join(map(str, range(15))), "cache.seed=" + ",".join(map(str, range(15)))], "225"),
         (["student.seed=0,none"], "student.seed"),
     ],
 )
-def test_what_is_no_sweep_is_refused_before_any_work(config: Path, said: list[str], what: str) -> None:
-    found = amalgam("sweep", *said, folder=config.parent)
+def test_what_is_no_sweep_is_refused_before_any_work(config: Path, arguments: list[str], piece: str) -> None:
+    found = amalgam("sweep", *arguments, folder=config.parent)
     assert found.code == 2
-    assert what in found.err
+    assert piece in found.err
     assert sorted(path.name for path in config.parent.iterdir()) == ["amalgam.yaml"]
 
 

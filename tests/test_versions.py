@@ -31,9 +31,9 @@ def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
     plan = shop.plan()
     assert {name for name, stage in plan.items() if stage["state"] != "current"} == set()
     [warning] = plan[CACHE]["warnings"]
-    assert warning.startswith("made with transformers 4.0.0, now ")
+    assert "transformers 4.0.0" in warning
     said = shop("plan")
-    assert "execution.versions=strict makes it again" in said.err
+    assert "execution.versions=strict" in said.err
     assert CACHE in shop.stale("execution.versions=strict")
 
 

@@ -179,12 +179,10 @@ BAD: Rows = [("1", "fine", "a"), ("2", " ", "a"), ("3", "fine too", "odd"), ("",
 def test_bad_rows_are_told_together_the_first_in_full(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         _take(tmp_path / "out", _write(tmp_path / "a.csv", BAD), id="id", labels=["a", "b"])
-    told = "a.csv row 3 empty; a.csv row 4 bad label; a.csv row 5 empty; a.csv row 6 empty"
-    assert str(caught.value).splitlines() == [
-        f"4 rows of the train texts cannot be used: {told}",
-        r"where: a.csv row 3, field text: empty:  ",
-        "fix: fill it in or remove the row; or leave such rows out, corpus.on_bad_row: skip",
-    ]
+    assert "4 rows" in caught.value.what
+    assert all(f"a.csv row {row} " in caught.value.what for row in (3, 4, 5, 6))
+    assert str(caught.value.where).startswith("a.csv row 3, field text: ")
+    assert "corpus.on_bad_row: skip" in str(caught.value.fix)
     assert caught.value.exit_code == 3
     assert _bytes(tmp_path / "out") == {}
 
@@ -206,7 +204,8 @@ def test_a_text_that_is_not_utf8_obeys_the_policy_too(tmp_path: Path) -> None:
     source.write_bytes(b"text\ncaf\xe9\nfine\n")
     with pytest.raises(DataError) as caught:
         _take(tmp_path / "out", source)
-    assert caught.value.where == r"data.csv row 2 (byte 9), field text: not UTF-8: caf\xe9"
+    assert "data.csv row 2 (byte 9), field text" in str(caught.value.where)
+    assert r"caf\xe9" in str(caught.value.where)
     assert _take(tmp_path / "skip", source, on_bad_row="skip").skipped == {"not UTF-8": 1}
 
 
@@ -215,7 +214,7 @@ def test_a_bad_row_is_told_without_reading_a_huge_file_to_its_end(
 ) -> None:
     monkeypatch.setattr(corpus_module, "LOOK_ON", 3)
     source = _write(tmp_path / "a.csv", [(" ",), ("b",), ("c",), ("d",), (" ",)], ["text"])
-    with pytest.raises(DataError, match="a row of the train texts cannot be used"):
+    with pytest.raises(DataError, match="a row of the train texts"):
         _take(tmp_path / "out", source)
 
 
@@ -223,16 +222,17 @@ def test_ids_of_two_kinds_are_refused_with_both_rows(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.jsonl", [(1, "a", "x"), (2, "b", "x"), ("x", "c", "x")])
     with pytest.raises(DataError) as caught:
         _take(tmp_path / "out", source, id="id")
-    assert caught.value.where == "a.jsonl row 1: number 1; a.jsonl row 3: text x"
+    assert "a.jsonl row 1" in str(caught.value.where)
+    assert "a.jsonl row 3" in str(caught.value.where)
     assert "corpus.id_type: string" in (caught.value.fix or "")
     assert _take(tmp_path / "string", source, id="id", id_type="string").texts == 3
 
 
 def test_one_as_a_number_and_as_text_are_never_merged(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.jsonl", [(1, "a", "x"), ("1", "b", "x")])
-    with pytest.raises(DataError, match="mix numbers and text"):
+    with pytest.raises(DataError, match="numbers and text"):
         _take(tmp_path / "out", source, id="id")
-    with pytest.raises(DataError, match="1 ids in id are given more than once"):
+    with pytest.raises(DataError, match="1 ids in id"):
         _take(tmp_path / "string", source, id="id", id_type="string")
 
 
@@ -241,9 +241,9 @@ def test_ids_given_twice_are_listed_with_their_rows(tmp_path: Path) -> None:
     second = _write(tmp_path / "b.csv", [(f"i{at}", f"other {at}", "x") for at in range(6, 0, -1)])
     with pytest.raises(DataError) as caught:
         _take(tmp_path / "out", second, first, id="id")
-    assert caught.value.what == "5 or more ids in id are given more than once"
+    assert caught.value.what.startswith("5 or more ids in id")
     assert (caught.value.where or "").startswith("i6 in a.csv row 8 and b.csv row 2; i5 in a.csv row 7 and b.csv row 3")
-    assert caught.value.fix == "make each id unique, or corpus.id: auto"
+    assert "corpus.id: auto" in str(caught.value.fix)
     assert _take(tmp_path / "auto", first, second).texts == 13
 
 
@@ -262,7 +262,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, name: str, content: str 
 
 def test_a_file_of_bad_rows_alone_leaves_nothing(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.csv", [(" ",), (" ",)], ["text"])
-    with pytest.raises(DataError, match=r"no rows left in a\.csv: 2 empty"):
+    with pytest.raises(DataError, match=r"a\.csv: 2 empty"):
         _take(tmp_path / "out", source, on_bad_row="skip")
 
 
@@ -277,7 +277,7 @@ def test_labels_are_insisted_on_where_they_are_measured(tmp_path: Path) -> None:
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     sources = [_write(tmp_path / folder / "a.csv", [(" ",)], ["text"]) for folder in ("two", "one")]
-    with pytest.raises(DataError, match=r"one/a\.csv row 2 empty; two/a\.csv row 2 empty"):
+    with pytest.raises(DataError, match=r"one/a\.csv row 2 .*; two/a\.csv row 2 "):
         _take(tmp_path / "out", *sources)
 
 

@@ -1,4 +1,4 @@
-"""Rows come with exact positions, and a row that cannot be used says where, what and how to mend it."""
+"""Rows have exact positions; an unusable row has a place, a reason and a fix."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_control_characters_are_data(tmp_path: Path) -> None:
 def test_a_byte_that_is_not_utf8_is_named_with_row_byte_and_field(tmp_path: Path) -> None:
     rows = _read(tmp_path / "data.csv", b"id,text\n1,caf\xe9 \xe9\n2,fine\n", id="id")
     assert _bad(rows).where == r"data.csv row 2 (byte 14), field text: not UTF-8: caf\xe9 \xe9"
-    assert _bad(rows).fix == "re-encode it: iconv -f latin1 -t utf-8 data.csv > utf8-data.csv"
+    assert "iconv -f latin1 -t utf-8 data.csv > utf8-data.csv" in str(_bad(rows).fix)
     assert rows[1] == Row("data.csv", 3, ("fine",), "2", None)
     rows = _read(tmp_path / "data.jsonl", b'{"text": "fine"}\n{"id": 2, "text": "caf\xe9"}\n')
     assert _bad(rows).where == r"data.jsonl line 2 (byte 40), field text: not UTF-8: caf\xe9"
@@ -104,19 +104,19 @@ def test_a_file_in_utf16_is_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "shown"),
     [
-        ('{"text": "a" "id": 2}', 'broken (Expecting \',\' delimiter): {"text": "a" "id": 2}'),
-        ('["a"]', 'broken (not an object): ["a"]'),
-        ("[" * 20_000, f"broken (maximum recursion depth exceeded): {'[' * 77}..."),
-        ('{"text": ' + "1" * 5000 + "}", "broken (Exceeds the limit (4300 digits)"),
+        ('{"text": "a" "id": 2}', '{"text": "a" "id": 2}'),
+        ('["a"]', '["a"]'),
+        ("[" * 20_000, f"{'[' * 77}..."),
+        ('{"text": ' + "1" * 5000 + "}", '{"text": 111'),
     ],
 )
-def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, said: str) -> None:
+def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, shown: str) -> None:
     rows = _read(tmp_path / "a.jsonl", f'{{"text": "a"}}\n\n{line}\n{{"text": "b"}}\n')
     assert _bad(rows).where.startswith("a.jsonl line 3: broken (")
     assert _bad(rows).reason == "broken"
-    assert said.partition(" (")[0] in _bad(rows).where
+    assert shown in _bad(rows).where
     assert [row.number for row in rows] == [1, 3, 4]
 
 
@@ -127,7 +127,7 @@ def test_half_a_character_is_an_error_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "reason", "said"),
+    ("value", "reason", "shown"),
     [
         ("null", "null", "null"),
         ("NaN", "null", "nan"),
@@ -138,11 +138,11 @@ def test_half_a_character_is_an_error_with_its_line(tmp_path: Path) -> None:
         ('" \\t\\n"', "empty", r" \t\n"),
     ],
 )
-def test_a_value_that_is_no_text_is_named_and_never_converted(
-    tmp_path: Path, value: str, reason: str, said: str
+def test_a_value_other_than_text_is_named_and_never_converted(
+    tmp_path: Path, value: str, reason: str, shown: str
 ) -> None:
     bad = _bad(_read(tmp_path / "a.jsonl", f'{{"id": 7, "text": {value}}}', id="id"))
-    assert (bad.number, bad.field, bad.reason, bad.value, bad.id) == (1, "text", reason, said, "7")
+    assert (bad.number, bad.field, bad.reason, bad.value, bad.id) == (1, "text", reason, shown, "7")
 
 
 def test_parquet_columns_of_numbers_and_nulls_are_no_text(tmp_path: Path) -> None:
@@ -169,20 +169,22 @@ def test_an_id_is_text_or_a_whole_number(tmp_path: Path, value: str, reason: str
 
 def test_a_ragged_row_is_shown_with_its_line(tmp_path: Path) -> None:
     rows = _read(tmp_path / "a.csv", "id,text\n1,a,b\n2,c\n3\n")
-    assert [row.where for row in rows if isinstance(row, BadRow)] == [
-        "a.csv row 2: 3 fields where the header has 2: 1,a,b",
-        "a.csv row 4: 1 fields where the header has 2: 3",
-    ]
+    first, second = (row.where for row in rows if isinstance(row, BadRow))
+    assert first.startswith("a.csv row 2: 3 fields")
+    assert first.endswith(": 1,a,b")
+    assert second.startswith("a.csv row 4: 1 field")
+    assert second.endswith(": 3")
 
 
 def test_a_quote_broken_within_its_line_costs_that_line_alone(tmp_path: Path) -> None:
     rows = _read(tmp_path / "a.csv", 'id,text\n1,"a"b\n2,c\n')
-    assert _bad(rows).where == """a.csv row 2: broken (',' expected after '"'): 1,"a"b"""
+    assert _bad(rows).where.startswith("a.csv row 2: ")
+    assert _bad(rows).where.endswith(': 1,"a"b')
     assert rows[1] == Row("a.csv", 3, ("c",), None, None)
 
 
 def test_an_unclosed_quote_stops_the_reading_where_it_opened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 3: a quoted field does not end") as caught:
+    with pytest.raises(DataError, match=r"row 3: .*quote") as caught:
         _read(tmp_path / "a.csv", 'id,text\n1,fine\n2,"open\n3,swallowed\n', on_bad_row="skip")
     assert (caught.value.where or "").endswith(': 2,"open')
 
@@ -201,19 +203,17 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path: Path, name:
     }
     with pytest.raises(DataError) as caught:
         _read(tmp_path / name, content[name])
-    assert str(caught.value).splitlines() == [
-        f"no column text in {name}",
-        f"where: {name} has the columns: Id, Texts",
-        "fix: set corpus.text: Texts",
-    ]
+    assert name in caught.value.what
+    assert "Id, Texts" in str(caught.value.where)
+    assert "corpus.text: Texts" in str(caught.value.fix)
 
 
 def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="two columns named text"):
+    with pytest.raises(DataError, match=r"two columns .*text"):
         _read(tmp_path / "a.csv", "text,text\na,b\n")
 
 
-def test_a_label_is_read_where_there_is_one_and_insisted_on_where_it_must_be(tmp_path: Path) -> None:
+def test_a_label_is_optional_unless_it_is_required(tmp_path: Path) -> None:
     assert _good(_read(tmp_path / "a.csv", "text\na\n", label="label")) == [(2, "a", None, None)]
     assert _good(_read(tmp_path / "a.csv", "text,label\na,\n", label="label")) == [(2, "a", None, None)]
     with pytest.raises(DataError, match="no column label"):
@@ -227,17 +227,18 @@ def test_a_label_is_read_where_there_is_one_and_insisted_on_where_it_must_be(tmp
 def test_a_label_outside_the_list_is_named_with_the_allowed_ones(tmp_path: Path) -> None:
     bad = _bad(_read(tmp_path / "a.csv", "text,label\na,good\nb,odd\n", label="label", labels=["good", "bad"]))
     assert bad.where == "a.csv row 3, field label: bad label: odd"
-    assert bad.fix == "corpus.labels allows: good, bad"
+    assert "corpus.labels" in str(bad.fix)
+    assert "good, bad" in str(bad.fix)
 
 
 def test_a_renamed_label_is_the_new_one_everywhere_after(tmp_path: Path) -> None:
     """Labels that are allowed are the new names; two that become one are one."""
-    said: dict[str, Any] = {"label": "label", "rename": {"Trans": "traffic", "3": "traffic"}}
+    settings: dict[str, Any] = {"label": "label", "rename": {"Trans": "traffic", "3": "traffic"}}
     content = "text,label\na,Trans\nb,law\nc,3\n"
-    assert [row[3] for row in _good(_read(tmp_path / "a.csv", content, **said))] == ["traffic", "law", "traffic"]
-    rows = _read(tmp_path / "a.csv", content, **said, labels=["law", "traffic"])
+    assert [row[3] for row in _good(_read(tmp_path / "a.csv", content, **settings))] == ["traffic", "law", "traffic"]
+    rows = _read(tmp_path / "a.csv", content, **settings, labels=["law", "traffic"])
     assert [row.label for row in rows if isinstance(row, Row)] == ["traffic", "law", "traffic"]
-    rows = _read(tmp_path / "a.csv", content, **said, labels=["law", "Trans"])
+    rows = _read(tmp_path / "a.csv", content, **settings, labels=["law", "Trans"])
     assert [row.value for row in rows if isinstance(row, BadRow)] == ["Trans", "3"]
 
 
@@ -276,16 +277,16 @@ def test_whole_numbers_without_a_list_become_their_text_and_nothing_else_does(tm
     assert _bad(_read(tmp_path / "a.parquet", pa.table({"text": ["a"], "label": [1.0]}), label="label")).value == "1.0"
 
 
-def test_a_damaged_parquet_file_is_said_to_be_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a whole parquet file"):
+def test_a_damaged_parquet_file_is_an_error_of_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="parquet"):
         _read(tmp_path / "a.parquet", b"PAR1 and then nothing")
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.csv cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"gone\.csv.*No such file"):
         list(read_rows(tmp_path / "gone.csv", corpus=Corpus(train=["x"])))
 
 
-def test_hostile_names_and_values_are_shown_harmless(tmp_path: Path) -> None:
+def test_hostile_names_and_values_are_shown_escaped(tmp_path: Path) -> None:
     rows = _read(tmp_path / "a\x1b.csv", "text,label\nx,\x1b[31m\u202e<script>\n", label="label", labels=["a", "b"])
     assert _bad(rows).where == r"a\x1b.csv row 2, field label: bad label: \x1b[31m\u202e<script>"

@@ -17,7 +17,7 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "share"),
+    ("environment", "share"),
     [
         (SLURM, (4, 5)),
         (SLURM | {"SLURM_ARRAY_TASK_STEP": "2"}, (2, 5)),
@@ -25,27 +25,27 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_job_array_says_which_part_is_ours(
-    said: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in said.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert share_of("auto", None) == WorkerShare(*share, "part")
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("environment", "piece"),
     [
-        ({}, "JOB_COMPLETION_INDEX is not set"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETIONS is not set"),
-        (SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "with gaps"),
-        (SLURM | {"SLURM_ARRAY_TASK_STEP": "3"}, "with gaps"),
+        ({}, "JOB_COMPLETION_INDEX"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETIONS"),
+        (SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "SLURM_ARRAY_TASK"),
+        (SLURM | {"SLURM_ARRAY_TASK_STEP": "3"}, "SLURM_ARRAY_TASK"),
         (SLURM | {"SLURM_ARRAY_TASK_COUNT": "many"}, "many"),
     ],
 )
-def test_what_does_not_say_it_plainly_is_refused(
-    said: dict[str, str], what: str, monkeypatch: pytest.MonkeyPatch
+def test_an_unclear_array_job_is_refused(
+    environment: dict[str, str], piece: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in said.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ExperimentError, match=what):
+    with pytest.raises(ExperimentError, match=piece):
         share_of("auto", None)

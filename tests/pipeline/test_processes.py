@@ -105,10 +105,10 @@ def test_a_signal_ends_the_run_after_the_unit_at_hand_and_keeps_it(
         child.send_signal(number)
         code, err = _end(child)
     assert code == status
-    assert err.splitlines()[-2:] == [
-        f"error: stopped by {number.name}; everything that was committed stays",
-        "fix: run the same command again to go on",
-    ]
+    error, fix = err.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert number.name in error
+    assert fix.startswith("fix: ")
     assert "Traceback" not in err
     assert calls(base) == ["a", "b"]
     again = toy_run(base)
@@ -135,7 +135,7 @@ def test_one_process_where_two_were_asked_for_is_an_error_of_use(tmp_path: Path)
     with _command(base, "run", "execution.processes=2") as child:
         code, err = _end(child)
     assert code == 2
-    assert re.search(r"^error: asked for 2 processes, got 1$", err, re.MULTILINE)
+    assert re.search("^error: .*2 processes", err, re.MULTILINE)
     assert calls(base) == []
 
 
@@ -144,7 +144,7 @@ def test_parts_are_run_by_the_command(tmp_path: Path) -> None:
     with _command(base, "run", "--part", "1/2") as child:
         code, err = _end(child)
     assert code == 0
-    assert "letters: this part is done; 1 of 3 units are there." in err
+    assert re.search("letters: .*1 of 3 units", err)
     with _command(base, "run", "--part", "0/2") as child:
         assert _end(child)[0] == 0
     assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
@@ -163,7 +163,7 @@ def test_of_three_parts_at_once_the_killed_one_stops_nobody_and_is_made_up_for(t
         other.kill()
         ended = [_end(one), _end(third)]
     assert [code for code, _ in ended] == [0, 0]
-    assert "letters: this part is done; 2 of 3 units are there." in "".join(err for _, err in ended)
+    assert re.search("letters: .*2 of 3 units", "".join(err for _, err in ended))
     assert sorted(calls(base)) == ["a", "b", "c"]
     with _command(base, "run") as again:
         assert _end(again)[0] == 0

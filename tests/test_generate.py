@@ -336,7 +336,7 @@ def test_a_language_model_that_repeats_itself_leaves_texts_that_a_gate_finds(fre
 def test_an_encoder_in_the_place_of_a_language_model_is_refused(fresh: Shop) -> None:
     said = fresh.tries("generate", "generate.language_model=./models/first")
     assert said.code == 2
-    assert "./models/" in said.err
+    assert "models/first" in said.err
     assert "fix: " in said.err
 
 

@@ -13,19 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import TIMEOUT, Shop, finish, ranks, torchrun
+from amalgam.tests.workshop import TIMEOUT, Shop, build_once, finish, ranks, torchrun
 
 
 @pytest.fixture(scope="module")
-def by_two(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, str]:
-    """`run` by two processes, each with a launcher of its own, as on two nodes; and what they said."""
-    shop = built.without_artifacts(tmp_path_factory.mktemp("two") / "shop")
+def by_two(built: Shop, shared: Path) -> tuple[Shop, str]:
+    """An experiment that two processes ran, each with a launcher of its own, as on two nodes; and their messages."""
+    folder = shared / "two"
+    shop = build_once(folder, lambda unfinished: run_by_two(built.without_artifacts(unfinished), folder / "err"))
+    return shop, (folder / "err").read_text()
+
+
+def run_by_two(shop: Shop, messages: Path) -> Shop:
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = f"127.0.0.1:{free.getsockname()[1]}"
     nodes = [torchrun(shop, "run", "execution.processes=2", processes=1, meeting=meeting) for _ in range(2)]
-    said = [finish(node) for node in nodes]
-    assert [one.code for one in said] == [0, 0], said[0].err + said[1].err
-    return shop, said[0].err + said[1].err
+    results = [finish(node) for node in nodes]
+    assert [result.code for result in results] == [0, 0], results[0].err + results[1].err
+    messages.write_text(results[0].err + results[1].err)
+    return shop
 
 
 @pytest.mark.parametrize("stage", ["cache-teachers", "build-targets"])

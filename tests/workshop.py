@@ -7,6 +7,7 @@ of stage 1 that are there after a command and were not before.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -292,6 +293,16 @@ def flip(path: Path, place: int = -100) -> None:
 
 
 # ---- building
+
+
+def build_once(folder: Path, build: Callable[[Path], Shop]) -> Shop:
+    """Return the workspace below `folder`, which all workers of pytest see: the first builds it, others wait."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "shop").exists():
+            build(folder / "unfinished").folder.rename(folder / "shop")
+    return Shop(folder / "shop")
 
 
 def new_shop(folder: Path) -> Shop:

@@ -43,12 +43,7 @@ RUN = ("amalgam.pipeline.execution.stage", "Run")
 EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?load\.py|stages/\w+/stage\.py")
 
 # Entries to remove: a test fails when one of them is no longer needed.
-KNOWN_ARROWS: frozenset[str] = frozenset(
-    {
-        "pipeline/config/checks.py -> pipeline/config/schema.py",
-        "pipeline/config/schema.py -> pipeline/config/checks.py",
-    }
-)
+KNOWN_ARROWS: frozenset[str] = frozenset()
 KNOWN_RUN: frozenset[str] = frozenset(
     {
         "stages/build_targets/domain.py",

@@ -7,7 +7,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from amalgam.pipeline.config.checks import check_consistency
 from amalgam.pipeline.config.schema import SCHEMA_VERSION, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 
@@ -215,6 +216,11 @@ def load_experiment(
             experiment = ExperimentConfig.model_validate(data)
         except ValidationError as error:
             reading.problems += _problems(error, reading, data)
+        else:
+            reading.problems += [
+                f"{_where(reading, tuple(problem.field.split('.')))}{problem.message}"
+                for problem in check_consistency(experiment)
+            ]
     if experiment is None or reading.problems:
         raise refusal(path, reading.problems)
     return LoadedExperiment(experiment, path, said)
@@ -314,18 +320,11 @@ def _problems(error: ValidationError, reading: ParsedYaml, data: Any) -> list[st
     found: list[str] = []
     for item in error.errors(include_url=False, include_context=True):
         if not item["loc"]:
-            found += _disagreements(str(item["msg"]).removeprefix("Value error, "), reading)
+            found.append(str(item["msg"]).removeprefix("Value error, "))
             continue
         path = _known_path(item["loc"], data, missing=item["type"] == "missing")
         found.append(f"{_where(reading, path)}{_message(dict(item), path, reading)}")
     return list(dict.fromkeys(found))
-
-
-def _disagreements(message: str, reading: ParsedYaml) -> Iterator[str]:
-    """Fields that are each well but do not go together: the experiment names each by its path."""
-    for problem in message.split("; "):
-        field, _, said = problem.partition(": ")
-        yield f"{_where(reading, tuple(field.split('.')))}{said}"
 
 
 def _known_path(loc: tuple[int | str, ...], data: Any, *, missing: bool) -> Place:

@@ -6,7 +6,7 @@ Sections other than `execution` say *what*, and enter fingerprints; `execution` 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -466,15 +466,6 @@ class ExperimentConfig(ConfigSection):
             return data
         corpus = {} if data.get("corpus") is None else data["corpus"]
         return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
-
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
-        from amalgam.pipeline.config.checks import check_consistency
-
-        problems = check_consistency(self)
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
 
     @property
     def reads_texts(self) -> bool:

@@ -235,7 +235,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.cache_teachers import batching as pools
     from amalgam.stages.common.inference.load import load_teacher
-    from amalgam.stages.common.teachers import teachers_of
+    from amalgam.stages.common.load import teachers_of
     from amalgam.stages.registry import STAGES
 
     with tempfile.TemporaryDirectory() as scratch:

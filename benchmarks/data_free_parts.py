@@ -108,8 +108,8 @@ def _experiment(
 def _material(run: Run, name: str) -> Material:
     from amalgam.data.tokens import encode
     from amalgam.stages.common.corpus import fields, part_of, tables
+    from amalgam.stages.common.load import label_space
     from amalgam.stages.common.states.encoder import Encoder
-    from amalgam.stages.common.teachers import label_space
 
     part = part_of(run, name)
     if part is None:
@@ -143,7 +143,7 @@ def _targets(run: Run) -> tuple[Array, Array, Array | None]:
     """Returns targets, weights, and the index of the most heavily weighted teacher."""
     from amalgam.data.parquet import matrix
     from amalgam.stages.build_targets.read import read_targets
-    from amalgam.stages.common.teachers import label_space
+    from amalgam.stages.common.load import label_space
 
     tables = list(read_targets(run))
     target = np.concatenate([matrix(table.column("target")) for table in tables]).astype(np.float64)
@@ -157,7 +157,7 @@ def _targets(run: Run) -> tuple[Array, Array, Array | None]:
 def _oracles(run: Run, material: Material) -> dict[str, Array]:
     """Returns the oracles' targets, or none for texts without a class. Teachers that share a label share the target."""
     from amalgam.stages.common.corpus import train_part
-    from amalgam.stages.common.teachers import label_space, teachers_of
+    from amalgam.stages.common.load import label_space, teachers_of
     from amalgam.stages.fit_statistics.fit import cached_logits
 
     if (material.labels < 0).any():

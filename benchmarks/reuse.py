@@ -95,7 +95,7 @@ def _timed(base: Path, passes: int) -> float:
     from amalgam.stages.app.session import open_run, working
     from amalgam.stages.common.answers.families import dtype_of
     from amalgam.stages.common.inference.load import load_teacher
-    from amalgam.stages.common.teachers import teachers_of
+    from amalgam.stages.common.load import teachers_of
     from amalgam.stages.registry import STAGES
 
     _, run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])

@@ -11,7 +11,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import families_of, family_in
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Uni
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
+from amalgam.stages.common.load import check_gold, label_space, teachers_of
 from amalgam.stages.common.reference_texts import targets_by_domain
-from amalgam.stages.common.teachers import check_gold, label_space, teachers_of
 from amalgam.stages.methods import method_of
 from amalgam.stages.weigh_teachers.read import weights_of
 

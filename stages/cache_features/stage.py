@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.coverage import bucket_requests, cached_units, units_for
 from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.load import encoder_digest, encoder_files
 from amalgam.stages.common.reference_texts import extra_parts, measure_of
 from amalgam.stages.common.states.families import ENCODER, Kept, kept_states, parts_of
 

@@ -12,18 +12,18 @@ from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.encoders import encoder_files
 from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import encoder_files, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.reference_texts import extra_parts
 from amalgam.stages.common.states.families import ENCODER
 from amalgam.stages.common.states.write import write_states
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.common.token_cache import tokenizer_digest
 
 
-def ask_for_states(run: Run, known: KnownTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
+def ask_for_states(run: Run, known: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
     """`key`: the family's; it says the grain, the blocks and the dtype."""
     teacher = load_teacher(run, known, key["dtype"], passes=0)
     parts = [train_part(run), *extra_parts(run)]

@@ -16,13 +16,13 @@ from amalgam.stages.cache_teachers.tables import answer_table
 from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.corpus import Bucket, part_of
 from amalgam.stages.common.inference.load import launch_budget, load_teacher, log_notes
-from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     pass
 
 
-def ask_teachers(run: Run, teachers: Sequence[KnownTeacher], units: Sequence[Unit], dtype: str) -> None:
+def ask_teachers(run: Run, teachers: Sequence[ResolvedTeacher], units: Sequence[Unit], dtype: str) -> None:
     """Teacher by teacher: one is in memory at a time."""
     from amalgam.stages.common.token_cache import tokenizer_digest
 

@@ -16,7 +16,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import fields, part_of, tables, train_part
 from amalgam.stages.common.inference.load import launch_budget, load_teacher
-from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,7 +57,7 @@ class PrecisionCheck:
         return f"{self.dtype} on {self.texts} texts: {said}"
 
 
-def check_half_precision(run: Run, teachers: Sequence[KnownTeacher], dtype: str) -> PrecisionCheck:
+def check_half_precision(run: Run, teachers: Sequence[ResolvedTeacher], dtype: str) -> PrecisionCheck:
     """Both precisions, teacher by teacher."""
     keys, texts = _sample(run)
     variances: dict[str, list[Array]] = {}
@@ -90,7 +90,7 @@ def _sample(run: Run) -> tuple[list[bytes], list[tuple[str, ...]]]:
     return keys, texts
 
 
-def _passes(run: Run, known: KnownTeacher, dtype: str, keys: list[bytes], texts: list[tuple[str, ...]]) -> Array:
+def _passes(run: Run, known: ResolvedTeacher, dtype: str, keys: list[bytes], texts: list[tuple[str, ...]]) -> Array:
     """[texts, passes, labels]; without passes, the dropout-off logits stand for them."""
     from amalgam.stages.common.inference.batches import run_passes
 

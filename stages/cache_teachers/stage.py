@@ -22,8 +22,9 @@ from amalgam.stages.common.answers.coverage import UnitRequest, bucket_requests,
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
 from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
 from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import check_gold, prepare_teachers, teachers_of
 from amalgam.stages.common.reference_texts import extra_parts
-from amalgam.stages.common.teachers import KnownTeacher, check_gold, prepare_teachers, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 
 class CacheTeachers:
@@ -172,7 +173,7 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
     return [unit for units in found.values() for unit in units]
 
 
-def _describe(run: Run, teacher: KnownTeacher) -> None:
+def _describe(run: Run, teacher: ResolvedTeacher) -> None:
     """key.json: what the family is, for a person who finds the folder."""
     path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
     if not run.store.has(path):

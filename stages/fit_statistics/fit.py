@@ -20,10 +20,11 @@ from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import family_of
 from amalgam.stages.common.generated_texts import generated_file
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.reference_texts import measure_of, reference_part
 from amalgam.stages.common.states.families import statistics_states
 from amalgam.stages.common.states.read import state_of, states_of
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.fit_statistics.domain_scores import Statistics, in_parts
 from amalgam.stages.fit_statistics.gaussians import Array
 
@@ -63,7 +64,7 @@ ROUNDING = 1e-9
 """Of a share times a number of texts: what is whole is not rounded up."""
 
 
-def fit(run: Run, teacher: KnownTeacher) -> tuple[Statistics, dict[str, Any]]:
+def fit(run: Run, teacher: ResolvedTeacher) -> tuple[Statistics, dict[str, Any]]:
     buckets = reference_part(run).buckets
     keys: Keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
     logits = cached_logits(run, teacher, [bucket.prefix for bucket in buckets], keys)
@@ -100,7 +101,7 @@ def surest(logits: NDArray[Any], mine: NDArray[np.bool_], share: float) -> NDArr
     return groups
 
 
-def cached_logits(run: Run, teacher: KnownTeacher, prefixes: list[str], keys: Keys) -> NDArray[Any]:
+def cached_logits(run: Run, teacher: ResolvedTeacher, prefixes: list[str], keys: Keys) -> NDArray[Any]:
     """[n, labels], dropout off."""
     import polars as pl
 
@@ -117,7 +118,7 @@ def written(run: Run) -> bool:
     return said is not None and said.source != "cross-domain"
 
 
-def _written_for(run: Run, teacher: KnownTeacher, keys: Keys) -> NDArray[np.bool_]:
+def _written_for(run: Run, teacher: ResolvedTeacher, keys: Keys) -> NDArray[np.bool_]:
     """Which texts were; none where nobody knows."""
     if not written(run):
         return np.zeros(len(keys), bool)

@@ -14,9 +14,9 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import generated_file
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
 from amalgam.stages.common.states.families import statistics_states
-from amalgam.stages.common.teachers import teachers_of
 
 FEW = 5
 """Classes named in a note."""

@@ -15,9 +15,10 @@ from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
 from amalgam.stages.common.sources import local_files
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 ENGINE = 1
 """Raised whenever the same models, settings, seed and index give another text."""
@@ -126,7 +127,7 @@ def language_model_digest(run: Run) -> str:
     return language_model_files(run).digest
 
 
-def teacher_identity(known: KnownTeacher) -> dict[str, Any]:
+def teacher_identity(known: ResolvedTeacher) -> dict[str, Any]:
     """Dropout is off here."""
     return {"content": known.files.digest, "max_tokens": known.max_tokens}
 

@@ -15,8 +15,9 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.sources import local_files
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
 from amalgam.stages.generate.keyed_random import one_of, text_word, uniform
 from amalgam.stages.generate.language_model import LanguageModel
@@ -103,7 +104,7 @@ def drawn(family: Family, word: int, candidates: int) -> tuple[str, SamplingPara
     return str(own["prompt"]), SamplingParams(own["temperature"], own["top_k"], own["top_p"], candidates)
 
 
-def writer_for(run: Run, known: KnownTeacher) -> Writer[tuple[int, int]]:
+def writer_for(run: Run, known: ResolvedTeacher) -> Writer[tuple[int, int]]:
 
     settings = generate_config(run)
     batch_tokens = run.experiment.execution.batch_tokens
@@ -165,7 +166,7 @@ def _random_words(key: int, words: Sequence[str], most: int) -> list[str]:
     return [words[int(place)] for place in places]
 
 
-def _words_of(known: KnownTeacher) -> list[str]:
+def _words_of(known: ResolvedTeacher) -> list[str]:
     """The tokens that are whole words: neither a word's continuation nor special."""
     from amalgam.stages.common.models.loading import load_tokenizer
 

@@ -18,8 +18,8 @@ from amalgam.pipeline.execution.stage import Identity, Run, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.load import prepare_teachers, teachers_of
 from amalgam.stages.common.sources import fetch
-from amalgam.stages.common.teachers import prepare_teachers, teachers_of
 from amalgam.stages.generate.requests import (
     Block,
     block_units,

@@ -12,7 +12,7 @@ from amalgam.data.parquet import read_table
 from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.generate.filters import qualities
 from amalgam.stages.generate.keyed_random import uniform
 from amalgam.stages.generate.requests import Family, block_units, generate_config, text_families

@@ -15,7 +15,8 @@ from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.teachers import KnownTeacher, prepare_teachers, teachers_of
+from amalgam.stages.common.load import prepare_teachers, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 FILE = "embeddings.safetensors"
 
@@ -91,10 +92,10 @@ class GuessEmbeddings(SequentialStage):
                     )
 
 
-def _known(run: Run) -> list[KnownTeacher]:
+def _known(run: Run) -> list[ResolvedTeacher]:
     return teachers_of(run)
 
 
-def _name(run: Run, known: KnownTeacher) -> str:
+def _name(run: Run, known: ResolvedTeacher) -> str:
     """Names of teachers and labels are no part of it."""
     return fingerprint([GuessEmbeddings.VERSION, run.experiment.embeddings.model_dump(), known.files.digest])

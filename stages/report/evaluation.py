@@ -20,8 +20,8 @@ from amalgam.stages.common.answers.read import shelves_of
 from amalgam.stages.common.answers.statistics import softmax
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
+from amalgam.stages.common.load import label_space
 from amalgam.stages.common.metrics import Predictions, evaluate
-from amalgam.stages.common.teachers import label_space
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.zero_shot import AT_ONCE, similarities
 from amalgam.stages.train_student.stage import student_folder

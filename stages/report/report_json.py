@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.teachers import label_space, teachers_of
+from amalgam.stages.common.load import label_space, teachers_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.summary import losses, verdict
 from amalgam.stages.report.workspace_facts import asked, others, supervised, sweep, way

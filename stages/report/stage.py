@@ -17,8 +17,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.common.answers.families import dtype_of, families_of
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import encoder_files
-from amalgam.stages.common.teachers import teachers_of
+from amalgam.stages.common.load import encoder_files, teachers_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.publish import check_page, deliver_page
 from amalgam.stages.report.training_texts import teaching_identity

@@ -16,7 +16,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.common.answers.statistics import softmax
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
-from amalgam.stages.common.teachers import label_space, teachers_of
+from amalgam.stages.common.load import label_space, teachers_of
 from amalgam.stages.report.student_quality import texts_of
 from amalgam.stages.report.teacher_audit.audit import looked_over
 from amalgam.stages.report.teacher_audit.counts import Block

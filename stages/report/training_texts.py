@@ -8,8 +8,8 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import passes_counted
 from amalgam.stages.common.corpus import Part, part_of
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.reference_texts import targets_by_domain
-from amalgam.stages.common.teachers import teachers_of
 
 
 def taught_part(run: Run) -> Part | None:

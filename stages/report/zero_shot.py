@@ -12,8 +12,7 @@ from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, part_of, read_bucket
-from amalgam.stages.common.encoders import encoder_digest
-from amalgam.stages.common.teachers import label_space
+from amalgam.stages.common.load import encoder_digest, label_space
 
 if TYPE_CHECKING:
     import numpy as np

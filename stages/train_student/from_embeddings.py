@@ -18,11 +18,11 @@ import torch
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import label_space, load_new_classifier, teachers_of
 from amalgam.stages.common.models.loading import aligned
-from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.learner import WeightedKL
@@ -69,7 +69,7 @@ class FromEmbeddings:
 def train_without_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     """As training.train does it from texts."""
     student, labels = run.experiment.student, list(label_space(run).names)
-    new = beginner(run, student, labels, "student.encoder")
+    new = load_new_classifier(run, student, labels, "student.encoder")
     objective = WeightedKL(run.experiment.targets.kd_temperature)
     whole = gathered(run, new, objective.temperature)
     validation = part_of(run, "validation") if student.select != "held-out" else None

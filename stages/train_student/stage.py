@@ -12,10 +12,9 @@ from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Uni
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.output_folder import check_place, place
 from amalgam.stages.common.reference_texts import measure_of
-from amalgam.stages.common.teachers import teachers_of
 
 ENCODER = "student.encoder"
 

@@ -8,7 +8,8 @@ from typing import Any
 from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.run import accuracy_on, learn, negative_loss
 from amalgam.stages.common.training.settings import Training
@@ -18,10 +19,10 @@ from amalgam.stages.train_student.schedule import phases_of
 
 
 def train(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
-    """The student, no beginner any more, and the facts of its training."""
+    """The student, no load_new_classifier any more, and the facts of its training."""
     student, taught = run.experiment.student, run.result("build-targets").facts
     labels: list[str] = taught["labels"]
-    new = beginner(run, student, labels, "student.encoder")
+    new = load_new_classifier(run, student, labels, "student.encoder")
     validation = part_of(run, "validation") if student.select != "held-out" else None
     material = lessons(run, new, held_out=0.0 if validation else student.held_out)
     temperature, objective = float(taught["student_temperature"]), objective_of(taught)

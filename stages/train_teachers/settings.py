@@ -9,7 +9,7 @@ from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, part_of
-from amalgam.stages.common.encoders import encoder_digest
+from amalgam.stages.common.load import encoder_digest
 
 ENCODER = "train_teachers.encoder"
 

@@ -15,9 +15,9 @@ from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Uni
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.encoders import NewClassifier, encoder_files
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.load import encoder_files, trained_folder
 from amalgam.stages.common.models.output_folder import check_place, place
-from amalgam.stages.common.teachers import trained_folder
 from amalgam.stages.train_teachers.settings import (
     NOT_IDENTITY,
     _encoder_digests,

@@ -20,8 +20,9 @@ from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.examples import labelled
@@ -95,8 +96,8 @@ def _types(part: Examples, row: int) -> Array:
 def train_together(
     run: Run, labels: Sequence[str], part: Part, checkpoint: Path
 ) -> dict[str, tuple[NewClassifier, dict[str, Any]]]:
-    """Teacher -> the teacher, no beginner any more, and the facts of its training."""
-    news = {name: beginner(run, said, labels, where) for name, (said, where) in encoders_of(run).items()}
+    """Teacher -> the teacher, no load_new_classifier any more, and the facts of its training."""
+    news = {name: load_new_classifier(run, said, labels, where) for name, (said, where) in encoders_of(run).items()}
     _refuse_widths(news)
     material = [labelled(run, part, new, labels, held_out=HELD_OUT) for new in news.values()]
     with torch.random.fork_rng(devices=[]):

@@ -8,7 +8,8 @@ from typing import Any
 
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.run import accuracy_on, learn
 from amalgam.stages.common.training.settings import Training
@@ -20,9 +21,9 @@ EVALUATE_EVERY = 100
 
 
 def train(run: Run, labels: Sequence[str], part: Part, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
-    """The teacher, no beginner any more, and the facts of its training."""
+    """The teacher, no load_new_classifier any more, and the facts of its training."""
     settings = settings_of(run)
-    new = beginner(run, settings, labels, "train_teachers.encoder")
+    new = load_new_classifier(run, settings, labels, "train_teachers.encoder")
     material = labelled(run, part, new, labels, held_out=HELD_OUT)
     training = training_settings(run)
     score = accuracy_on(material.held_out or material.learn, new.pad_id)

@@ -18,8 +18,8 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.generated_texts import are_written, generated_file
+from amalgam.stages.common.load import label_space
 from amalgam.stages.common.states.families import last_states
-from amalgam.stages.common.teachers import label_space
 from amalgam.stages.weigh_teachers.mixture import standard
 
 Array = np.ndarray[Any, np.dtype[Any]]

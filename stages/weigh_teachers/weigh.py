@@ -15,7 +15,7 @@ import numpy as np
 from amalgam.data.schemas import WEIGHTS, arrow_schema
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, train_part
-from amalgam.stages.common.teachers import label_space
+from amalgam.stages.common.load import label_space
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,

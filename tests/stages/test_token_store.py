@@ -15,9 +15,8 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common import token_cache as token_store
 from amalgam.stages.common.corpus import fields, part_of, read_bucket
-from amalgam.stages.common.encoders import encoder_files
+from amalgam.stages.common.load import encoder_files, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
-from amalgam.stages.common.teachers import teachers_of
 from amalgam.stages.common.token_cache import tokenizer_digest, tokens_of
 from amalgam.tests.stages.tiny_models import word_tokenizer
 from amalgam.tests.workshop import Shop, flip

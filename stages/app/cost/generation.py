@@ -16,7 +16,8 @@ from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, StageEstimate, 
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.app.cost.trials import PeakMemory
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.generate.requests import block_units, generate_config, text_families
 
 TOKEN_BYTES = 12
@@ -77,7 +78,7 @@ def guessing(job: StageEstimate) -> Cost:
     return Cost(*_added(costs))
 
 
-def _guessing(run: Run, known: KnownTeacher) -> Figures:
+def _guessing(run: Run, known: ResolvedTeacher) -> Figures:
     from amalgam.stages.guess_embeddings.search import guess
 
     said, taken = run.experiment.embeddings, []

@@ -14,7 +14,8 @@ from amalgam.stages.app.cost.rates import Figures, MachineRates
 from amalgam.stages.app.cost.survey import Survey, Texts, sample, survey
 from amalgam.stages.app.cost.trials import writing
 from amalgam.stages.common.generated_texts import HELD_OUT, generated_sources
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.generate.requests import generate_config, language_model_digest, said_of, text_families
 from amalgam.stages.train_teachers.settings import encoders_of
 
@@ -96,7 +97,7 @@ def _as_long_as(tokens: int) -> tuple[str, ...]:
     return (" ".join(["a"] * max(1, tokens)),)
 
 
-def rates_of_writing(job: StageEstimate, known: KnownTeacher) -> Figures:
+def rates_of_writing(job: StageEstimate, known: ResolvedTeacher) -> Figures:
 
     about = [language_model_digest(job.run), known.identity, said_of(generate_config(job.run))]
     return job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))

@@ -13,12 +13,12 @@ from amalgam.stages.app.cost import trials
 from amalgam.stages.app.cost.generation import generating, guessing
 from amalgam.stages.app.cost.job import BARE_MB, MEGABYTE, Cost, StageEstimate
 from amalgam.stages.app.cost.rates import Figures
-from amalgam.stages.common.encoders import encoder_digest, encoder_files
 from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.sources import corpus_for, part_identity, sources_of
 from amalgam.stages.common.states.families import ENCODER_STATES, blocks_of, kinds_of_states
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.train_teachers.settings import settings_of
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _asking_rates(job: StageEstimate, name: str) -> Figures:
 
 def _known(job: StageEstimate, name: str, passes: int) -> tuple[Any, Callable[[str], Teacher]]:
     """What a teacher is known by, and how it is loaded."""
-    known: KnownTeacher = next(one for one in teachers_of(job.run) if one.name == name)
+    known: ResolvedTeacher = next(one for one in teachers_of(job.run) if one.name == name)
 
     def load(dtype: str) -> Teacher:
 

@@ -23,10 +23,11 @@ from amalgam.pipeline.config.schema import Corpus, Student, TrainTeachers
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.cost.rates import Figures
 from amalgam.stages.cache_teachers.tables import answer_table
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.load import launch_budget
+from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.states.families import blocks_of
-from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.generate.requests import BLOCK, generate_config, text_families
@@ -124,7 +125,7 @@ def proxy_teacher(run: Run, settings: TrainTeachers, where: str, labels: list[st
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.models.loading import DTYPES
 
-    new = beginner(run, settings, labels, where)
+    new = load_new_classifier(run, settings, labels, where)
     device = pick_device(run.experiment.execution.device)
     kind: torch.dtype = getattr(torch, DTYPES[dtype])
     return Teacher(new.model, new.tokenizer, digest="stand-in", seed=0, limit=new.limit, device=device, dtype=kind)
@@ -189,9 +190,9 @@ def training(
     from amalgam.stages.common.training.loop import fit
 
     with PeakMemory() as peak, tempfile.TemporaryDirectory() as scratch:
-        beginner(run, said, ["one", "two"], where)  # the first time libraries are loaded too
+        load_new_classifier(run, said, ["one", "two"], where)  # the first time libraries are loaded too
         began = time.perf_counter()
-        new = beginner(run, said, ["one", "two"], where)
+        new = load_new_classifier(run, said, ["one", "two"], where)
         setup = time.perf_counter() - began
         tokens = encode(new.tokenizer, texts, new.limit, types=new.types)
         examples = _examples(tokens, said.batch_size)
@@ -392,7 +393,7 @@ FEWEST_STEPS = 3
 """Of a trial, however long they take."""
 
 
-def writing(run: Run, known: KnownTeacher) -> Figures:
+def writing(run: Run, known: ResolvedTeacher) -> Figures:
     """A teacher's and the language model's set-up, and seconds and tokens of a text."""
     from amalgam.stages.generate.sources import writer_for
 
@@ -408,7 +409,7 @@ def writing(run: Run, known: KnownTeacher) -> Figures:
     return {"setup_seconds": setup, "seconds_per_text": seconds, "tokens_per_text": tokens, "memory_mb": peak.megabytes}
 
 
-def _orders(run: Run, known: KnownTeacher) -> Iterator[TextRequest[Any]]:
+def _orders(run: Run, known: ResolvedTeacher) -> Iterator[TextRequest[Any]]:
     """The first texts that will be written for the teacher, each class in its turn."""
     from amalgam.stages.generate.sources import order_of
 

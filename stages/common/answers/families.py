@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.common.answers.coverage import family_name
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     pass
@@ -36,7 +37,7 @@ def families_of(run: Run) -> dict[str, str]:
     return {teacher.name: family_of(run, teacher) for teacher in teachers_of(run)}
 
 
-def family_of(run: Run, teacher: KnownTeacher) -> str:
+def family_of(run: Run, teacher: ResolvedTeacher) -> str:
     return family_name(_family_key(run, teacher))
 
 
@@ -49,7 +50,7 @@ def prefix_in(path: str) -> str:
     return PurePosixPath(path).name.split("-", 1)[0]
 
 
-def _family_key(run: Run, teacher: KnownTeacher) -> dict[str, Any]:
+def _family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
     key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
     if run.experiment.execution.versions == "strict":
         key["libraries"] = library_versions()

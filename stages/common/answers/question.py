@@ -10,7 +10,7 @@ from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.answers.coverage import UnitRequest
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
-from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ class Reader:
     """Makes a unit's question: its texts in the tokens of one teacher."""
 
     run: Run
-    known: KnownTeacher
+    known: ResolvedTeacher
     teacher: Teacher
     tokenizer: str
     buckets: dict[tuple[str, str], Bucket]
@@ -57,7 +57,7 @@ class Reader:
         return tokens if places is None else tokens.take(places)
 
 
-def _refuse_long(rows: pa.Table, tokens: TokenRows, known: KnownTeacher) -> None:
+def _refuse_long(rows: pa.Table, tokens: TokenRows, known: ResolvedTeacher) -> None:
 
     first = int(tokens.cut.argmax())
     raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.teachers import KnownTeacher
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
@@ -17,7 +17,7 @@ def launch_budget(run: Run, teacher: Teacher) -> int:
     return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
 
-def load_teacher(run: Run, known: KnownTeacher, dtype: str, *, passes: int) -> Teacher:
+def load_teacher(run: Run, known: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
     """One teacher is in memory at a time; units come teacher by teacher."""
     from amalgam.stages.common.device import pick_device
     from amalgam.stages.common.inference.teacher import Teacher

@@ -13,9 +13,10 @@ import torch
 from amalgam.data.schemas import FEATURES, arrow_schema
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
-from amalgam.stages.common.encoders import NewClassifier, beginner
+from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
+from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.states.families import ENCODER
 from amalgam.stages.common.token_cache import tokens_of
 
@@ -61,7 +62,9 @@ class Encoder:
         """The student's, whole and before it learns: `student.layers` is not asked."""
         from amalgam.stages.common.device import pick_device
 
-        new = beginner(run, run.experiment.student.model_copy(update={"layers": None}), ["one", "two"], ENCODER)
+        new = load_new_classifier(
+            run, run.experiment.student.model_copy(update={"layers": None}), ["one", "two"], ENCODER
+        )
         device = pick_device(run.experiment.execution.device)
         return cls(new.model.base_model.to(device).eval(), new, device)
 

@@ -9,10 +9,10 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.coverage import family_name
 from amalgam.stages.common.answers.families import dtype_of
 from amalgam.stages.common.corpus import Part, train_part
-from amalgam.stages.common.encoders import encoder_digest, encoder_files
+from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import depth_of
 from amalgam.stages.common.reference_texts import extra_parts, measure_of
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 ENCODER = "student.encoder"
 
@@ -28,7 +28,7 @@ class Kept:
     """States that are kept: of the student's encoder where `teacher` is None, else of that teacher."""
 
     key: dict[str, Any]
-    teacher: KnownTeacher | None = None
+    teacher: ResolvedTeacher | None = None
 
     @property
     def family(self) -> str:
@@ -61,17 +61,17 @@ def encoder_states(run: Run) -> Kept:
     return Kept({"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens})
 
 
-def teacher_states(run: Run, teacher: KnownTeacher) -> Kept:
+def teacher_states(run: Run, teacher: ResolvedTeacher) -> Kept:
     """For learning from: as `objective` says it."""
     return _states(run, teacher, str(run.experiment.objective.states), blocks_of(run))
 
 
-def last_states(run: Run, teacher: KnownTeacher) -> Kept:
+def last_states(run: Run, teacher: ResolvedTeacher) -> Kept:
     """For telling whether the teacher knows a text: the mean over tokens of its last layer's."""
     return _states(run, teacher, "pooled", LAST)
 
 
-def statistics_states(run: Run, teacher: KnownTeacher) -> Kept:
+def statistics_states(run: Run, teacher: ResolvedTeacher) -> Kept:
     """For telling how foreign a text is: those that stratanet learns from, or else the last layer's."""
     return (teacher_states if run.experiment.objective.name == "stratanet" else last_states)(run, teacher)
 
@@ -84,7 +84,7 @@ def parts_of(run: Run, kept: Kept) -> list[Part]:
     return [train_part(run), *more]
 
 
-def _states(run: Run, teacher: KnownTeacher, grain: str, blocks: int) -> Kept:
+def _states(run: Run, teacher: ResolvedTeacher, grain: str, blocks: int) -> Kept:
     """What a teacher's states are a function of. Passes, dropout and label names are not part of it."""
     key = {
         "states": grain,

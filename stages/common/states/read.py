@@ -16,8 +16,9 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.answers.families import family_in
 from amalgam.stages.common.corpus import Bucket, read_bucket
+from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.states.families import Kept, encoder_states, teacher_states
-from amalgam.stages.common.teachers import KnownTeacher, teachers_of
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     pass
@@ -60,14 +61,14 @@ class States:
 
 
 def states_of(
-    run: Run, keys: NDArray[np.bytes_], which: Callable[[Run, KnownTeacher], Kept] = teacher_states
+    run: Run, keys: NDArray[np.bytes_], which: Callable[[Run, ResolvedTeacher], Kept] = teacher_states
 ) -> list[States]:
     """Of every teacher, in the order of teachers_of, for the texts with these keys."""
     return [state_of(run, teacher, keys, which) for teacher in teachers_of(run)]
 
 
 def state_of(
-    run: Run, teacher: KnownTeacher, keys: NDArray[np.bytes_], which: Callable[[Run, KnownTeacher], Kept]
+    run: Run, teacher: ResolvedTeacher, keys: NDArray[np.bytes_], which: Callable[[Run, ResolvedTeacher], Kept]
 ) -> States:
     family = which(run, teacher).family
     files = [file for file in run.result("cache-features").files if family_in(file.path) == family]

@@ -20,9 +20,9 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
+from amalgam.stages.common.load import label_space, teachers_of
 from amalgam.stages.common.models.resolve import same_models
 from amalgam.stages.common.reference_texts import targets_by_domain
-from amalgam.stages.common.teachers import label_space, teachers_of
 from amalgam.stages.report.teacher_audit.counts import CONFIDENT, AuditCounts, Block, WeightRule
 from amalgam.stages.weigh_teachers.read import weights_of
 

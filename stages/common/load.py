@@ -1,0 +1,143 @@
+"""Resolves a run's teachers, labels and encoders for stages, which pass them on as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.labels import LabelSpace, union_of
+from amalgam.pipeline.config.schema import TEACHER, Student, Teacher, TrainTeachers
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run
+from amalgam.stages.common.corpus import part_of
+from amalgam.stages.common.encoders import NewClassifier, new_classifier
+from amalgam.stages.common.models.label_names import label_names
+from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set
+
+
+def teachers_of(run: Run) -> list[ResolvedTeacher]:
+    """Returns the teachers in the order of the label union: trained teachers first, then those of the file."""
+    if "teachers" not in run.cache:
+        run.cache["teachers"] = [*_trained_teachers(run), *_named_teachers(run)]
+    teachers: list[ResolvedTeacher] = run.cache["teachers"]
+    return teachers
+
+
+def label_space(run: Run) -> LabelSpace:
+    """Returns the union of all teachers' labels, or the gold labels of a supervised student without teachers."""
+    teachers = teachers_of(run)
+    if teachers:
+        return union_of({teacher.name: teacher.labels for teacher in teachers})
+    gold = run.experiment.corpus.labels or sorted(run.result("read-corpus").facts["parts"]["train"]["labels"])
+    return LabelSpace(tuple(gold), {})
+
+
+def prepare_teachers(run: Run) -> None:
+    """Resolves every model that the experiment names before any work starts; one error lists all missing models."""
+    teachers = run.experiment.teachers
+    files = resolve_all([_reference(run, teacher) for teacher in teachers])
+    named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
+    for names in same_models(named) if not run.cache.get("same models noted") else []:
+        run.console.note(f"teachers {' and '.join(names)} are the same model")
+    run.cache["same models noted"] = True
+
+
+def check_gold(run: Run) -> None:
+    """Refuses gold labels outside the union before any teacher runs: no student can learn or predict them."""
+    targets = run.experiment.targets
+    if targets.mode == "mt-bert":
+        check_one_label_set(teachers_of(run))
+    for name in ("test", "validation", *(["train"] if targets.reads_gold else [])):
+        part = part_of(run, name)
+        note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
+        if note:
+            run.console.note(note)
+
+
+def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
+    cache = run.experiment.cache
+    for teacher in run.experiment.teachers:
+        if needs_network(teacher.model, revision=teacher.revision, base=run.base, pins=run.store):
+            raise PendingDependencyError(teacher.model)
+        files = resolve(**_reference(run, teacher))
+        labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        yield ResolvedTeacher(
+            teacher.name,
+            files,
+            tuple(labels),
+            teacher.max_tokens or cache.max_tokens,
+            teacher.dropout if teacher.dropout is not None else cache.dropout,
+            teacher.trust_remote_code,
+            teacher.allow_pickle,
+        )
+
+
+def _reference(run: Run, teacher: Teacher) -> dict[str, Any]:
+    return {
+        "given": teacher.model,
+        "revision": teacher.revision,
+        "base": run.base,
+        "pins": run.store,
+        "digest_of": run.digest_of,
+        "allow_pickle": teacher.allow_pickle,
+        "trust_remote_code": teacher.trust_remote_code,
+        "where": f"teacher {teacher.name}",
+    }
+
+
+def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
+    settings = run.experiment.train_teachers
+    if settings is None:
+        return
+    for name in run.result("train-teachers").facts["teachers"]:
+        folder = trained_folder(run, name)
+        files = resolve(str(folder), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of)
+        labels = label_names(files, labels=None, rename={}, teacher=name)
+        yield ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.dropout)
+
+
+def trained_folder(run: Run, name: str) -> Path:
+    """Returns the Hugging Face folder of a teacher that train-teachers made, after verifying every file."""
+    manifest = run.result("train-teachers")
+    files = [file for file in manifest.files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
+    return run.store.verified_folder(files)
+
+
+def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> ModelFiles:
+    """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
+    name = _teacher_in(settings)
+    if name is not None:  # validation has checked that the teacher exists
+        return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
+    if where not in run.cache:
+        run.cache[where] = resolve(
+            str(settings.encoder),
+            revision=settings.revision,
+            base=run.base,
+            pins=run.store,
+            digest_of=run.digest_of,
+            where=where,
+        )
+    files: ModelFiles = run.cache[where]
+    return files
+
+
+def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
+    """Returns the encoder's digest for an identity, without any request to the Hub."""
+    name, revision = str(settings.encoder), settings.revision
+    if _teacher_in(settings) is None and needs_network(name, revision=revision, base=run.base, pins=run.store):
+        raise PendingDependencyError(name)
+    return encoder_files(run, settings, where).digest
+
+
+def _teacher_in(settings: Student | TrainTeachers) -> str | None:
+    named = isinstance(settings, Student) and settings.encoder.startswith(TEACHER)
+    return str(settings.encoder).removeprefix(TEACHER) if named else None
+
+
+def load_new_classifier(
+    run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
+) -> NewClassifier:
+    """Loads the named encoder under a new head."""
+    files = encoder_files(run, settings, where)
+    return new_classifier(files, settings, labels, where=where, note=run.console.note)

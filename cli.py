@@ -34,7 +34,7 @@ Overrides = Annotated[
     ),
 ]
 
-Only = Annotated[bool, typer.Option("--only", help="Refuse instead of bringing earlier stages up to date.")]
+Only = Annotated[bool, typer.Option("--no-upstream", help="Refuse instead of bringing earlier stages up to date.")]
 
 Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
 
@@ -113,7 +113,7 @@ def _stage(name: str, said: str) -> None:
 
 _stage("generate", "Stage 0: texts where there are none, steered by the teachers. Asked for by a `generate` section.")
 
-_stage("guess-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
+_stage("make-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
 
 _stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
 
@@ -203,7 +203,7 @@ def plan(
     config: Config = FILE,
     as_json: AsJson = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Try this machine, once, where the cost is not known.")
+        bool, typer.Option("--estimate", help="Try this machine, once, where the cost is not known.")
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="What is made of what, in the place of a table.")] = False,
 ) -> None:

@@ -126,7 +126,7 @@ def _demo(folder: Path, nodes: Nodes, options: argparse.Namespace) -> list[dict[
 def _with_a_killed_node(demo: Path, nodes: Nodes, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the units before the kill, and the units that the driver moved to other workers."""
     began = time.perf_counter()
-    driver = _command(demo, [*options.overrides, "execution.engine=ray", f"execution.address={nodes.address}"])
+    driver = _command(demo, [*options.overrides, "execution.engine=ray", f"execution.ray.address={nodes.address}"])
     while len(_units(demo)) < options.kill_after:
         if driver.poll() is not None:
             _finish(driver)
@@ -245,7 +245,7 @@ def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
     from amalgam.pipeline.storage.store import Store
 
     (folder / "artifacts").mkdir(parents=True)
-    execution = {"engine": "ray", "address": nodes.address}
+    execution = {"engine": "ray", "ray": {"address": nodes.address}}
     config = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
     store = Store(folder / "artifacts")
     run = Run(ExperimentConfig.model_validate(config), folder, store, Console(quiet=True), WorkerShare(), lambda _: "")

@@ -44,11 +44,11 @@ teachers: [{teachers}]
 generate:
   language_model: {language_model}
   texts: {texts}
-  steer: {steer}
+  steering_strength: {steer}
   max_tokens: {tokens}
-  fast: {fast}
+  max_scored: {fast}
   held_out: {held_out}
-embeddings: {{count: {texts}}}
+pseudo_embeddings: {{count: {texts}}}
 cache: {{passes: 0, max_tokens: 128}}
 student:
   method: vanilla-kd
@@ -70,8 +70,8 @@ ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "stratanet, 4 layers": ("stratanet", "steered", ("student.layers=4",)),
     "stratanet, md": ("stratanet", "steered", ("targets.uncertainty=md",)),
     "stratanet, msp": ("stratanet", "steered", ("targets.uncertainty=msp",)),
-    "stratanet, multiply": ("stratanet", "steered", ("objective.strata=multiply",)),
-    "stratanet, no-st": ("stratanet", "steered", ("objective.strata=no-st",)),
+    "stratanet, multiply": ("stratanet", "steered", ("objective.fusion=multiply",)),
+    "stratanet, no-st": ("stratanet", "steered", ("objective.fusion=no-st",)),
     "stratanet, alpha 0.3": ("stratanet", "steered", ("objective.alpha=0.3",)),
     "stratanet, alpha 0.5": ("stratanet", "steered", ("objective.alpha=0.5",)),
     "stratanet, alpha 0.9": ("stratanet", "steered", ("objective.alpha=0.9",)),

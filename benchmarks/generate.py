@@ -5,7 +5,7 @@ python benchmarks/generate.py --language-model LM --teacher TEACHER [--steer 0.5
 LM is the output of benchmarks/train_lm.py; TEACHER is the folder of a fine-tuned classifier. Without them, both models
 are tiny and random, for a test run only. Evaluations are counted on --texts texts of --tokens tokens. Full scoring is
 too slow for them, so both methods are timed on --timed-texts of --timed-tokens, interleaved.
-`same at n` is the share of exact tokens among the n candidates of `generate.fast: n`.
+`same at n` is the share of exact tokens among the n candidates of `generate.max_scored: n`.
 """
 
 from __future__ import annotations

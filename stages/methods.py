@@ -30,9 +30,9 @@ VANILLA_KD = {"mode": "vanilla-kd"}
 
 AMALGAM = {
     "mode": "hard",
-    "distribution": "label",
-    "weights": "mixture",
-    "signal": "all",
+    "distribution": "top-label",
+    "teacher_weights": "mixture",
+    "weight_signal": "all",
     "neighbours": 50,
 }
 
@@ -54,14 +54,14 @@ METHODS: Mapping[str, Method] = {
     "amalgam": Method(
         "this project, docs/method.md", "logits, features", {"targets": AMALGAM}, on_generated={"targets": HEDGED}
     ),
-    "muka-soft": Method(MUKA, "logits, passes", {"targets": {"mode": "soft", "weights": "muka"}}),
-    "muka-hard": Method(MUKA, "logits, passes", {"targets": {"mode": "hard", "weights": "muka"}}),
+    "muka-soft": Method(MUKA, "logits, passes", {"targets": {"mode": "soft", "teacher_weights": "muka"}}),
+    "muka-hard": Method(MUKA, "logits, passes", {"targets": {"mode": "hard", "teacher_weights": "muka"}}),
     "uhc": Method("Vongkulbhisal et al. 2019 (UHC)", "logits", {"targets": {"mode": "uhc"}}),
     "vanilla-kd": Method("Hinton et al. 2015, all logits side by side", "logits", {"targets": VANILLA_KD}),
     "layerwise": Method(
         "Shen et al. 2019 (AAAI)",
         "logits, states by token",
-        {"targets": {"mode": "scores"}, "objective": {"name": "layerwise", "grain": "tokens"}},
+        {"targets": {"mode": "scores"}, "objective": {"name": "layerwise", "states": "tokens"}},
     ),
     "dfa": Method(
         "Shen et al. 2019, as MUKA's baseline has it",
@@ -110,7 +110,7 @@ def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
             named.setdefault(objective_in(method), name)
     if objective in named:
         return named[objective]
-    mode, weights = targets["mode"], f", {targets['weights']} weights"
+    mode, weights = targets["mode"], f", {targets['teacher_weights']} weights"
     plain = named.get("targets", f"{mode}{weights if mode in WEIGHED else ''}")
     return plain if objective == "targets" else f"{plain} and {objective}"
 
@@ -135,7 +135,7 @@ def method_name(experiment: ExperimentConfig) -> str:
     if targets.mode == "mt-bert" and experiment.objective.name in {"mt-bert", "targets"}:
         left_out = {
             "hidden loss": experiment.objective.name == "targets",
-            "weighting": targets.reweight == "none",
+            "weighting": targets.text_weights == "none",
             "task loss": not targets.task_loss,
         }
         return " ".join(["mt-bert", *(f"w/o {part}" for part, absent in left_out.items() if absent)])
@@ -144,7 +144,7 @@ def method_name(experiment: ExperimentConfig) -> str:
     if targets.mode in WEIGHED:
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []
-        without += ["re-weighting"] if targets.reweight == "none" else []
+        without += ["re-weighting"] if targets.text_weights == "none" else []
     return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])
 
 
@@ -152,8 +152,8 @@ def _strata_name(experiment: ExperimentConfig) -> str:
     """Its ablations are told as the experiment names them."""
     said, measure = experiment.objective, experiment.targets.uncertainty
     parts: list[str] = [measure] if measure != "rmd" else []
-    share = experiment.targets.surest
-    parts += [f"surest {share:g}"] if share != Targets().surest else []
-    parts += [said.strata] if said.name == "stratanet" and said.strata != "st" else []
+    share = experiment.targets.reference_fraction
+    parts += [f"reference_fraction {share:g}"] if share != Targets().reference_fraction else []
+    parts += [said.fusion] if said.name == "stratanet" and said.fusion != "st" else []
     told = f"stratanet ({', '.join(parts)})" if parts else "stratanet"
     return told if said.name == "stratanet" else f"{told} w/o amalgamated states"

@@ -10,7 +10,7 @@ from amalgam.stages.cache_features.stage import CacheFeatures
 from amalgam.stages.cache_teachers.stage import CacheTeachers
 from amalgam.stages.fit_statistics.stage import FitStatistics
 from amalgam.stages.generate.stage import Generate
-from amalgam.stages.guess_embeddings.stage import GuessEmbeddings
+from amalgam.stages.make_embeddings.stage import MakeEmbeddings
 from amalgam.stages.read_corpus.stage import ReadCorpus
 from amalgam.stages.report.stage import Report
 from amalgam.stages.train_student.stage import TrainStudent
@@ -26,7 +26,7 @@ STAGES: tuple[Stage, ...] = (
     FitStatistics(),  #  optional: what is usual among each teacher's own texts, to tell foreign ones
     WeighTeachers(),  #  optional: which teacher is right on which text, seen from all of them
     BuildTargets(),  #   Polars: what the student is to learn, seconds
-    GuessEmbeddings(),  # as-dfd alone: what stands in the place of texts
+    MakeEmbeddings(),  # as-dfd alone: what stands in the place of texts
     TrainStudent(),  #   from cached targets alone
     Report(),  #         every teacher, the ensemble and the student on labelled test texts
 )
@@ -36,7 +36,7 @@ ASKED_FOR_BY: Mapping[str, str] = {
     "generate": "a `generate` section",
     "train-teachers": "a `train_teachers` section",
     "build-targets": "a student.method that trains a student from texts",
-    "guess-embeddings": "student.method: as-dfd",
+    "make-embeddings": "student.method: as-dfd",
     "train-student": "a student.method that trains a student",
 }
 """What makes a stage that a person may name a part of the experiment."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from amalgam.tests.workshop import KNOWS, Shop, word_list, write_model
 
 METHOD = "student.method=as-dfd"
-SMALL = [METHOD, "embeddings.count=24", "embeddings.tokens=6", "embeddings.steps=40", "embeddings.learning_rate=0.05"]
+SMALL = [METHOD, "pseudo_embeddings.count=24", "pseudo_embeddings.tokens=6", "pseudo_embeddings.steps=40", "pseudo_embeddings.learning_rate=0.05"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def facts(shop: Shop, stage: str) -> dict[str, Any]:
 
 
 def guessed(shop: Shop) -> dict[str, bytes]:
-    files = (shop.artifacts / "guess-embeddings").rglob("*.safetensors")
+    files = (shop.artifacts / "make-embeddings").rglob("*.safetensors")
     return {str(path.relative_to(shop.artifacts)): path.read_bytes() for path in files}
 
 
@@ -45,11 +45,11 @@ def test_without_training_texts_a_student_of_all_labels_is_made(learned: Shop) -
     said = learned("report", *SMALL)
     assert "student (as-dfd)" in said.out
     assert facts(learned, "train-student")["labels"] == [label for labels in KNOWS.values() for label in labels]
-    assert set(learned.plan(*SMALL)) == {"read-corpus", "cache-teachers", "guess-embeddings", "train-student", "report"}
+    assert set(learned.plan(*SMALL)) == {"read-corpus", "cache-teachers", "make-embeddings", "train-student", "report"}
 
 
 def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned: Shop) -> None:
-    teachers = facts(learned, "guess-embeddings")["teachers"]
+    teachers = facts(learned, "make-embeddings")["teachers"]
     assert {name: list(labels) for name, labels in teachers.items()} == KNOWS
     for labels in teachers.values():
         assert all(one["rows"] == 24 and one["taken"] > 20 for one in labels.values()), labels
@@ -57,17 +57,17 @@ def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned:
 
 def test_noise_alone_is_not_taken_for_every_class(learned: Shop, tmp_path: Path) -> None:
     shop = learned.without_artifacts(tmp_path / "shop")
-    said = shop("guess-embeddings", *SMALL, "embeddings.steps=1", "embeddings.learning_rate=1e-6")
-    rows = [one for labels in facts(shop, "guess-embeddings")["teachers"].values() for one in labels.values()]
+    said = shop("make-embeddings", *SMALL, "pseudo_embeddings.steps=1", "pseudo_embeddings.learning_rate=1e-6")
+    rows = [one for labels in facts(shop, "make-embeddings")["teachers"].values() for one in labels.values()]
     assert sum(one["taken"] for one in rows) < 0.5 * sum(one["rows"] for one in rows)
-    assert "more embeddings.steps" in said.err
+    assert "more pseudo_embeddings.steps" in said.err
 
 
 def test_the_same_seed_gives_the_same_embeddings_and_another_seed_others(learned: Shop, tmp_path: Path) -> None:
     shop = learned.without_artifacts(tmp_path / "shop")
-    shop("guess-embeddings", *SMALL)
+    shop("make-embeddings", *SMALL)
     assert guessed(shop) == guessed(learned)
-    shop("guess-embeddings", *SMALL, "embeddings.seed=1")
+    shop("make-embeddings", *SMALL, "pseudo_embeddings.seed=1")
     assert len(set(guessed(shop).values())) == 2 * len(guessed(learned))
 
 
@@ -82,7 +82,7 @@ def test_the_student_moves_but_for_its_word_embeddings(learned: Shop) -> None:
 
 @pytest.mark.parametrize("field", ["count=16", "tokens=5", "steps=20", "learning_rate=0.1", "adversarial=0", "seed=3"])
 def test_a_field_of_embeddings_makes_them_again_and_no_teacher_is_asked_about_texts(learned: Shop, field: str) -> None:
-    assert learned.stale(*SMALL, f"embeddings.{field}") == {"guess-embeddings", "train-student", "report"}
+    assert learned.stale(*SMALL, f"embeddings.{field}") == {"make-embeddings", "train-student", "report"}
 
 
 def test_the_temperature_of_the_targets_reaches_the_student_alone(learned: Shop) -> None:
@@ -92,7 +92,7 @@ def test_the_temperature_of_the_targets_reaches_the_student_alone(learned: Shop)
 def test_another_student_finds_the_embeddings_as_they_are(learned: Shop, tmp_path: Path) -> None:
     shop = learned.copy(tmp_path / "shop")
     said = shop("run", *SMALL, "student.seed=1")
-    assert {"guess-embeddings: reused", "cache-teachers: reused"} <= set(said.err.splitlines())
+    assert {"make-embeddings: reused", "cache-teachers: reused"} <= set(said.err.splitlines())
 
 
 def test_teachers_of_another_width_are_led_to_the_students(learned: Shop, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Shop,
     ("overrides", "piece"),
     [
         (["targets.mode=soft"], "targets.mode"),
-        (["embeddings.tokens=40"], "32 tokens"),
+        (["pseudo_embeddings.tokens=40"], "32 tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused(learned: Shop, tmp_path: Path, overrides: list[str], piece: str) -> None:

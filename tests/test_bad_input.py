@@ -59,7 +59,7 @@ CASES = {
     ),
     "texts that are not there": Case(3, ("nowhere.csv",), overrides=("corpus.train=nowhere.csv",)),
     "a text too long, and that an error": Case(
-        3, ("4 tokens", "cache.on_long"), overrides=("cache.on_long=error", "cache.max_tokens=4")
+        3, ("4 tokens", "cache.on_long_text"), overrides=("cache.on_long_text=error", "cache.max_tokens=4")
     ),
     "an unknown field": Case(2, ("student.epoch", "did you mean 'epochs'?"), overrides=("student.epoch=2",)),
     "a wrong type": Case(2, ("student.epochs",), overrides=("student.epochs=many",)),

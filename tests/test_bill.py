@@ -34,11 +34,11 @@ def _measured(shop: Shop, *arguments: str) -> dict[str, Any]:
     if not (shop.artifacts / "rates.json").exists():
         shop.artifacts.mkdir(exist_ok=True)
         (shop.artifacts / "rates.json").write_text(STARTED["rates.json"])
-    return _bill(shop, "--measure", *arguments)
+    return _bill(shop, "--estimate", *arguments)
 
 
 def _bill(shop: Shop, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = shop("plan", "--json", *arguments).json["bill"]
+    found: dict[str, Any] = shop("plan", "--json", *arguments).json["cost"]
     return found
 
 
@@ -50,13 +50,13 @@ def _kept(shop: Shop) -> dict[str, dict[str, float]]:
 def test_without_measured_rates_the_costs_are_unknown_and_the_way_to_know_them_is_said(fresh: Shop) -> None:
     said = fresh("plan")
     assert "memory  disk" not in said.out
-    assert "`amalgam plan --measure`" in " ".join(said.out.split())
+    assert "`amalgam plan --estimate`" in " ".join(said.out.split())
     assert not (fresh.artifacts / "rates.json").exists()
     assert _bill(fresh)["total"] is None
 
 
 def test_measured_once_the_costs_of_every_missing_stage_are_known_from_then_on(fresh: Shop) -> None:
-    said = fresh("plan", "--measure")
+    said = fresh("plan", "--estimate")
     assert "first" in said.err
     assert "in all about " in said.out
     bill = _bill(fresh)
@@ -65,13 +65,13 @@ def test_measured_once_the_costs_of_every_missing_stage_are_known_from_then_on(f
     total = bill["starting_seconds"] + sum(cost["seconds"] for cost in bill["stages"].values())
     assert bill["total"]["seconds"] == pytest.approx(total)
     assert bill["total"]["memory_mb"] == max(cost["memory_mb"] for cost in bill["stages"].values())
-    again = fresh("plan", "--measure")
+    again = fresh("plan", "--estimate")
     assert "measuring" not in again.err
     assert again.out == said.out
 
 
 def test_what_is_current_costs_nothing(shop: Shop) -> None:
-    assert _bill(shop, "--measure") == {"stages": {}, "starting_seconds": 0.0, "total": None, "notes": {}}
+    assert _bill(shop, "--estimate") == {"stages": {}, "starting_seconds": 0.0, "total": None, "notes": {}}
     assert not (shop.artifacts / "rates.json").exists()
 
 
@@ -178,8 +178,8 @@ def test_states_that_are_missing_are_on_the_bill_by_text_and_teacher(shop: Shop)
 
 def test_states_by_token_take_the_tokens_times_the_blocks_times_the_width_on_the_disk(shop: Shop) -> None:
     """The figure of the bill is what then lies there."""
-    cost = _measured(shop, *DFA, "objective.grain=tokens")["stages"]["cache-features"]
-    shop("train-student", *DFA, "objective.grain=tokens")
+    cost = _measured(shop, *DFA, "objective.states=tokens")["stages"]["cache-features"]
+    shop("train-student", *DFA, "objective.states=tokens")
     there = sum(path.stat().st_size for path in (shop.artifacts / "cache-teachers").glob("*/units/*/*")) / 1e6
     assert cost["disk_mb"] == pytest.approx(there, rel=0.02)
 

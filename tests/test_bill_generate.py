@@ -74,8 +74,13 @@ def test_once_there_are_texts_they_tell_what_more_cost(generated: Shop, tmp_path
 
 def test_pseudo_embeddings_and_the_student_of_them_are_on_the_bill(built: Shop, tmp_path: Path) -> None:
     shop = built.without_artifacts(tmp_path / "shop")
-    said = ["student.method=as-dfd", "targets.mode=vanilla-kd", "embeddings.count=6", "embeddings.steps=3"]
-    [guessing, learning] = _costs(shop, said, "guess-embeddings", "train-student")
+    said = [
+        "student.method=as-dfd",
+        "targets.mode=vanilla-kd",
+        "pseudo_embeddings.count=6",
+        "pseudo_embeddings.steps=3",
+    ]
+    [guessing, learning] = _costs(shop, said, "make-embeddings", "train-student")
     rates = _kept(shop)
     expected = [
         rates[f"guessing for {teacher}"]["setup_seconds"]
@@ -84,8 +89,8 @@ def test_pseudo_embeddings_and_the_student_of_them_are_on_the_bill(built: Shop, 
     ]
     assert guessing.seconds == pytest.approx(sum(expected))
     assert learning.seconds > 0
-    shop("guess-embeddings", *said)
-    files = (shop.artifacts / "guess-embeddings").rglob("*.safetensors")
+    shop("make-embeddings", *said)
+    files = (shop.artifacts / "make-embeddings").rglob("*.safetensors")
     there = sum(path.stat().st_size for path in files) / 1e6
     assert guessing.disk_mb == pytest.approx(there, rel=0.05)
 

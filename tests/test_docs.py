@@ -246,7 +246,7 @@ def test_what_is_not_run_is_still_said_somewhere() -> None:
 
 
 def test_a_command_in_a_sentence_is_one_too() -> None:
-    """`amalgam plan --measure` in running text: its options exist."""
+    """`amalgam plan --estimate` in running text: its options exist."""
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
         for said in re.findall(r"`(amalgam [a-z][^`]*)`", text):

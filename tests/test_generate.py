@@ -105,7 +105,7 @@ def test_steering_reaches_classes_that_the_language_model_alone_does_not(shop: S
         return float(sum(found) / len(found))
 
     steered = mean()
-    shop("generate", "generate.steer=0")
+    shop("generate", "generate.steering_strength=0")
     assert steered > mean() + 0.1
 
 
@@ -196,7 +196,7 @@ def test_the_bill_goes_by_the_texts_that_are_there(shop: Shop, tmp_path: Path) -
     fresh = shop.without_artifacts(tmp_path / "fresh")
 
     def cost(shop: Shop, *overrides: str) -> dict[str, Any]:
-        found: dict[str, Any] = shop("plan", "--json", "--measure", *overrides).json["bill"]
+        found: dict[str, Any] = shop("plan", "--json", "--estimate", *overrides).json["cost"]
         return found
 
     assert cost(fresh)["stages"]["generate"]["seconds"] > 0  # a short trial tells, where nothing is written yet
@@ -327,7 +327,9 @@ def test_gates_that_leave_nothing_are_an_error_with_the_figures(shop: Shop) -> N
 def test_a_language_model_that_repeats_itself_leaves_texts_that_a_gate_finds(fresh: Shop) -> None:
     folder = fresh.folder / "models/lm"
     reweigh_all(folder, "transformer.wte.weight", 30.0)  # as good as greedy: it falls into a loop
-    said = fresh.tries("run", "generate.steer=0", "generate.max_tokens=30", "generate.min_class_probability=0")
+    said = fresh.tries(
+        "run", "generate.steering_strength=0", "generate.max_tokens=30", "generate.min_class_probability=0"
+    )
     failed = re.search(r"max_repetition (\d+)", said.err)
     assert failed
     assert int(failed[1]) > 10

@@ -28,7 +28,7 @@ def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Shop) -> No
     rename = json.dumps({"banking": HOSTILE})
     fresh.write([(HOSTILE + " the chef", "law"), *fresh.texts()])
     said = fresh("run", f"teachers.0.rename={rename}", "corpus.on_bad_row=skip")
-    strange = fresh.tries("cache-teachers", "cache.on_long=error", "cache.max_tokens=4")
+    strange = fresh.tries("cache-teachers", "cache.on_long_text=error", "cache.max_tokens=4")
     for one in (said, strange):
         assert "\x1b" not in one.out + one.err
         assert "\x07" not in one.out + one.err

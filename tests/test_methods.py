@@ -116,7 +116,7 @@ def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh:
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 @pytest.mark.parametrize(
-    ("variant", "said"), [("targets.passes=0", "w/o MC dropout"), ("targets.reweight=none", "w/o re-weighting")]
+    ("variant", "said"), [("targets.passes=0", "w/o MC dropout"), ("targets.text_weights=none", "w/o re-weighting")]
 )
 def test_what_a_method_does_without_stands_in_its_row(shop: Shop, mode: str, variant: str, said: str) -> None:
     plain = shop.targets()
@@ -125,14 +125,14 @@ def test_what_a_method_does_without_stands_in_its_row(shop: Shop, mode: str, var
     assert asked[0].units == 0
     assert f"student (muka-{mode} {said})" in out
     assert shop.targets() != plain
-    if "reweight" in variant:
+    if "text_weights" in variant:
         assert {weight for _, weight in shop.targets().values()} == {1.0}
 
 
 def test_a_variant_without_a_pass_is_named_alike_however_it_was_said(fresh: Shop) -> None:
     assert (
         "student (muka-soft w/o MC dropout w/o re-weighting)"
-        in fresh("run", "cache.passes=0", "targets.reweight=none").out
+        in fresh("run", "cache.passes=0", "targets.text_weights=none").out
     )
 
 
@@ -147,7 +147,7 @@ def test_methods_are_listed_with_their_source_and_needs(fresh: Shop) -> None:
 def test_only_methods_that_look_at_all_texts_have_the_stages_for_it(shop: Shop) -> None:
     assert not set(TOGETHER) & set(shop.plan())
     assert set(TOGETHER) <= set(shop.plan("student.method=amalgam"))
-    plan = shop.plan("targets.weights=standardised", "targets.signal=margin")
+    plan = shop.plan("targets.teacher_weights=standardised", "targets.weight_signal=margin")
     assert ("weigh-teachers" in plan, "cache-features" in plan) == (True, False)
 
 
@@ -167,17 +167,17 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> Non
     shop("run", method)
     assert shop.stale(method, "targets.kd_temperature=0.7") == set()
     assert shop.stale(method, "cache.seed=0") == set()
-    assert shop.stale(method, "targets.reweight=none") == {"build-targets", "train-student", "report"}
-    assert shop.stale(method, "targets.smoothings=2") == set()
+    assert shop.stale(method, "targets.text_weights=none") == {"build-targets", "train-student", "report"}
+    assert shop.stale(method, "targets.smoothing_rounds=2") == set()
     assert shop.stale(method, "targets.neighbours=2") == {"weigh-teachers", "build-targets", "train-student", "report"}
     assert "cache-features" in shop.stale(method, "student.encoder=./models/first")
 
 
 def test_targets_are_named_by_the_method_that_makes_them() -> None:
     for name in TRAINED:
-        targets = {"weights": "muka", "mode": "soft", **METHODS[name].defaults["targets"]}
+        targets = {"teacher_weights": "muka", "mode": "soft", **METHODS[name].defaults["targets"]}
         assert method_of(targets, objective_in(METHODS[name])) == name
         hedged = {**targets, **METHODS[name].on_generated.get("targets", {})}
         assert method_of(hedged, objective_in(METHODS[name])) == name
-    assert method_of({"mode": "soft", "weights": "standardised"}) == "soft, standardised weights"
-    assert method_of({"mode": "soft", "weights": "muka"}, "dfa") == "muka-soft and dfa"
+    assert method_of({"mode": "soft", "teacher_weights": "standardised"}) == "soft, standardised weights"
+    assert method_of({"mode": "soft", "teacher_weights": "muka"}, "dfa") == "muka-soft and dfa"

@@ -40,7 +40,7 @@ def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Shop) -> None:
     with alike.counting() as asked:
         for without, name in (
             ("objective.name=targets", "mt-bert w/o hidden loss"),
-            ("targets.reweight=none", "mt-bert w/o weighting"),
+            ("targets.text_weights=none", "mt-bert w/o weighting"),
             ("targets.task_loss=false", "mt-bert w/o task loss"),
         ):
             assert f"student ({name})" in alike("run", METHOD, without).out
@@ -62,13 +62,13 @@ def test_labels_that_are_read_must_be_there(alike: Shop) -> None:
     refused = alike.tries("plan", METHOD)
     assert refused.code == 2
     assert "targets.mode: mt-bert" in refused.err
-    without = ("targets.reweight=none", "targets.task_loss=false")
+    without = ("targets.text_weights=none", "targets.task_loss=false")
     alike("train-student", METHOD, *without)
     assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, no labels used"
 
 
 def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Shop) -> None:
-    alike("build-targets", METHOD, "targets.reweight=none", "targets.task_loss=false")
+    alike("build-targets", METHOD, "targets.text_weights=none", "targets.task_loss=false")
     rows = alike.texts()
     alike.write([*rows[:-1], (rows[-1][0], "")])
     refused = alike.tries("build-targets", METHOD)

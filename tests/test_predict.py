@@ -92,7 +92,7 @@ def test_a_file_keeps_its_order_and_every_row(
     import polars as pl
 
     monkeypatch.setattr(asked_texts, "BLOCK_ROWS", 7)
-    desk("predict", "--in", "texts/test.csv", "--id", "label", "--out", out, "--top", "2", "--explain", "--force")
+    desk("predict", "--input", "texts/test.csv", "--id", "label", "--out", out, "--top", "2", "--explain", "--force")
     found = pl.read_parquet(desk.folder / out) if out.endswith("parquet") else pl.read_csv(desk.folder / out)
     rows = desk.texts("test")
     texts = [text for text, _ in rows]
@@ -110,8 +110,8 @@ def test_the_column_is_the_experiments_unless_another_is_named(shop: Shop) -> No
     path = shop.folder / "texts/test.csv"
     path.write_text(path.read_text().replace("text,", "headline,", 1))
     shop.edit("corpus:", "corpus:\n  text: headline")
-    assert len(rows_of(shop("predict", "--in", "texts/test.csv"))) == TEST
-    refused = shop.tries("predict", "--in", "texts/test.csv", "--text", "headlin")
+    assert len(rows_of(shop("predict", "--input", "texts/test.csv"))) == TEST
+    refused = shop.tries("predict", "--input", "texts/test.csv", "--text", "headlin")
     assert (refused.code, "fix: --text headline" in refused.err) == (3, True)
 
 
@@ -123,7 +123,7 @@ def test_every_kind_of_file_says_the_same(desk: Shop, tmp_path: Path, kind: str)
     else:
         write_texts(tmp_path / f"some.{kind}", rows)
     write_texts(tmp_path / "some.csv", rows)
-    said, plain = (rows_of(desk("predict", "--in", str(tmp_path / name))) for name in (f"some.{kind}", "some.csv"))
+    said, plain = (rows_of(desk("predict", "--input", str(tmp_path / name))) for name in (f"some.{kind}", "some.csv"))
     assert [row["key"] for row in said] == [row["key"] for row in plain]
     assert [row["label"] for row in said] == [row["label"] for row in plain]
 
@@ -131,7 +131,7 @@ def test_every_kind_of_file_says_the_same(desk: Shop, tmp_path: Path, kind: str)
 def test_a_pipe_is_read_a_text_a_line(desk: Shop, monkeypatch: pytest.MonkeyPatch, right: dict[str, Any]) -> None:
     pipe = io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", pipe)
-    rows = rows_of(desk("predict", "--in", "-"))
+    rows = rows_of(desk("predict", "--input", "-"))
     assert [row["label"] for row in rows] == [best(right[text]) for text in TEXTS]
 
 
@@ -163,23 +163,23 @@ def unmarked(desk: Shop) -> None:
 @pytest.mark.parametrize(
     ("prepare", "arguments", "code", "piece"),
     [
-        (break_nothing, [], 2, "--in texts.csv"),
-        (break_nothing, ["a text", "--in", "texts/test.csv"], 2, "not both"),
+        (break_nothing, [], 2, "--input texts.csv"),
+        (break_nothing, ["a text", "--input", "texts/test.csv"], 2, "not both"),
         (break_nothing, ["  "], 2, "empty"),
         (break_nothing, ["a text", "--out", "x.csv"], 2, "--json > FILE"),
-        (break_nothing, ["--in", "texts/test.csv", "--json"], 2, "--out FILE.parquet"),
-        (break_nothing, ["--in", "no.csv"], 3, "no.csv"),
-        (break_nothing, ["--in", "amalgam.yaml"], 3, ".csv"),
-        (break_nothing, ["--in", "texts/test.csv", "--text", "Text"], 3, "fix: --text text"),
-        (break_nothing, ["--in", "texts/test.csv", "--out", "x.xlsx"], 2, ".parquet or .csv"),
-        (break_nothing, ["--in", "texts/test.csv", "--out", "no/x.csv"], 2, "mkdir -p no"),
+        (break_nothing, ["--input", "texts/test.csv", "--json"], 2, "--out FILE.parquet"),
+        (break_nothing, ["--input", "no.csv"], 3, "no.csv"),
+        (break_nothing, ["--input", "amalgam.yaml"], 3, ".csv"),
+        (break_nothing, ["--input", "texts/test.csv", "--text", "Text"], 3, "fix: --text text"),
+        (break_nothing, ["--input", "texts/test.csv", "--out", "x.xlsx"], 2, ".parquet or .csv"),
+        (break_nothing, ["--input", "texts/test.csv", "--out", "no/x.csv"], 2, "mkdir -p no"),
         (break_nothing, ["a text", "--student", "nowhere"], 2, "nowhere"),
         (break_nothing, ["a text", "--student", "texts"], 2, "config.json"),
         (break_nothing, ["a text", "-c", "other.yaml"], 2, "there is no other.yaml"),
-        (blank, ["--in", "bad.csv"], 3, "bad.csv row 3, field text: empty"),
-        (latin, ["--in", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
-        (empty, ["--in", "empty.csv"], 3, "no rows in empty.csv"),
-        (taken, ["--in", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
+        (blank, ["--input", "bad.csv"], 3, "bad.csv row 3, field text: empty"),
+        (latin, ["--input", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
+        (empty, ["--input", "empty.csv"], 3, "no rows in empty.csv"),
+        (taken, ["--input", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
         (unmarked, ["a text", "--explain", "--student", "bare"], 2, "bare"),
     ],
 )
@@ -193,7 +193,7 @@ def test_what_cannot_be_answered_is_refused_with_the_fix(
 
 def test_bad_rows_can_be_left_out_and_are_counted(desk: Shop) -> None:
     blank(desk)
-    said = desk("predict", "--in", "bad.csv", "--skip-bad-rows")
+    said = desk("predict", "--input", "bad.csv", "--skip-bad-rows")
     assert [row["row"] for row in rows_of(said)] == ["2", "4"]
     assert "rows left out: 1 empty" in said.err
 
@@ -202,7 +202,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(desk: Shop, monkeyp
     taken(desk)
     pipe = io.TextIOWrapper(io.BytesIO(b"fine\ncaf\xe9\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", pipe)
-    assert desk.tries("predict", "--in", "-", "--out", "taken.csv", "--force").code == 3
+    assert desk.tries("predict", "--input", "-", "--out", "taken.csv", "--force").code == 3
     assert (desk.folder / "taken.csv").read_text() == "mine"
     assert not list(desk.folder.glob(".tmp-*"))
 

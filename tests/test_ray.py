@@ -44,6 +44,9 @@ class Cluster:
         self.inner.wait_for_nodes()
         self.said = {"engine": "ray", "address": self.inner.address}
 
+    def overrides(self) -> list[str]:
+        return ["execution.engine=ray", f"execution.ray.address={self.inner.address}"]
+
     def kill_a_node(self) -> None:
         self.inner.remove_node(self.nodes.pop(), allow_graceful=False)
 
@@ -106,6 +109,8 @@ class Errands(SequentialStage):
 
 
 def new_run(folder: Path, **execution: Any) -> Run:
+    ray = {name: execution.pop(name) for name in ("address", "cpus", "gpus") if name in execution}
+    execution = {**execution, "ray": ray}
     said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
     experiment = ExperimentConfig.model_validate(said)
     (folder / "artifacts").mkdir(exist_ok=True)  # as the runner finds it
@@ -216,7 +221,7 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
 
 
 def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Shop, cluster: Cluster) -> None:
-    on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
+    on_ray = cluster.overrides()
     driver = fresh.new_process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
     until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
     driver.send_signal(signal.SIGTERM)
@@ -316,7 +321,7 @@ def test_a_cluster_makes_what_one_process_makes(
 ) -> None:
     """Of two methods, which together need every stage that works on texts."""
     spread = by_tasks(monkeypatch)
-    on_ray = [f"execution.{name}={value}" for name, value in cluster.said.items()]
+    on_ray = cluster.overrides()
     alone = built.copy(tmp_path / "alone")
     for method in ("amalgam", "stratanet"):
         alone("run", f"student.method={method}")
@@ -336,7 +341,7 @@ def test_students_of_a_sweep_are_tasks_at_once_and_those_of_one_process(
     swept = ("sweep", "student.seed=1,2", "targets.temperature=0.2,0.5", "--json")
     said = alone(*swept)
     spread = by_tasks(monkeypatch)
-    on_ray = there(*swept, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    on_ray = there(*swept, *cluster.overrides())
     assert Counter(spread) == {"build-targets": 1, "train-student": 4}
     assert made(there, "train-student") == made(alone, "train-student")
     scores = [[(one["name"], one["judged"]) for one in told.json["students"]] for told in (said, on_ray)]
@@ -349,7 +354,7 @@ def test_texts_are_written_by_a_cluster_as_by_one_process(
 ) -> None:
     spread = by_tasks(monkeypatch)
     fresh = generated.without_artifacts(tmp_path / "shop")
-    fresh("generate", *(f"execution.{name}={value}" for name, value in cluster.said.items()))
+    fresh("generate", *cluster.overrides())
     assert set(spread) == {"generate"}
     assert len(made(fresh, "generate")) == 1
     assert made(fresh, "generate") == made(generated, "generate")
@@ -359,14 +364,19 @@ def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
     built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread = by_tasks(monkeypatch)
-    small = ["student.method=as-dfd", "embeddings.count=8", "embeddings.tokens=4", "embeddings.steps=10"]
+    small = [
+        "student.method=as-dfd",
+        "pseudo_embeddings.count=8",
+        "pseudo_embeddings.tokens=4",
+        "pseudo_embeddings.steps=10",
+    ]
     alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
     for shop in (alone, there):
         shop.edit("targets:\n  mode: soft\n", "")
-    alone("guess-embeddings", *small)
-    there("guess-embeddings", *small, *(f"execution.{name}={value}" for name, value in cluster.said.items()))
-    assert "guess-embeddings" in spread
-    assert made(there, "guess-embeddings") == made(alone, "guess-embeddings")
+    alone("make-embeddings", *small)
+    there("make-embeddings", *small, *cluster.overrides())
+    assert "make-embeddings" in spread
+    assert made(there, "make-embeddings") == made(alone, "make-embeddings")
 
 
 def test_no_cluster_is_said(tmp_path: Path) -> None:

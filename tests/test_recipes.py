@@ -96,7 +96,7 @@ def test_a_ray_jobs_command_is_one_and_its_workers_have_what_it_asks_for() -> No
     words = shlex.split(job["spec"]["entrypoint"])
     takes(words)
     assert "execution.engine=ray" in words
-    [gpus] = [float(word.partition("=")[2]) for word in words if word.startswith("execution.gpus=")]
+    [gpus] = [float(word.partition("=")[2]) for word in words if word.startswith("execution.ray.gpus=")]
     cluster = job["spec"]["rayClusterSpec"]
     for group in cluster["workerGroupSpecs"]:
         for container in containers_of(group):

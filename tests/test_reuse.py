@@ -53,21 +53,24 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "cache.seed": (["cache.seed=1"], CACHE_ON),
     "cache.dropout": (["cache.dropout=0.3"], CACHE_ON),
     "cache.max_tokens": (["cache.max_tokens=16"], CACHE_ON),
-    "cache.on_long": (["cache.on_long=error"], CACHE_ON),
+    "cache.on_long_text": (["cache.on_long_text=error"], CACHE_ON),
     "cache.dtype": (["cache.dtype=bf16"], CACHE_ON),
     "targets.mode": (["targets.mode=hard"], TARGETS_ON),
     "targets.uncertainty": (["targets.uncertainty=energy"], TARGETS_ON),
-    "targets.surest": (["targets.surest=1"], NOTHING),  # read by rmd, md and msp: test_stratanet.py
+    "targets.reference_fraction": (
+        ["targets.reference_fraction=1"],
+        NOTHING,
+    ),  # read by rmd, md and msp: test_stratanet.py
     "targets.temperature": (["targets.temperature=0.5"], TARGETS_ON),
     "targets.distribution": (["targets.distribution=mc-mean"], TARGETS_ON),
-    "targets.reweight": (["targets.reweight=none"], TARGETS_ON),
+    "targets.text_weights": (["targets.text_weights=none"], TARGETS_ON),
     "targets.passes": (["targets.passes=2"], TARGETS_ON),
     "targets.kd_temperature": (["targets.kd_temperature=2"], NOTHING),  # vanilla-kd and uhc read it
     "targets.task_loss": (["targets.task_loss=false"], NOTHING),  # mt-bert reads it
-    "targets.weights": (["targets.weights=standardised"], {WEIGH, *TARGETS_ON}),
-    "targets.signal": (["targets.signal=margin"], NOTHING),  # read where weights are not muka
+    "targets.teacher_weights": (["targets.teacher_weights=standardised"], {WEIGH, *TARGETS_ON}),
+    "targets.weight_signal": (["targets.weight_signal=margin"], NOTHING),  # read where weights are not muka
     "targets.neighbours": (["targets.neighbours=3"], NOTHING),
-    "targets.smoothings": (["targets.smoothings=2"], NOTHING),
+    "targets.smoothing_rounds": (["targets.smoothing_rounds=2"], NOTHING),
     "student.name": (["student.name=other"], NOTHING),  # only a place
     "student.method": (["student.method=muka-soft"], NOTHING),  # only a preset
     "student.encoder": (["student.encoder=./models/encoder2"], STUDENT_ON),
@@ -87,33 +90,33 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "student.select": (["student.select=held-out"], NOTHING),  # what `auto` means here
     "student.seed": (["student.seed=1"], STUDENT_ON),
     "objective.name": (["objective.name=dfa"], {FEATURES, *STUDENT_ON}),
-    "objective.grain": (["objective.grain=tokens"], NOTHING),  # read where states are
+    "objective.states": (["objective.states=tokens"], NOTHING),  # read where states are
     "objective.blocks": (["objective.blocks=2"], NOTHING),
     "objective.amalgamation": (["objective.amalgamation=ifa"], NOTHING),  # layerwise reads it
-    "objective.adaption": (["objective.adaption=false"], NOTHING),
-    "objective.learning": (["objective.learning=joint"], NOTHING),
+    "objective.adapter": (["objective.adapter=false"], NOTHING),
+    "objective.schedule": (["objective.schedule=joint"], NOTHING),
     "objective.weights": (["objective.weights=[1, 2, 3]"], NOTHING),
     "objective.learning_rate": (["objective.learning_rate=1e-2"], NOTHING),
     "objective.alpha": (["objective.alpha=0.5"], NOTHING),  # stratanet reads it
-    "objective.strata": (["objective.strata=no-st"], NOTHING),
-    "embeddings.count": (["embeddings.count=9"], NOTHING),  # as-dfd reads them: test_as_dfd.py
-    "embeddings.tokens": (["embeddings.tokens=9"], NOTHING),
-    "embeddings.steps": (["embeddings.steps=9"], NOTHING),
-    "embeddings.learning_rate": (["embeddings.learning_rate=9"], NOTHING),
-    "embeddings.adversarial": (["embeddings.adversarial=9"], NOTHING),
-    "embeddings.seed": (["embeddings.seed=9"], NOTHING),
+    "objective.fusion": (["objective.fusion=no-st"], NOTHING),
+    "pseudo_embeddings.count": (["pseudo_embeddings.count=9"], NOTHING),  # as-dfd reads them: test_as_dfd.py
+    "pseudo_embeddings.tokens": (["pseudo_embeddings.tokens=9"], NOTHING),
+    "pseudo_embeddings.steps": (["pseudo_embeddings.steps=9"], NOTHING),
+    "pseudo_embeddings.learning_rate": (["pseudo_embeddings.learning_rate=9"], NOTHING),
+    "pseudo_embeddings.adversarial": (["pseudo_embeddings.adversarial=9"], NOTHING),
+    "pseudo_embeddings.seed": (["pseudo_embeddings.seed=9"], NOTHING),
     "report.calibration_bins": (["report.calibration_bins=10"], {REPORT}),
     "execution.workspace": (["execution.workspace=elsewhere"], ALL),  # another place, where nothing is yet
     "execution.device": (["execution.device=cpu"], NOTHING),
     "execution.engine": (["execution.engine=ray"], NOTHING),  # nothing to do: no cluster is looked for
-    "execution.address": (["execution.address=somewhere:6379"], NOTHING),
-    "execution.cpus": (["execution.cpus=2"], NOTHING),
-    "execution.gpus": (["execution.gpus=0.5"], NOTHING),
+    "execution.ray.address": (["execution.ray.address=somewhere:6379"], NOTHING),
+    "execution.ray.cpus": (["execution.ray.cpus=2"], NOTHING),
+    "execution.ray.gpus": (["execution.ray.gpus=0.5"], NOTHING),
     "execution.processes": (["execution.processes=1"], NOTHING),
     "execution.batch_tokens": (["execution.batch_tokens=512"], NOTHING),
     "execution.training_checkpoint_seconds": (["execution.training_checkpoint_seconds=5"], NOTHING),
     "execution.trackers": (["execution.trackers=[tensorboard]"], NOTHING),
-    "execution.versions": (["execution.versions=strict"], ALL),
+    "execution.on_version_change": (["execution.on_version_change=strict"], ALL),
 }
 TRAINED = {"train-teachers", *CACHE_ON}
 READ_TRAINED = {READ, *TRAINED}
@@ -121,7 +124,7 @@ TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "train_teachers.encoder": (["train_teachers.encoder=./models/encoder2"], TRAINED),
     "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
     "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
-    "train_teachers.together": (
+    "train_teachers.co_train": (
         ["train_teachers={together: {one: ./models/encoder}, epochs: 1, max_tokens: 32}"],
         TRAINED,
     ),

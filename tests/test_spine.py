@@ -198,7 +198,7 @@ def test_the_student_trains_on_the_targets_that_were_built_last_and_says_so(shop
 
 
 def test_only_refuses_instead_of_running_what_comes_before(fresh: Shop) -> None:
-    said = fresh.tries("build-targets", "--only")
+    said = fresh.tries("build-targets", "--no-upstream")
     assert said.code == 2
     assert "read-corpus" in said.err
     assert "`amalgam read-corpus`" in said.err
@@ -271,7 +271,7 @@ def test_an_oracle_with_other_labels_is_refused(shop: Shop) -> None:
     [
         ("generate", "`generate` section"),
         ("train-teachers", "`train_teachers` section"),
-        ("guess-embeddings", "as-dfd"),
+        ("make-embeddings", "as-dfd"),
     ],
 )
 def test_a_stage_that_nothing_asks_for_says_what_would(shop: Shop, stage: str, asks: str) -> None:

@@ -80,7 +80,7 @@ def test_the_guide_can_stand_beside_other_targets_too(plain: Shop) -> None:
 
 @pytest.mark.parametrize("learning", ["layer-wise", "joint", "both"])
 def test_layerwise_learns_in_the_phases_it_is_told(plain: Shop, learning: str) -> None:
-    plain("train-student", "student.method=layerwise", f"objective.learning={learning}")
+    plain("train-student", "student.method=layerwise", f"objective.schedule={learning}")
     facts = learned(plain)
     assert set(facts.get("phases", {})) == ({"layer-wise", "joint"} if learning == "both" else set())
     assert facts["selected_by"] == "difference from held-out targets, no labels used"
@@ -95,17 +95,17 @@ def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Shop) -> 
 def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Shop) -> None:
     write_model(fresh.folder / "models/second", labels=["law", "music"], words=word_list(fresh)[::-1], seed=2)
     fresh.edit("targets:\n  mode: soft\n", "")
-    fresh("build-targets", "student.method=layerwise", "objective.learning=joint", "corpus.on_bad_row=skip")
+    fresh("build-targets", "student.method=layerwise", "objective.schedule=joint", "corpus.on_bad_row=skip")
     assert states(fresh) == {}
-    assert "cache-features" not in fresh.plan("student.method=layerwise", "objective.learning=joint")
+    assert "cache-features" not in fresh.plan("student.method=layerwise", "objective.schedule=joint")
 
 
 @pytest.mark.parametrize(
     ("overrides", "piece"),
     [
-        (["student.method=layerwise", "objective.grain=pooled"], "layer-wise"),
+        (["student.method=layerwise", "objective.states=pooled"], "layer-wise"),
         (["student.method=layerwise", "objective.blocks=2"], "objective.blocks"),
-        (["student.method=cfl", "objective.grain=tokens"], "cfl"),
+        (["student.method=cfl", "objective.states=tokens"], "cfl"),
         (["student.method=cfl", "student.accumulate=2"], "cfl"),
         (["student.method=dfa", "objective.weights=[1, 2]"], "objective.weights"),
     ],

@@ -21,7 +21,7 @@ from amalgam.tests.workshop import TRAIN, Shop, word_list, write_model
 Array = NDArray[Any]
 Keys = NDArray[np.bytes_]
 POOLED = "objective.name=dfa"
-TOKENS = (POOLED, "objective.grain=tokens")
+TOKENS = (POOLED, "objective.states=tokens")
 
 
 def states(shop: Shop) -> dict[str, int]:
@@ -111,7 +111,7 @@ def test_a_teacher_that_tokenises_otherwise_is_refused_by_token_with_the_way_out
     said = fresh.tries("train-student", *TOKENS)
     assert said.code == 2
     assert "./models/encoder" in said.err
-    assert "objective.grain=pooled" in said.err
+    assert "objective.states=pooled" in said.err
     assert states(fresh) == {}
     fresh("train-student", POOLED)
 

@@ -107,7 +107,7 @@ def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_stud
 ) -> None:
     half = sum(facts["texts"] for facts in manifest(written, "fit-statistics")["facts"]["teachers"].values())
     shop = written.copy(tmp_path / "shop")
-    paper = ("targets.surest=1", HELD_OUT, METHOD)
+    paper = ("targets.reference_fraction=1", HELD_OUT, METHOD)
     assert shop.stale(*paper) == {"fit-statistics", *TARGETS_ON}
     assert "student (stratanet (surest 1))" in shop("run", *paper).out
     found = manifest(shop, "fit-statistics")["facts"]["teachers"].values()
@@ -118,7 +118,7 @@ def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_stud
 # ---- what is done once
 
 
-@pytest.mark.parametrize("word", ["objective.alpha=0.5", "objective.strata=no-st", "objective.strata=multiply"])
+@pytest.mark.parametrize("word", ["objective.alpha=0.5", "objective.fusion=no-st", "objective.fusion=multiply"])
 def test_another_alpha_or_ablation_is_another_student_and_nothing_else(plain: Shop, word: str) -> None:
     assert plain.stale(METHOD, word) == STUDENT_ON
     before = states(plain)
@@ -162,7 +162,7 @@ def test_what_measures_nothing_asks_nothing_of_held_out_texts(generated: Shop, t
 
 
 def test_what_is_left_out_is_told(plain: Shop) -> None:
-    said = plain("run", METHOD, "targets.uncertainty=md", "objective.strata=no-st")
+    said = plain("run", METHOD, "targets.uncertainty=md", "objective.fusion=no-st")
     assert "student (stratanet (md, no-st))" in said.out
     said = plain("run", METHOD, "objective.name=targets")
     assert "student (stratanet w/o amalgamated states)" in said.out
@@ -230,7 +230,7 @@ def test_the_audit_goes_by_the_same_confidence(plain: Shop) -> None:
 def test_statistics_are_on_the_bill(plain: Shop, tmp_path: Path) -> None:
     shop = plain.without_artifacts(tmp_path / "other")
     shop("cache-teachers", METHOD)
-    bill = shop("plan", "--json", "--measure", METHOD).json["bill"]
+    bill = shop("plan", "--json", "--estimate", METHOD).json["cost"]
     assert bill["notes"] == {}
     assert 0 < bill["stages"]["fit-statistics"]["seconds"] < 5
 
@@ -238,9 +238,9 @@ def test_statistics_are_on_the_bill(plain: Shop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "piece"),
     [
-        ([METHOD, "objective.grain=tokens"], "stratanet"),
+        ([METHOD, "objective.states=tokens"], "stratanet"),
         ([METHOD, "targets.uncertainty=entropy"], "targets.uncertainty: "),
-        (["student.method=amalgam", "targets.uncertainty=md"], "targets.weights=muka"),
+        (["student.method=amalgam", "targets.uncertainty=md"], "targets.teacher_weights=muka"),
         ([METHOD, "objective.alpha=1.5"], "objective.alpha"),
     ],
 )

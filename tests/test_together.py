@@ -12,7 +12,7 @@ from amalgam.tests.workshop import KNOWS, TRAIN, Shop, word_list, write_model
 LABELS = sorted(label for labels in KNOWS.values() for label in labels)
 SECTION = """\
 train_teachers:
-  together: {one: ./models/encoder, two: ./models/deeper}
+  co_train: {one: ./models/encoder, two: ./models/deeper}
   epochs: 1
   learning_rate: 1e-3
   weight_decay: 0
@@ -64,10 +64,10 @@ def weights(shop: Shop, teacher: str) -> dict[str, Any]:
 def test_a_changed_encoder_trains_all_of_them_again(together: Shop) -> None:
     together("train-teachers")
     assert together.plan()["train-teachers"]["units"] == {"done": 2, "total": 2}
-    assert together.stale("train_teachers.together={one: ./models/encoder, three: ./models/deeper}") > {
+    assert together.stale("train_teachers.co_train={one: ./models/encoder, three: ./models/deeper}") > {
         "train-teachers"
     }
-    units = together.plan("train_teachers.together={one: ./models/encoder, two: ./models/encoder}")["train-teachers"]
+    units = together.plan("train_teachers.co_train={one: ./models/encoder, two: ./models/encoder}")["train-teachers"]
     assert units["units"] == {"done": 0, "total": 2}
 
 
@@ -90,7 +90,7 @@ def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(to
     [
         ("train_teachers.groups=2", "train_teachers.groups: "),
         ("train_teachers.encoder=./models/encoder", "train_teachers.encoder: "),
-        ("train_teachers.together=null", "train_teachers.encoder: "),
+        ("train_teachers.co_train=null", "train_teachers.encoder: "),
         ("student.encoder=teacher:three", "one, two"),
     ],
 )
@@ -109,5 +109,5 @@ def test_encoders_of_different_width_are_refused(together: Shop) -> None:
 
 
 def test_the_bill_knows_them(together: Shop) -> None:
-    bill = together("plan", "--json", "--measure").json["bill"]
+    bill = together("plan", "--json", "--estimate").json["cost"]
     assert bill["stages"]["train-teachers"]["seconds"] > 0

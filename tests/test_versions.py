@@ -33,8 +33,8 @@ def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
     [warning] = plan[CACHE]["warnings"]
     assert "transformers 4.0.0" in warning
     said = shop("plan")
-    assert "execution.versions=strict" in said.err
-    assert CACHE in shop.stale("execution.versions=strict")
+    assert "execution.on_version_change=strict" in said.err
+    assert CACHE in shop.stale("execution.on_version_change=strict")
 
 
 def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(shop: Shop) -> None:

@@ -328,7 +328,7 @@ GENERATE = """\
 generate:
   language_model: ./models/lm
   texts: 12
-  steer: 6
+  steering_strength: 6
   candidates: 30
   max_tokens: 8
   min_class_probability: 0.1

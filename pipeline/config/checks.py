@@ -60,7 +60,7 @@ def _training_problems(experiment: ExperimentConfig) -> list[Problem]:
     if section is None:
         return []
     given = [name for name in ("encoder", "groups", "revision") if getattr(section, name) is not None]
-    if section.together:
+    if section.co_train:
         message = "is not for teachers that are trained together"
         return [Problem(f"train_teachers.{name}", message) for name in given]
     return [Problem(f"train_teachers.{name}", "is required") for name in ("encoder", "groups") if name not in given]
@@ -117,22 +117,22 @@ def _uncertainty_problems(targets: Targets) -> list[Problem]:
         message = f"{name} does not measure how far a text is from a teacher's domain, which stratanet needs"
         return [Problem("targets.uncertainty", f"{message}: {', '.join(COMPARATIVE)}")]
     if compares and targets.weighs_together:
-        message = f"{name} is a weight of its own, for targets.weights=muka: not with {targets.weights}"
+        message = f"{name} is a weight of its own, for targets.teacher_weights=muka: not with {targets.teacher_weights}"
         return [Problem("targets.uncertainty", message)]
     return []
 
 
 def _objective_problems(experiment: ExperimentConfig) -> list[Problem]:
-    objective, by_token = experiment.objective, experiment.objective.grain == "tokens"
+    objective, by_token = experiment.objective, experiment.objective.states == "tokens"
     name = objective.name
     no_teacher = not experiment.teachers and experiment.train_teachers is None
     layerwise = (
         "the student's layers read tokens, so layer-wise learning needs tokens, "
-        "or objective.learning=joint where teachers tokenise otherwise"
+        "or objective.schedule=joint where teachers tokenise otherwise"
     )
     checks = [
-        (bool(objective.states) and no_teacher, "objective.name", f"{name} reads teachers' states, and has no teacher"),
-        (name == "layerwise" and objective.states == "pooled", "objective.grain", layerwise),
+        (bool(objective.read_states) and no_teacher, "objective.name", f"{name} reads teachers' states, and has no teacher"),
+        (name == "layerwise" and objective.read_states == "pooled", "objective.states", layerwise),
         (name == "as-dfd" and not experiment.teacher_names, "objective.name", f"{name} needs teachers"),
         (
             name == "as-dfd" and experiment.targets.mode != "vanilla-kd",
@@ -141,7 +141,7 @@ def _objective_problems(experiment: ExperimentConfig) -> list[Problem]:
         ),
         (
             name == "cfl" and by_token,
-            "objective.grain",
+            "objective.states",
             "cfl compares texts, each by the mean of its tokens: pooled",
         ),
         (
@@ -151,7 +151,7 @@ def _objective_problems(experiment: ExperimentConfig) -> list[Problem]:
         ),
         (
             name == "stratanet" and by_token,
-            "objective.grain",
+            "objective.states",
             "stratanet measures a text's distance from a domain by the mean of its tokens: pooled",
         ),
         (

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from amalgam.pipeline.config.checks import check_consistency
-from amalgam.pipeline.config.schema import SCHEMA_VERSION, ExperimentConfig
+from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 
 MOST_BYTES = 1_000_000
@@ -374,6 +374,9 @@ SPECIAL: dict[Place, str] = {
 
 
 def _unknown_key(item: dict[str, Any], path: Place) -> str:  # noqa: ARG001 - one shape for all
+    renamed = RENAMED.get(dotted(path))
+    if renamed is not None:
+        return f"is named {renamed} since schema_version 2"
     return f"unknown key{_nearest(str(path[-1]), fields_at(path[:-1]))}"
 
 

@@ -85,15 +85,15 @@ class Objective(ConfigSection):
     targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
     stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020,
     from pseudo embeddings and no text."""
-    grain: Literal["pooled", "tokens"] = "pooled"
+    states: Literal["pooled", "tokens"] = "pooled"
     """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
     blocks: Positive | None = None
     """Each teacher's layers are averaged in so many shares; null: as many as the student has layers."""
     amalgamation: Literal["dfa", "ifa"] = "dfa"
     """layerwise: the teachers' states are squeezed together all at once, or two at a time."""
-    adaption: bool = True
+    adapter: bool = True
     """layerwise: a linear map (FAM) stands between the amalgamated states and the student's layers."""
-    learning: Literal["layer-wise", "joint", "both"] = "both"
+    schedule: Literal["layer-wise", "joint", "both"] = "both"
     """layerwise: layer by layer from the amalgamated states, or end to end from the targets, or one after the other."""
     weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
     """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
@@ -101,16 +101,16 @@ class Objective(ConfigSection):
     """Of the maps that an objective adds: they start from nothing, and stay behind."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
     """stratanet: the states' share of the loss; the targets have the rest."""
-    strata: Literal["st", "multiply", "no-st"] = "st"
+    fusion: Literal["st", "multiply", "no-st"] = "st"
     """stratanet: a Transformer layer over the teachers' states, confidences added to them or multiplied with them; or
     none, a linear map of their weighted sum."""
 
     @property
-    def states(self) -> Literal["pooled", "tokens"] | None:
+    def read_states(self) -> Literal["pooled", "tokens"] | None:
         """The grain of the teachers' states that are looked at, if any."""
-        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.learning == "joint"):
+        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.schedule == "joint"):
             return None
-        return self.grain
+        return self.states
 
     @property
     def read(self) -> set[str]:
@@ -120,14 +120,14 @@ class Objective(ConfigSection):
         if self.name == "as-dfd":
             return {"name"}
         if self.name == "stratanet":
-            return {"name", "blocks", "alpha", "strata", "learning_rate"}
+            return {"name", "blocks", "alpha", "fusion", "learning_rate"}
         if self.name != "layerwise":
-            return {"name", "grain", "blocks", "weights", "learning_rate"}
-        states = {"grain", "amalgamation", "adaption", "weights", "learning_rate"} if self.states else set()
-        return {"name", "learning"} | states
+            return {"name", "states", "blocks", "weights", "learning_rate"}
+        states = {"states", "amalgamation", "adapter", "weights", "learning_rate"} if self.read_states else set()
+        return {"name", "schedule"} | states
 
 
-class Embeddings(ConfigSection):
+class PseudoEmbeddings(ConfigSection):
     """What as-dfd makes in the place of texts, for each teacher and class."""
 
     count: Positive = 128
@@ -143,7 +143,28 @@ class Embeddings(ConfigSection):
     seed: Seed = 0
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+RENAMED = {
+    "cache.on_long_text": "cache.on_long_text",
+    "embeddings": "pseudo_embeddings",
+    "execution.ray.address": "execution.ray.address",
+    "execution.ray.cpus": "execution.ray.cpus",
+    "execution.ray.gpus": "execution.ray.gpus",
+    "execution.on_version_change": "execution.on_version_change",
+    "generate.max_scored": "generate.max_scored",
+    "generate.steering_strength": "generate.steering_strength",
+    "objective.adapter": "objective.adapter",
+    "objective.states": "objective.states",
+    "objective.schedule": "objective.schedule",
+    "objective.fusion": "objective.fusion",
+    "targets.text_weights": "targets.text_weights",
+    "targets.weight_signal": "targets.weight_signal",
+    "targets.smoothing_rounds": "targets.smoothing_rounds",
+    "targets.reference_fraction": "targets.reference_fraction",
+    "targets.teacher_weights": "targets.teacher_weights",
+    "train_teachers.co_train": "train_teachers.co_train",
+}
+"""Keys of schema_version 1 and their names today."""
 
 UNTRAINED = ("ensemble", "zero-shot")
 
@@ -212,7 +233,7 @@ class TrainTeachers(ConfigSection):
     revision: Revision = None
     groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
     """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
-    together: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
+    co_train: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
     """Instead of encoder and groups, name: encoder. All learn all labels at once, under one attentive pooling and one
     dense layer that they share (MT-BERT's co-finetuning)."""
     texts: Texts | None = None
@@ -241,7 +262,7 @@ class Generate(ConfigSection):
     revision: Revision = None
     prompt: Texts | None = None
     """What stands before a text and is no part of it; {label} in it is the class."""
-    steer: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    steering_strength: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """lambda: a token's weight is its probability in the language model times the teacher's of the class, to this."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
     """The language model's so many likeliest tokens are weighed."""
@@ -254,7 +275,7 @@ class Generate(ConfigSection):
     steered. Steered: 0.9; prompted: 0.8, 0.9 and 1."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128
     """Longest text in the language model's tokens; random-words: half as many words at most."""
-    fast: Positive | None = None
+    max_scored: Positive | None = None
     """Score at most so many candidates a token: not exact, and cheaper where steer is large."""
     seed: Seed = 0
     corpus: Texts | None = None
@@ -290,7 +311,7 @@ class Cache(ConfigSection):
     dropout: Rate | None = None
     """A rate for every teacher; null: the rates each model was trained with."""
     max_tokens: MaxTokens = 128
-    on_long: Literal["truncate", "error"] = "truncate"
+    on_long_text: Literal["truncate", "error"] = "truncate"
     """error: a text longer than max_tokens is refused, and named."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is decided once per workspace by the hardware, and pinned there."""
@@ -316,14 +337,14 @@ class Targets(ConfigSection):
     ] = "entropy"
     """The last three weigh teachers against each other, by how foreign a text is to each among its own: its state's
     (relative) Mahalanobis distance, or its largest probability."""
-    surest: Annotated[float, Field(gt=0, le=1)] = 0.5
+    reference_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The share of a teacher's own texts that rmd, md and msp learn from, of each class those that it is surest of."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
-    distribution: Literal["deterministic", "mc-mean", "label"] = "deterministic"
+    distribution: Literal["deterministic", "mc-mean", "top-label"] = "deterministic"
     """What the target has of a teacher: its distribution with dropout off, the mean of the passes, or, dropout off, its
     first label alone, which a student of many labels learns in fewer steps."""
-    reweight: Literal["margin", "margin-normalised", "none"] = "margin"
+    text_weights: Literal["margin", "margin-normalised", "none"] = "margin"
     """A text's weight in the loss: how far the first teacher is ahead of the second; that over its mean; or 1."""
     passes: Annotated[int, Field(ge=0)] | None = None
     """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
@@ -332,27 +353,27 @@ class Targets(ConfigSection):
     task_loss: bool = True
     """mt-bert: the gold labels are learned beside the teachers. What reweight: none leaves out of it is the teachers'
     weights; without both no label is read."""
-    weights: Literal["muka", "standardised", "mixture"] = "muka"
+    teacher_weights: Literal["muka", "standardised", "mixture"] = "muka"
     """Of the teachers, in soft and hard targets. muka: by each text's own confidences. standardised: by each teacher's
     signal in its own deviations over the texts. mixture: the teachers' shares of the texts are estimated too."""
-    signal: Literal["confidence", "margin", "all"] = "confidence"
+    weight_signal: Literal["confidence", "margin", "all"] = "confidence"
     """What says that a teacher knows a text, where weights are not muka: its confidence, its logit margin, or all that
     speaks for it: its answer, its states, and the names of its labels."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Average the signal over so many of the most similar texts, by the student's encoder; not with muka. Where all
     signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits each."""
-    smoothings: Annotated[int, Field(ge=1, le=10)] = 1
+    smoothing_rounds: Annotated[int, Field(ge=1, le=10)] = 1
     """How often a single signal is averaged over the neighbours; where all are taken, once, beside the text's own."""
 
     @property
     def reads_gold(self) -> bool:
         """Whether the training texts' gold labels are part of what is learned."""
-        return self.mode == "supervised" or (self.mode == "mt-bert" and (self.task_loss or self.reweight != "none"))
+        return self.mode == "supervised" or (self.mode == "mt-bert" and (self.task_loss or self.text_weights != "none"))
 
     @property
     def weighs_together(self) -> bool:
         """Whether teachers' weights on a text depend on the other texts."""
-        return self.mode in {"soft", "hard"} and self.weights != "muka"
+        return self.mode in {"soft", "hard"} and self.teacher_weights != "muka"
 
     @property
     def looks_at_neighbours(self) -> bool:
@@ -361,7 +382,7 @@ class Targets(ConfigSection):
     @property
     def looks_at_states(self) -> bool:
         """Whether the teachers' last states are among the signals."""
-        return self.weighs_together and self.signal == "all"
+        return self.weighs_together and self.weight_signal == "all"
 
     @property
     def looks_at_encoder(self) -> bool:
@@ -412,6 +433,17 @@ class Report(ConfigSection):
     """Of the expected calibration error (ECE)."""
 
 
+class Ray(ConfigSection):
+    """Where the Ray cluster is, and the resources of one task."""
+
+    address: Text | None = None
+    """HOST:PORT of the cluster; null: RAY_ADDRESS, else the cluster of this machine."""
+    cpus: Positive = 1
+    """CPU cores of one task, one thread each."""
+    gpus: Annotated[float, Field(ge=0, le=64)] = 0
+    """GPUs of one task; 0.5 lets two tasks share a GPU."""
+
+
 class Execution(ConfigSection):
     """How, never what: nothing here changes a result, and nothing here reruns a stage."""
 
@@ -421,12 +453,8 @@ class Execution(ConfigSection):
     """auto: the GPU where there is one."""
     engine: Literal["local", "ray"] = "local"
     """ray: units are tasks of a Ray cluster that is there already; the workspace is one that all nodes reach."""
-    address: Text | None = None
-    """Of the Ray cluster, HOST:PORT; null: the one of this machine, or as RAY_ADDRESS says."""
-    cpus: Positive = 1
-    """Of one task on Ray, each a thread."""
-    gpus: Annotated[float, Field(ge=0, le=64)] = 0
-    """Of one task on Ray; 0.5 lets two tasks share a GPU."""
+    ray: Ray = Ray()
+    """The Ray cluster and the size of a task on it."""
     processes: Positive | None = None
     """Refuse to run with any other number of processes."""
     batch_tokens: Positive | None = None
@@ -435,14 +463,14 @@ class Execution(ConfigSection):
     """Between two states of a training that an interrupted run goes on from."""
     trackers: list[Tracker] = []
     """Experiment trackers that hear a training's loss, learning rate, score and speed, and nothing else."""
-    versions: Literal["warn", "strict"] = "warn"
+    on_version_change: Literal["warn", "strict"] = "warn"
     """strict: results made with other library versions are made again."""
 
 
 class ExperimentConfig(ConfigSection):
     """All of it. `amalgam.Experiment` is such a file with its workspace, at work."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     """Of this file's format."""
     corpus: Corpus
     teachers: list[Teacher] = []
@@ -452,7 +480,7 @@ class ExperimentConfig(ConfigSection):
     targets: Targets = Targets()
     student: Student = Student()
     objective: Objective = Objective()
-    embeddings: Embeddings = Embeddings()
+    pseudo_embeddings: PseudoEmbeddings = PseudoEmbeddings()
     report: Report = Report()
     execution: Execution = Execution()
 
@@ -475,6 +503,6 @@ class ExperimentConfig(ConfigSection):
     @property
     def teacher_names(self) -> list[str]:
         """Trained ones first, as in the union of labels."""
-        groups = (self.train_teachers.groups or self.train_teachers.together or ()) if self.train_teachers else ()
+        groups = (self.train_teachers.groups or self.train_teachers.co_train or ()) if self.train_teachers else ()
         trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
         return [*trained, *(teacher.name for teacher in self.teachers)]

@@ -57,11 +57,11 @@ student:                        # stage 3: never sees a teacher; a plain Hugging
   batch_size: 32
 
 # targets:                      # stage 2, seconds: the method sets these, what is said here stands over it
-#   reweight: none              # margin | margin-normalised | none
+#   text_weights: none              # margin | margin-normalised | none
 #   neighbours: 100
 
 # objective:                    # layerwise, dfa, cfl and stratanet also look at the teachers' hidden states
-#   grain: tokens               # pooled | tokens
+#   states: tokens               # pooled | tokens
 
 # execution:                    # how, never what: nothing here changes a result
 #   workspace: artifacts

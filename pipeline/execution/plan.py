@@ -109,7 +109,7 @@ def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
         "inputs": dict(said.inputs),
         "upstream": dict(said.upstream),
     }
-    if run.experiment.execution.versions == "strict":
+    if run.experiment.execution.on_version_change == "strict":
         identity["libraries"] = library_versions()
     return identity
 

@@ -96,11 +96,11 @@ def check_node(ground: NodeRequirements) -> ExperimentError | None:
 class Cluster:
     def __init__(self, run: Run) -> None:
         execution = run.experiment.execution
-        self._needs = {"CPU": execution.cpus, "GPU": execution.gpus}
+        self._needs = {"CPU": execution.ray.cpus, "GPU": execution.ray.gpus}
         self._console = run.console
         self._looked, self._slots = 0.0, 0
         self._nodes: dict[str, str] = {}
-        self.share: dict[str, Any] = {"num_cpus": execution.cpus, "num_gpus": execution.gpus}
+        self.share: dict[str, Any] = {"num_cpus": execution.ray.cpus, "num_gpus": execution.ray.gpus}
         """Of a node, for one task."""
         self._look()
 
@@ -128,7 +128,7 @@ class Cluster:
         if not self._slots:
             raise ExperimentError(
                 f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
-                where="execution.cpus, execution.gpus",
+                where="execution.ray.cpus, execution.ray.gpus",
                 fix="ask for less, or start a node that has them",
             )
         _check_nodes(ground, self._nodes)
@@ -137,7 +137,7 @@ class Cluster:
 def attached(run: Run, ground: NodeRequirements) -> Cluster:
     """Once for all stages of a run."""
     if "cluster" not in run.cache:
-        address = run.experiment.execution.address or "auto"
+        address = run.experiment.execution.ray.address or "auto"
         with _entering:
             if not ray.is_initialized():
                 _enter(address)
@@ -159,8 +159,8 @@ def _enter(address: str) -> None:
     except OSError as error:
         raise ExperimentError(
             f"no Ray cluster at {address}",
-            where="execution.address",
-            fix="`ray start --head` starts one here; execution.address=HOST:PORT names another",
+            where="execution.ray.address",
+            fix="`ray start --head` starts one here; execution.ray.address=HOST:PORT names another",
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():

@@ -71,7 +71,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
         elif only and not ours:
             raise ExperimentError(
                 f"{stage.name} is not up to date ({state.why})",
-                fix=f"run `amalgam {stage.name}` first, or leave --only out",
+                fix=f"run `amalgam {stage.name}` first, or leave --no-upstream out",
             )
         else:
             _run_stage(stage, run, state)
@@ -180,7 +180,7 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
 
 def _say_warnings(run: Run, state: StageState) -> None:
     for warning in state.warnings:
-        run.console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+        run.console.note(f"{state.stage}: {warning} (execution.on_version_change=strict makes it again)")
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:

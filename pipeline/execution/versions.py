@@ -23,7 +23,7 @@ def library_versions() -> dict[str, str]:
 
 
 def version_warnings(manifest: Record) -> Iterator[str]:
-    """A library update does not rerun anything by itself; it is said, and `execution.versions=strict` acts on it."""
+    """Yields a warning per updated library; with `execution.on_version_change=strict` an update reruns stages."""
     now = library_versions()
     for library, before in manifest.made.get("libraries", {}).items():
         if library in LIBRARIES and now.get(library) != before:

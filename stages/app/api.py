@@ -21,7 +21,7 @@ from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app.cost.estimate import CostEstimate, bill
+from amalgam.stages.app.cost.estimate import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
@@ -97,10 +97,10 @@ class Experiment:
         with working(self._run):
             return plan(STAGES, self._run)
 
-    def bill(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
+    def estimate_cost(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
         """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
         with working(self._run):
-            return bill(self._run, states, measure=measure)
+            return estimate_cost(self._run, states, measure=measure)
 
     def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> list[StageState]:
         """Bring everything, or all up to stage `until`, up to date; the states that were found on arrival.

@@ -73,7 +73,7 @@ SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "train-teachers": ("train_teachers",),
     "cache-teachers": ("cache",),
     "build-targets": ("targets",),
-    "guess-embeddings": ("embeddings",),
+    "make-embeddings": ("pseudo_embeddings",),
     "train-student": ("student", "objective"),
 }
 
@@ -88,9 +88,9 @@ def _stage_of(key: str) -> str:
 def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
     console, experiment = _looking(config, overrides)
     states = experiment.plan()
-    costs = experiment.bill(states, measure=measure)
+    costs = experiment.estimate_cost(states, measure=measure)
     if as_json:
-        console.json({"stages": [state.to_json() for state in states], "bill": costs.to_json()})
+        console.json({"stages": [state.to_json() for state in states], "cost": costs.to_json()})
         return
     prices = ["time", "memory", "disk"] if any(costs.costs.values()) else []
     rows = {
@@ -112,7 +112,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
         console.sentence(line)
     for state in states:
         for warning in state.warnings:
-            console.note(f"{state.stage}: {warning} (execution.versions=strict makes it again)")
+            console.note(f"{state.stage}: {warning} (execution.on_version_change=strict makes it again)")
 
 
 def branches(states: Sequence[StageState], parent: str | None = None, start: str = "") -> Iterator[tuple[str, str]]:

@@ -38,7 +38,9 @@ def report(  # noqa: PLR0913 - the options of a command
         what = f"{named[0]} alone has nothing to stand beside"
         raise ExperimentError(what, fix=f"name two runs or more; its own page is reports/{named[0]}.html")
     elif only or force or part:
-        raise ExperimentError("--only, --force and --part are for one run", fix="leave them out, or name one file")
+        raise ExperimentError(
+            "--no-upstream, --force and --part are for one run", fix="leave them out, or name one file"
+        )
     else:
         _side_by_side(config, named, overrides, quiet=quiet)
 

@@ -83,7 +83,7 @@ def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> st
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
         ),
-        "guess-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
+        "make-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
         "train-student": lambda: (
             f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
         ),

@@ -11,7 +11,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "amalgam init --from-teachers ./models/desk ./models/study cardiffnlp/twitter-roberta-base-emotion",
     ),
     "generate": ("amalgam generate", "amalgam generate generate.texts=500 -c no-texts.yaml"),
-    "guess-embeddings": ("amalgam guess-embeddings student.method=as-dfd",),
+    "make-embeddings": ("amalgam make-embeddings student.method=as-dfd",),
     "read-corpus": ("amalgam read-corpus", "amalgam read-corpus corpus.limit=8000 corpus.on_bad_row=skip"),
     "train-teachers": ("amalgam train-teachers", "amalgam train-teachers train_teachers.epochs=5"),
     "cache-teachers": (
@@ -21,7 +21,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "build-targets": (
         "amalgam build-targets --mode hard",
-        "amalgam build-targets targets.temperature=0.5 --only",
+        "amalgam build-targets targets.temperature=0.5 --no-upstream",
     ),
     "train-student": (
         "amalgam train-student",
@@ -38,7 +38,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "amalgam plan",
         "amalgam plan student.method=muka-soft",
         "amalgam plan --tree",
-        "amalgam plan --measure --json",
+        "amalgam plan --estimate --json",
     ),
     "explain": ("amalgam explain build-targets targets.temperature=0.5",),
     "status": ("amalgam status", "amalgam status --json"),

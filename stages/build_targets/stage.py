@@ -85,7 +85,7 @@ class BuildTargets(SequentialStage):
 
         targets, space = run.experiment.targets, label_space(run)
         summary = merge([record.facts for record in records])
-        normalised = targets.reweight == "margin-normalised" and summary["weight_sum"] > 0
+        normalised = targets.text_weights == "margin-normalised" and summary["weight_sum"] > 0
         return {
             "method": method_of(run.experiment.targets.model_dump()),
             "labels": list(space.names),
@@ -116,12 +116,12 @@ def _read(targets: Targets) -> set[str]:
     if targets.mode in {"vanilla-kd", "uhc"}:
         return {"mode", "kd_temperature"}
     if targets.mode == "mt-bert":
-        return {"mode", "kd_temperature", "reweight", "task_loss"}
+        return {"mode", "kd_temperature", "text_weights", "task_loss"}
     if targets.mode == "stratanet":
         return {"mode", "kd_temperature", "uncertainty"}
     if targets.mode in {"scores", "supervised"}:
         return {"mode"}
-    fields = {"mode", "distribution", "reweight"}
+    fields = {"mode", "distribution", "text_weights"}
     if targets.weighs_together:
         return fields
     return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
@@ -187,7 +187,8 @@ def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
         targets = run.experiment.targets
         raise WorkError(
             f"{len(bad)} texts have a weight or target that is not a number >= 0",
-            where=f"keys {some}; rule {targets.mode}, uncertainty {targets.uncertainty}, reweight {targets.reweight}",
+            where=f"keys {some}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
+            f"targets.text_weights={targets.text_weights}",
             fix="`amalgam verify` checks the cache; a teacher with extreme logits may need cache.dtype=fp32",
         )
 

@@ -52,7 +52,7 @@ def build_targets(
         for index in range(len(evidence))
     ]
     margin = _margin(confidence)
-    weight = pl.Series([1.0]).new_from_index(0, texts) if strata or targets.reweight == "none" else margin
+    weight = pl.Series([1.0]).new_from_index(0, texts) if strata or targets.text_weights == "none" else margin
     distributions = _tempered(evidence, targets) if strata else _taught(evidence, targets)
     names = pl.Series([one.teacher for one in evidence], dtype=pl.String)
     return TargetBatch(
@@ -72,7 +72,7 @@ def _tempered(evidence: Sequence[Evidence], targets: Targets) -> list[pl.Series]
 
 def _taught(evidence: Sequence[Evidence], targets: Targets) -> list[pl.Series]:
     said = [one.distribution for one in evidence]
-    return [first_label(one) for one in said] if targets.distribution == "label" else said
+    return [first_label(one) for one in said] if targets.distribution == "top-label" else said
 
 
 def _shares(confidence: pl.Series, targets: Targets, given: pl.Series | None) -> pl.Series:
@@ -98,7 +98,7 @@ def mt_bert_targets(evidence: Sequence[Evidence], gold: pl.Series, space: LabelS
     columns: list[list[pl.Series]] = [[] for _ in space.names]
     for side, one in zip(tempered, evidence, strict=True):
         places = space.columns[one.teacher]
-        weight = None if targets.reweight == "none" else 1 / (1 + known * _cross_entropy(one, told, places))
+        weight = None if targets.text_weights == "none" else 1 / (1 + known * _cross_entropy(one, told, places))
         for place, label in enumerate(places):
             share = column(side, place)
             columns[label].append(share if weight is None else share * weight)

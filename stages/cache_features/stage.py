@@ -33,7 +33,7 @@ class CacheFeatures(SequentialStage):
     unit_label: ClassVar[str] = "texts"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        looked_at = experiment.targets.looks_at_encoder or experiment.objective.states is not None
+        looked_at = experiment.targets.looks_at_encoder or experiment.objective.read_states is not None
         return experiment.student.learns and (looked_at or measure_of(experiment) is not None)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -47,7 +47,7 @@ class CacheFeatures(SequentialStage):
                 inputs["features"] = kept.key
             else:
                 inputs.setdefault("states", []).append([kept.who, kept.key])
-        if run.experiment.objective.states == "tokens":  # as this encoder's tokenizer cuts texts too
+        if run.experiment.objective.read_states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
         return Identity({}, inputs)
@@ -105,7 +105,7 @@ def _units(run: Run) -> Iterator[Unit]:
 
 
 def _check_tokenizers(run: Run) -> None:
-    if run.experiment.objective.states == "tokens":
+    if run.experiment.objective.read_states == "tokens":
         from amalgam.stages.cache_features.write_teacher_states import refuse_other_tokenizers
 
         refuse_other_tokenizers(run)

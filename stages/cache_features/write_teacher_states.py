@@ -50,14 +50,14 @@ def refuse_other_tokenizers(run: Run) -> None:
     student = run.experiment.student
     wanted = _digest(encoder_files(run, student, ENCODER))
     for known in teachers_of(run):
-        fix = "objective.grain=pooled; of layerwise, objective.learning=joint; or an encoder that shares its tokenizer"
+        fix = "objective.states=pooled; of layerwise, objective.schedule=joint; or an encoder that shares its tokenizer"
         if _digest(known.files, trust_remote_code=known.trust_remote_code) != wanted:
             what = f"teacher {known.name} and the student's encoder {student.encoder} do not tokenise alike"
-            raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.grain: tokens", fix=fix)
+            raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.states: tokens", fix=fix)
         if known.max_tokens != student.max_tokens:
             what = f"teacher {known.name} reads {known.max_tokens} tokens of a text, the student {student.max_tokens}"
             fix = f"student.max_tokens={known.max_tokens}, or cache.max_tokens={student.max_tokens}"
-            raise ModelError(f"{what}: long texts are cut otherwise", where="objective.grain: tokens", fix=fix)
+            raise ModelError(f"{what}: long texts are cut otherwise", where="objective.states: tokens", fix=fix)
 
 
 def _digest(files: ModelFiles, *, trust_remote_code: bool = False) -> str:

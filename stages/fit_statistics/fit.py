@@ -1,8 +1,7 @@
-"""From the cache to a teacher's statistics: which texts are its own, and of which class each is.
+"""Fits Gaussians to the states of each teacher's own texts, and reads the logits and states that they need.
 
-Its own may be those that were written for it, or any where nobody knows. Of each class that it says those are taken
-that it is surest of by the margin of its logits, a share (`targets.surest`) of what is its own if all teachers have
-equally many: written texts drift, and of others more would be others'. Over all classes the loudest would be all.
+A teacher's own texts are those generated for it, else all texts. Of each predicted class the share
+`targets.reference_fraction` with the largest logit margin is used, because generated texts drift.
 """
 
 from __future__ import annotations
@@ -69,7 +68,11 @@ def fit(run: Run, teacher: ResolvedTeacher) -> tuple[Statistics, dict[str, Any]]
     keys: Keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
     logits = cached_logits(run, teacher, [bucket.prefix for bucket in buckets], keys)
     states = state_of(run, teacher, keys, statistics_states)
-    mine, share, which = _written_for(run, teacher, keys), run.experiment.targets.surest, "that it is surest of"
+    mine, share, which = (
+        _written_for(run, teacher, keys),
+        run.experiment.targets.reference_fraction,
+        "that it is surest of",
+    )
     if mine.any():
         which += ", of those written for it"
     else:

@@ -46,7 +46,7 @@ class FitStatistics(SequentialStage):
         }
         if run.experiment.generate:
             inputs["written"] = generated_file(run).sha256
-        return Identity({"surest": run.experiment.targets.surest}, inputs)
+        return Identity({"reference_fraction": run.experiment.targets.reference_fraction}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]

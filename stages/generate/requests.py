@@ -42,7 +42,7 @@ DIVERSITY: Mapping[str, Mapping[str, Choices]] = {
 }
 
 SAID: Mapping[str, set[str]] = {
-    "steered": {"steer", "candidates", "max_tokens", "fast", "seed"},
+    "steered": {"steering_strength", "candidates", "max_tokens", "max_scored", "seed"},
     "prompted": {"candidates", "max_tokens", "seed"},
     "random-words": {"max_tokens", "seed"},
     "cross-domain": {"column", "seed"},
@@ -147,7 +147,7 @@ def no_word(label: str) -> bool:
 def _families(run: Run) -> Iterator[Family]:
     settings = generate_config(run)
     common = {"engine": ENGINE, **said_of(settings)}
-    if run.experiment.execution.versions == "strict":
+    if run.experiment.execution.on_version_change == "strict":
         common["libraries"] = library_versions()
     teachers = teachers_of(run)
     if settings.source == "cross-domain":

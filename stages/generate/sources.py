@@ -110,12 +110,12 @@ def writer_for(run: Run, known: ResolvedTeacher) -> Writer[tuple[int, int]]:
     batch_tokens = run.experiment.execution.batch_tokens
     teacher = load_teacher(run, known, "fp32", passes=0)
     scorer = Scorer(teacher, batch_tokens=batch_tokens, stop=run.signals.check)
-    steering = SteeringParams(_steer(settings), settings.max_tokens, settings.fast)
+    steering = SteeringParams(_steer(settings), settings.max_tokens, settings.max_scored)
     return Writer(_language_model(run), scorer, steering, stop=run.signals.check)
 
 
 def _steer(settings: Generate) -> float:
-    return settings.steer if settings.source == "steered" else 0.0
+    return settings.steering_strength if settings.source == "steered" else 0.0
 
 
 def _language_model(run: Run) -> LanguageModel:

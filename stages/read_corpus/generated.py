@@ -46,7 +46,7 @@ def gate_lines(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
     reasons = ", ".join(f"{name} {count:,}" for name, count in facts["failed"].items() if count)
     poor = [
         f"{name}: {counts[0]} of {counts[1]} generated texts pass the gates ({100 * counts[0] / counts[1]:.0f}%); "
-        "a larger generate.steer, more generate.texts or another language model may reach it"
+        "a larger generate.steering_strength, more generate.texts or another language model may reach it"
         for name, counts in facts["accepted"].items()
         if counts[0] < FEW * counts[1]
     ]
@@ -89,5 +89,5 @@ def _nothing_left(part: str, total: int, failed: Mapping[str, int]) -> DataError
     return DataError(
         f"none of {total:,} generated texts is left for the {part} part",
         where=f"the gates of generate; texts that fail: {reasons or 'none'}",
-        fix="generate more (generate.texts), steer more (generate.steer), or lower a gate, which generates nothing",
+        fix="raise generate.texts or generate.steering_strength, or relax a filter (no new text is generated)",
     )

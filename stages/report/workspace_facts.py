@@ -88,7 +88,7 @@ def _what(stage: str, manifest: Record) -> str:
         "fit-statistics": lambda: f"{len(facts['teachers'])} teachers",
         "weigh-teachers": lambda: f"weights: {config['targets']['weights']}",
         "build-targets": lambda: f"{facts['summary']['texts']:,} targets over {len(facts['labels'])} labels",
-        "guess-embeddings": lambda: f"for {len(facts['teachers'])} teachers",
+        "make-embeddings": lambda: f"for {len(facts['teachers'])} teachers",
         "train-student": lambda: f"{facts['steps']:,} steps, best at {facts['best_step']:,}",
         "report": lambda: str(facts["method"]),
     }

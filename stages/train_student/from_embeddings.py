@@ -91,17 +91,17 @@ def gathered(run: Run, new: NewClassifier, temperature: float) -> EmbeddingData:
     """Of every teacher and class, in the student's own space."""
     from safetensors.torch import load_file
 
-    from amalgam.stages.guess_embeddings.projection import fitted
-    from amalgam.stages.guess_embeddings.search import Frame
+    from amalgam.stages.make_embeddings.projection import fitted
+    from amalgam.stages.make_embeddings.search import Frame
 
-    space, made = label_space(run), run.result("guess-embeddings")
+    space, made = label_space(run), run.result("make-embeddings")
     files = {file.path: file for file in made.files}
     frame = Frame(new.model, new.tokenizer)
-    if run.experiment.embeddings.tokens + len(frame) > new.limit:
+    if run.experiment.pseudo_embeddings.tokens + len(frame) > new.limit:
         raise ExperimentError(
             f"the student reads {new.limit} tokens, special ones included",
-            where=f"embeddings.tokens: {run.experiment.embeddings.tokens}",
-            fix=f"embeddings.tokens={new.limit - len(frame)}",
+            where=f"embeddings.tokens: {run.experiment.pseudo_embeddings.tokens}",
+            fix=f"pseudo_embeddings.tokens={new.limit - len(frame)}",
         )
     embeddings, targets = [], []
     for known in teachers_of(run):

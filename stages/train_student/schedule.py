@@ -35,7 +35,7 @@ PHASES: Mapping[str, Callable[[ObjectiveContext], Phases]] = {
 
 
 def phases_of(run: Run, new: NewClassifier, material: TrainingData, targets: Objective) -> Phases:
-    states = _states(run, material) if run.experiment.objective.states else []
+    states = _states(run, material) if run.experiment.objective.read_states else []
     return phases_over(run, new, states, targets, _confidence(run, material))
 
 
@@ -68,10 +68,10 @@ def _states(run: Run, material: TrainingData) -> list[States]:
 
     found = states_of(run, material.keys)
     lengths: Any = material.learn.lengths
-    for states in found if run.experiment.objective.states == "tokens" else []:
+    for states in found if run.experiment.objective.read_states == "tokens" else []:
         if (states.lengths != lengths).any():
             what = f"teacher {states.teacher} and the student do not read the same tokens of a text"
             raise ModelError(
-                what, where="objective.grain: tokens", fix="give both the same max_tokens, or grain=pooled"
+                what, where="objective.states: tokens", fix="give both the same max_tokens, or states=pooled"
             )
     return found

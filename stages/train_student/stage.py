@@ -47,7 +47,7 @@ class TrainStudent(SequentialStage):
             inputs["validation"] = validation.labels_digest if validation else None
         unsaid = {"dropout"} if student.dropout is None else set()
         config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unsaid)}
-        taught_by = "build-targets" if run.experiment.reads_texts else "guess-embeddings"
+        taught_by = "build-targets" if run.experiment.reads_texts else "make-embeddings"
         upstream = {taught_by: run.fingerprint(taught_by)}
         said = run.experiment.objective
         if not run.experiment.reads_texts:
@@ -55,7 +55,7 @@ class TrainStudent(SequentialStage):
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         if said.read:
             config["objective"] = said.model_dump(include=said.read)
-        if said.states:
+        if said.read_states:
             upstream["cache-features"] = run.fingerprint("cache-features")
         if said.name == "stratanet":
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")

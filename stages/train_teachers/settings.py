@@ -13,7 +13,7 @@ from amalgam.stages.common.load import encoder_digest
 
 ENCODER = "train_teachers.encoder"
 
-NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "together"}
+NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 
 def settings_of(run: Run) -> Settings:
@@ -26,8 +26,8 @@ def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
     """Settings that name one encoder each, and where they say it: by teacher where these are trained together."""
     settings = settings_of(run)
     return {
-        name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.together.{name}")
-        for name, encoder in (settings.together or {}).items()
+        name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.co_train.{name}")
+        for name, encoder in (settings.co_train or {}).items()
     } or {"": (settings, ENCODER)}
 
 
@@ -39,7 +39,7 @@ def _encoder_digests(run: Run) -> Any:
 def groups_of(run: Run) -> dict[str, list[str]]:
     """Teacher -> its labels."""
     settings, known = settings_of(run), _part(run).labels
-    groups = settings.groups or dict.fromkeys(settings.together or {}, known)
+    groups = settings.groups or dict.fromkeys(settings.co_train or {}, known)
     if isinstance(groups, int):
         if groups * 2 > len(known):
             raise ExperimentError(

@@ -68,12 +68,12 @@ class TrainTeachers(SequentialStage):
     def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, NewClassifier, dict[str, Any]]]:
         """The unit's teacher, and those that were trained with it."""
         checkpoint = unit.folder / "checkpoint"
-        if not settings_of(run).together:
+        if not settings_of(run).co_train:
             from amalgam.stages.train_teachers.training import train
 
             yield (unit, *train(run, unit.payload, _part(run), checkpoint))
         elif not run.cache.get("trained together"):
-            from amalgam.stages.train_teachers.together import train_together
+            from amalgam.stages.train_teachers.co_train import train_together
 
             found = train_together(run, unit.payload, _part(run), checkpoint)
             run.cache["trained together"] = True  # all processes know it, whoever writes
@@ -98,5 +98,5 @@ def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
     """A teacher's name is no part of it, unless it is one of several that are trained together."""
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY)
     content = [_encoder_digests(run), _part(run).labels_digest]
-    among = [name] if settings_of(run).together else []
+    among = [name] if settings_of(run).co_train else []
     return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *among])

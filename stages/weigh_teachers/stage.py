@@ -1,6 +1,6 @@
 """Stage weigh-teachers: one unit, the weight of every teacher on every training text, from the cache alone.
 
-Wanted where `targets.weights` is not MUKA's own, which looks at one text at a time: these look at all of them.
+Wanted where `targets.teacher_weights` is not MUKA's own, which looks at one text at a time: these look at all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WeighTeachers(SequentialStage):
         run.result("cache-teachers")
         inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
         inputs |= passes_counted(run)
-        if targets.signal == "all" and are_written(run.experiment):
+        if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
         features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_encoder else {}
         return Identity({"targets": said_of(targets)}, inputs, features)
@@ -67,7 +67,7 @@ class WeighTeachers(SequentialStage):
 
 def said_of(targets: Targets) -> dict[str, Any]:
     """Of the targets section, what weights depend on; confidences and their temperature are what is fallen back on."""
-    fields = {"weights", "signal", "uncertainty", "temperature"}
+    fields = {"teacher_weights", "weight_signal", "uncertainty", "temperature"}
     if targets.looks_at_neighbours:
-        fields |= {"neighbours"} if targets.signal == "all" else {"neighbours", "smoothings"}
+        fields |= {"neighbours"} if targets.weight_signal == "all" else {"neighbours", "smoothing_rounds"}
     return targets.model_dump(include=fields)

@@ -62,11 +62,11 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     buckets, targets = train_part(run).buckets, run.experiment.targets
     facts: dict[str, Any] = {"notes": []}
     answered = answers(run, buckets)
-    signal, shares = (_of_all if targets.signal == "all" else _of_one)(run, buckets, answered, facts)
+    signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(run, buckets, answered, facts)
     if signal is None:
         found = by_confidence(answered["confidence"], targets.temperature)
     else:
-        found = weighed(signal, targets.weights, facts, shares)
+        found = weighed(signal, targets.teacher_weights, facts, shares)
     teachers = list(label_space(run).columns)
     values = pa.array(found.weights.astype(np.float32).reshape(-1))
     columns = [keys_of(run, buckets), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
@@ -95,11 +95,11 @@ def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
     from amalgam.stages.weigh_teachers.neighbours import nearest
 
     targets = run.experiment.targets
-    signal = exclusive(answered[targets.signal], facts)
+    signal = exclusive(answered[targets.weight_signal], facts)
     if signal is None or not targets.looks_at_neighbours:
         return signal, None
     near = nearest(features_of(run, buckets), targets.neighbours)
-    smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothings)
+    smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothing_rounds)
     if facts["coherence"] < COHERENT and signal.shape[1] > 1:
         facts["notes"].append(
             f"neighbouring texts say nothing of a text's teacher (correlation {facts['coherence']:.2f}): "

@@ -185,7 +185,7 @@ def test_other_library_versions_give_a_warning_and_rerun_only_when_strict(tmp_pa
     states = plan(toy_stages(), toy_run(tmp_path))
     assert [state.warnings for state in states] == [(), (), (f"made with polars 0.1, now {now}",)]
     assert _plan(tmp_path) == CURRENT
-    strict = _plan(tmp_path, execution={"versions": "strict"})
+    strict = _plan(tmp_path, execution={"on_version_change": "strict"})
     assert strict[0][1:3] == ("missing", "code")
 
 

@@ -21,7 +21,7 @@ from amalgam.stages.common.training.batches import Examples, collate
 from amalgam.stages.common.training.loop import fit
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_teachers.together import Together, end_to_end
+from amalgam.stages.train_teachers.co_train import Together, end_to_end
 from amalgam.tests.stages.tiny_models import tiny
 
 LABELS = ["x", "y", "z"]

@@ -60,10 +60,10 @@ def test_the_temperature_is_that_of_the_answers_and_not_of_the_weights() -> None
 
 
 def test_its_parts_can_be_left_out_one_by_one_and_then_no_label_is_needed() -> None:
-    assert targets_of("x", reweight="none")[0] == pytest.approx([1.7, 0.3, 1, 0])
+    assert targets_of("x", text_weights="none")[0] == pytest.approx([1.7, 0.3, 1, 0])
     a, b = 1 / (1 + CE_A), 1 / (1 + CE_B)
     assert targets_of("x", task_loss=False)[0] == pytest.approx([0.9 * a + 0.8 * b, 0.1 * a + 0.2 * b, 0, 0])
-    target, weight = targets_of(None, task_loss=False, reweight="none")
+    target, weight = targets_of(None, task_loss=False, text_weights="none")
     assert target == pytest.approx([1.7, 0.3, 0, 0])
     assert weight == 1
 

@@ -132,7 +132,7 @@ def test_adaption_is_the_identity_at_first_and_always_where_it_does_not_learn() 
 def guided(**said: Any) -> DFAObjective:
     objective = DFAObjective(setting([states([[[2.0]]]), states([[[1.0, 3.0]]])], width=2, name="dfa", **said)).double()
     squeezed(objective.amalgamation)
-    fill(objective.adaption, maps__0__weight=[[2.0, 0], [0, 1]], maps__0__bias=[0.0, 0])
+    fill(objective.adapter, maps__0__weight=[[2.0, 0], [0, 1]], maps__0__bias=[0.0, 0])
     return objective
 
 
@@ -158,7 +158,7 @@ def test_dfa_by_token_compares_token_with_token_and_never_padding() -> None:
             ],
             width=1,
             name="dfa",
-            grain="tokens",
+            states="tokens",
         )
     ).double()
     fill(objective.amalgamation, squeezes__0__encoder__weight=[[1.0]], squeezes__0__encoder__bias=[0.0])
@@ -223,10 +223,10 @@ def layer_by_layer(kind: str = "bert", **said: Any) -> tuple[Any, LayerwiseObjec
     teachers = [states(random.normal(size=(5, 2, width)), [5]) for width in (6, 10)]
     torch.manual_seed(0)
     objective = LayerwiseObjective(
-        setting(teachers, width=32, layers=2, name="layerwise", grain="tokens", **said)
+        setting(teachers, width=32, layers=2, name="layerwise", states="tokens", **said)
     ).double()
     with torch.no_grad():
-        for parameter in objective.adaption.parameters():
+        for parameter in objective.adapter.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     given = {
         "targets": EVEN,
@@ -258,7 +258,7 @@ def test_each_layer_makes_of_the_adapted_state_below_that_of_its_own_block() -> 
     model, objective, given = layer_by_layer()
     found = asked(model, objective, given)
     amalgamated, reconstruction = objective.amalgamation(objective.teachers(given), given["attention_mask"])
-    adapted = objective.adaption(amalgamated)
+    adapted = objective.adapter(amalgamated)
     body = model.bert
     made = [
         body.encoder.layer[0](body.embeddings(given["input_ids"])),
@@ -274,7 +274,7 @@ def test_each_layer_makes_of_the_adapted_state_below_that_of_its_own_block() -> 
 def test_what_a_layer_is_to_give_does_not_come_towards_it() -> None:
     """The adaption of a block learns from the layer that reads it, never by making that layer's task easy."""
     model, objective, given = layer_by_layer(weights=[0, 1, 0])
-    first, second = (gradient(one) for one in led(model, objective, given).adaption.maps)
+    first, second = (gradient(one) for one in led(model, objective, given).adapter.maps)
     assert first > 0
     assert second == 0
 
@@ -288,7 +288,7 @@ def test_the_layers_of_every_family_can_be_led(kind: str) -> None:
     led(model, objective, given)
     assert len(objective.heard) == 2
     assert all(gradient(layer) > 0 for layer in layers_of(model, 2))
-    assert gradient(objective.adaption.maps[1]) > 0  # through the head
+    assert gradient(objective.adapter.maps[1]) > 0  # through the head
     model(input_ids=given["input_ids"])
     assert len(objective.heard) == 2
 
@@ -297,14 +297,16 @@ def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None
     model, _ = tiny("albert")
     with pytest.raises(ModelError, match="2 layers") as refused:
         layers_of(model, 2)
-    assert "objective.learning=joint" in str(refused.value.fix)
+    assert "objective.schedule=joint" in str(refused.value.fix)
 
 
 @pytest.mark.parametrize(
     ("learning", "names"), [("layer-wise", ["layer-wise"]), ("joint", ["joint"]), ("both", ["layer-wise", "joint"])]
 )
 def test_learning_is_layer_by_layer_or_end_to_end_or_one_after_the_other(learning: str, names: list[str]) -> None:
-    found = phases(setting([states(np.zeros((1, 1, 2)))], width=4, name="layerwise", grain="tokens", learning=learning))
+    found = phases(
+        setting([states(np.zeros((1, 1, 2)))], width=4, name="layerwise", states="tokens", schedule=learning)
+    )
     assert [name for name, _ in found] == names
     assert found[-1][1] == WeightedKL() or learning == "layer-wise"
 

@@ -37,13 +37,13 @@ PLAIN = Training(
 )
 WAYS: dict[str, dict[str, Any]] = {
     "dfa": {"name": "dfa"},
-    "dfa by token": {"name": "dfa", "grain": "tokens"},
+    "dfa by token": {"name": "dfa", "states": "tokens"},
     "cfl": {"name": "cfl"},
     "stratanet": {"name": "stratanet"},
-    "stratanet multiply": {"name": "stratanet", "strata": "multiply"},
-    "stratanet no-st": {"name": "stratanet", "strata": "no-st"},
-    "layerwise": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise"},
-    "layerwise ifa": {"name": "layerwise", "grain": "tokens", "learning": "layer-wise", "amalgamation": "ifa"},
+    "stratanet multiply": {"name": "stratanet", "fusion": "multiply"},
+    "stratanet no-st": {"name": "stratanet", "fusion": "no-st"},
+    "layerwise": {"name": "layerwise", "states": "tokens", "schedule": "layer-wise"},
+    "layerwise ifa": {"name": "layerwise", "states": "tokens", "schedule": "layer-wise", "amalgamation": "ifa"},
 }
 
 
@@ -56,7 +56,7 @@ def some_examples() -> Examples:
 def objective_of(way: str) -> Any:
     """Three teachers of other widths than the student's; states of two blocks."""
     said, draw = Said(**WAYS[way]), np.random.default_rng(1)
-    lengths = some_examples().lengths if said.grain == "tokens" else np.ones(TEXTS, np.int64)
+    lengths = some_examples().lengths if said.states == "tokens" else np.ones(TEXTS, np.int64)
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]

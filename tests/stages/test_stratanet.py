@@ -110,7 +110,7 @@ def objective(
 
 def plain(**said: Any) -> StrataNetObjective:
     """Student and head as they are; amalgamated is 0.25 * (0, 8) + 0.75 * (0, 4) = (0, 5)."""
-    found = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], strata="no-st", **said)
+    found = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], fusion="no-st", **said)
     eye = [[1.0, 0], [0, 1]]
     for name in ("strata__0__into__0", "strata__0__into__1", "strata__0__merge", "maps__0"):
         fill(found, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
@@ -129,7 +129,7 @@ def test_the_loss_is_the_states_share_the_targets_rest_and_the_heads_targets() -
 
 def test_states_are_summed_over_blocks_and_the_heads_averaged() -> None:
     """Both blocks alike: twice the distance, once the targets."""
-    found = objective([[[[0.0, 5.0], [0.0, 5.0]]]], [[[1.0], [1.0]]], strata="no-st")
+    found = objective([[[[0.0, 5.0], [0.0, 5.0]]]], [[[1.0], [1.0]]], fusion="no-st")
     eye = [[1.0, 0], [0, 1]]
     for block in (0, 1):
         for name in (f"strata__{block}__into__0", f"strata__{block}__merge", f"maps__{block}"):
@@ -155,7 +155,7 @@ def amalgamated_variance(how: str, guard: float) -> float:
     draw = np.random.default_rng(0)
     texts, width = 128, 8
     teachers = [draw.normal(size=(texts, 1, one)) for one in (6, 10)]
-    found = objective(teachers, draw.dirichlet(np.ones(2), size=(texts, 1)), width=width, guard=guard, strata=how)
+    found = objective(teachers, draw.dirichlet(np.ones(2), size=(texts, 1)), width=width, guard=guard, fusion=how)
     given = batch(found, [draw.normal(size=(texts, 1, width))], [[1]] * texts, list(range(texts)))
     given["targets"] = torch.from_numpy(np.eye(2)[(teachers[0][:, 0, 0] > 0).astype(int)])
     optimizer = torch.optim.Adam(found.parameters(), 1e-2)

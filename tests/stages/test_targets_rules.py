@@ -57,12 +57,16 @@ def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_else
 
 def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is_asked_for() -> None:
     teachers = [evidence("a", [0.4, 0.6], 0.3), evidence("b", [0.4, 0.4, 0.2], 0.4)]
-    hard = build_targets(teachers, SPACE, Targets(mode="hard", distribution="label"))
+    hard = build_targets(teachers, SPACE, Targets(mode="hard", distribution="top-label"))
     assert hard.target.to_list()[0] == [0, 0, 1, 0, 0]
-    soft = build_targets(teachers, SPACE, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    soft = build_targets(
+        teachers, SPACE, Targets(distribution="top-label", teacher_weights="mixture"), arrays([0.25, 0.75])
+    )
     assert soft.target.to_list()[0] == pytest.approx([0, 0.25, 0.75, 0, 0])
     meeting = union_of({"a": ["x", "y"], "b": ["y", "z", "w"]})
-    both = build_targets(teachers, meeting, Targets(distribution="label", weights="mixture"), arrays([0.25, 0.75]))
+    both = build_targets(
+        teachers, meeting, Targets(distribution="top-label", teacher_weights="mixture"), arrays([0.25, 0.75])
+    )
     assert both.target.to_list()[0] == pytest.approx([0, 1, 0, 0])
 
 
@@ -98,7 +102,7 @@ def test_where_labels_meet_what_is_padded_is_added() -> None:
 
 def test_without_reweighting_every_text_weighs_one() -> None:
     both = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    assert build_targets(both, SPACE, Targets(reweight="none")).weight.to_list() == [1.0]
+    assert build_targets(both, SPACE, Targets(text_weights="none")).weight.to_list() == [1.0]
 
 
 def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
@@ -168,11 +172,11 @@ def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
 
 def test_weights_that_are_given_take_the_place_of_confidences() -> None:
     teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    found = build_targets(teachers, SPACE, Targets(weights="mixture"), arrays([0.25, 0.75]))
+    found = build_targets(teachers, SPACE, Targets(teacher_weights="mixture"), arrays([0.25, 0.75]))
     assert found.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
     assert found.weight.to_list() == pytest.approx([0.5 + 1e-6])
     assert found.teacher.to_list() == ["b"]
-    hard = build_targets(teachers, SPACE, Targets(weights="mixture", mode="hard"), arrays([0.25, 0.75]))
+    hard = build_targets(teachers, SPACE, Targets(teacher_weights="mixture", mode="hard"), arrays([0.25, 0.75]))
     assert hard.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
 
 

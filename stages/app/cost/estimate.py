@@ -54,7 +54,7 @@ class CostEstimate:
         }
 
 
-def bill(run: Run, states: Sequence[StageState], *, measure: bool) -> CostEstimate:
+def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool) -> CostEstimate:
     """What is current costs nothing. Without `measure` only rates that the workspace keeps are used."""
     rates = MachineRates(run, measure=measure)
     costs: dict[str, Cost | None] = {}
@@ -73,7 +73,7 @@ def bill(run: Run, states: Sequence[StageState], *, measure: bool) -> CostEstima
 
 def _why(error: Exception) -> str:
     if isinstance(error, NotMeasuredError):
-        return "`amalgam plan --measure` tries this machine, once"
+        return "`amalgam plan --estimate` tries this machine, once"
     if isinstance(error, PendingDependencyError):
         return f"after {error.stage}"
     return error.what if isinstance(error, AmalgamError) else str(error)

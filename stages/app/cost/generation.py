@@ -65,7 +65,7 @@ def _first_texts(job: StageEstimate) -> Cost:
 
 
 def guessing(job: StageEstimate) -> Cost:
-    said, costs = job.run.experiment.embeddings, []
+    said, costs = job.run.experiment.pseudo_embeddings, []
     wanted: dict[str, int] = {}
     for unit in job.state.missing:
         wanted[unit.payload[0].name] = wanted.get(unit.payload[0].name, 0) + 1
@@ -81,7 +81,7 @@ def guessing(job: StageEstimate) -> Cost:
 def _guessing(run: Run, known: ResolvedTeacher) -> Figures:
     from amalgam.stages.guess_embeddings.search import guess
 
-    said, taken = run.experiment.embeddings, []
+    said, taken = run.experiment.pseudo_embeddings, []
     with PeakMemory() as peak:
         ends = [time.perf_counter()]
         teacher = load_teacher(run, known, "fp32", passes=0)

@@ -53,7 +53,7 @@ class StageEstimate:
         """Of what is still to be made, something that is as long as it will be."""
         said = self.run.experiment
         if part == "train" and not said.reads_texts:
-            return [_as_long_as(said.embeddings.tokens)]
+            return [_as_long_as(said.pseudo_embeddings.tokens)]
         if self.awaits(part):
             found = [rates_of_writing(self, known)["tokens_per_text"] for known in teachers_of(self.run)]
             return [_as_long_as(round(tokens)) for tokens in found]
@@ -86,7 +86,7 @@ class StageEstimate:
         """The teachers that are to be trained, and their labels."""
         settings = self.run.experiment.train_teachers
         known = sorted(self.survey(self.teachers_part).labels)
-        groups = (settings.groups or dict.fromkeys(settings.together or {}, known)) if settings else {}
+        groups = (settings.groups or dict.fromkeys(settings.co_train or {}, known)) if settings else {}
         if isinstance(groups, dict):
             return groups
         names = cut_in_groups(known, groups)

@@ -84,12 +84,12 @@ def _training_teachers(job: StageEstimate) -> Cost:
         seconds += lessons.seconds(rates[name])
     memory = [one["memory_mb"] for one in rates.values()]  # those that are trained together are there together
     disk = sum(one["model_mb"] for one in rates.values())
-    return Cost(seconds, sum(memory) if settings.together else max(memory), disk)
+    return Cost(seconds, sum(memory) if settings.co_train else max(memory), disk)
 
 
 def _training_student(job: StageEstimate) -> Cost:
     said, student = job.run.experiment, job.run.experiment.student
-    texts = job.survey("train").texts if said.reads_texts else said.embeddings.count * sum(_label_counts(job))
+    texts = job.survey("train").texts if said.reads_texts else said.pseudo_embeddings.count * sum(_label_counts(job))
     validation = job.survey("validation").texts if student.select != "held-out" else 0
     held_out = 0.0 if validation else student.held_out
     looked_at = validation or texts * (held_out or 1.0)
@@ -107,7 +107,7 @@ def _training_rates(job: StageEstimate, said: Student | TrainTeachers, where: st
     part = part or ("train" if where == ENCODER else job.teachers_part)
     objective, widths = job.run.experiment.objective, None
     if where == ENCODER and objective.read and job.run.experiment.reads_texts:
-        widths = _widths(job) if objective.states else []
+        widths = _widths(job) if objective.read_states else []
         about += [objective.model_dump(include=objective.read), widths]
 
     def measure() -> Figures:
@@ -278,7 +278,9 @@ def _weighing(job: StageEstimate) -> Cost:
     from amalgam.stages.weigh_teachers.neighbours import REFERENCES
 
     said = job.run.experiment.targets
-    widths = 1 + (1 + teachers) * (said.signal == "all") if said.looks_at_neighbours else 0  # in those of an encoder
+    widths = (
+        1 + (1 + teachers) * (said.weight_signal == "all") if said.looks_at_neighbours else 0
+    )  # in those of an encoder
     rates = job.rates.of("comparing texts", None, trials.comparing)
     memory = texts * (FEATURE_BYTES * 4 * widths + 8 * teachers) / MEGABYTE
     seconds = texts * min(texts, REFERENCES) * rates["seconds_per_pair"] * widths
@@ -317,7 +319,7 @@ COSTS: Mapping[str, Callable[[StageEstimate], Cost]] = {
     "fit-statistics": _fitting,
     "weigh-teachers": _weighing,
     "build-targets": _targets,
-    "guess-embeddings": guessing,
+    "make-embeddings": guessing,
     "train-student": _training_student,
     "report": _report,
 }

@@ -234,7 +234,7 @@ def _phases(run: Run, new: NewClassifier, examples: Examples, widths: Sequence[i
     from amalgam.stages.common.states.read import States
     from amalgam.stages.train_student.schedule import phases_over
 
-    by_token = run.experiment.objective.states == "tokens"
+    by_token = run.experiment.objective.read_states == "tokens"
     lengths = examples.lengths if by_token else np.ones(len(examples), np.int64)
     place, starts = np.zeros(len(examples), np.int64), np.cumsum(lengths) - lengths
     random = np.random.default_rng(0)

@@ -71,7 +71,7 @@ EXPERIMENT = """\
 # Teachers, a language model, and no text. Try, in this folder:
 #   amalgam plan
 #   amalgam plan generate.texts=400
-#   amalgam run  student.method=vanilla-kd generate.steer=5
+#   amalgam run  student.method=vanilla-kd generate.steering_strength=5
 corpus:
   test: texts/test.parquet         # only measured on
   label: label
@@ -85,11 +85,11 @@ generate:
   source: steered
   language_model: ./lm
   texts: 200                       # per teacher and class
-  steer: 2
+  steering_strength: 2
   max_tokens: 32
   held_out: 0.2                    # for stratanet's statistics of the teachers; no student learns from it
 
-embeddings:
+pseudo_embeddings:
   count: 64                        # as-dfd's, per teacher and class
 
 cache:

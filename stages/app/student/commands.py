@@ -25,9 +25,9 @@ Examples:
 
 amalgam predict "the onion was fried" --top 3 --explain
 
-amalgam predict --in texts.csv --text body --id number --out labels.parquet
+amalgam predict --input texts.csv --text body --id number --out labels.parquet
 
-grep -h onion *.log | amalgam predict --in - > labels.csv
+grep -h onion *.log | amalgam predict --input - > labels.csv
 
 The file has a row for each of the texts, in their order: row, key, id, label, probability; with --top K also label_2,
 probability_2 and so on; with --explain mass_TEACHER, the sum over that teacher's labels (a label that several teachers
@@ -72,7 +72,7 @@ def predict(  # noqa: PLR0913 - the options of a command
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to label.")] = None,
     source: Annotated[
         str | None,
-        typer.Option("--in", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - reads a pipe, a text a line."),
+        typer.Option("--input", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - reads a pipe, a text a line."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")

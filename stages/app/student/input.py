@@ -38,7 +38,7 @@ class InputTexts:
         path = Path(self.source)
         if not path.is_file():
             raise DataError(
-                "there is no file of texts", where=str(path.absolute()), fix="--in FILE, or --in - for a pipe"
+                "there is no file of texts", where=str(path.absolute()), fix="--input FILE, or --input - for a pipe"
             )
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
             fix = f"the kinds are {', '.join(SUFFIXES)} and .txt (one text a line)"

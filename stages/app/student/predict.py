@@ -140,13 +140,13 @@ def from_commands(  # noqa: PLR0913 - the options of the command
     as_json: bool,
 ) -> None:
     if bool(texts) == (source is not None):
-        what = "give texts, or a file of them with --in" + (", not both" if texts else "")
-        raise ExperimentError(what, where="amalgam predict", fix='amalgam predict "some text", or --in texts.csv')
+        what = "give texts, or a file of them with --input" + (", not both" if texts else "")
+        raise ExperimentError(what, where="amalgam predict", fix='amalgam predict "some text", or --input texts.csv')
     wanted = PredictOptions(top, explain)
     if source is None:
         if out is not None:
             what = "--out is for texts that come from a file"
-            raise ExperimentError(what, where="amalgam predict", fix="--in FILE, or --json > FILE")
+            raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
         answer_texts(texts, config=config, student=student, wanted=wanted, as_json=as_json)
         return
     if as_json:

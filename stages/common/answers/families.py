@@ -52,6 +52,6 @@ def prefix_in(path: str) -> str:
 
 def _family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
     key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
-    if run.experiment.execution.versions == "strict":
+    if run.experiment.execution.on_version_change == "strict":
         key["libraries"] = library_versions()
     return key

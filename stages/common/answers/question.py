@@ -41,7 +41,7 @@ class Reader:
             rows = rows.take(ask.rows)
         tokens = self._tokens(bucket, rows, ask.rows)
         self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
-        if self.run.experiment.cache.on_long == "error" and tokens.cut.any():
+        if self.run.experiment.cache.on_long_text == "error" and tokens.cut.any():
             _refuse_long(rows, tokens, self.known)
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
@@ -63,7 +63,7 @@ def _refuse_long(rows: pa.Table, tokens: TokenRows, known: ResolvedTeacher) -> N
     raise DataError(
         f"{int(tokens.cut.sum())} texts are longer than {known.max_tokens} tokens of teacher {known.name}",
         where=f"the first: {shown(rows.column('text')[first].as_py())}",
-        fix="cache.on_long=truncate cuts and counts them, or raise cache.max_tokens",
+        fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
     )
 
 

@@ -48,7 +48,7 @@ def kept_states(run: Run) -> list[Kept]:
 
 def kinds_of_states(run: Run) -> list[tuple[str, int]]:
     """Of the teachers: (grain, blocks) of each kind that is asked for."""
-    said = run.experiment.objective.states
+    said = run.experiment.objective.read_states
     foreign = measure_of(run.experiment) is not None and run.experiment.objective.name != "stratanet"
     last = [("pooled", LAST)] if run.experiment.targets.looks_at_states or foreign else []
     return [*last, *([(said, blocks_of(run))] if said else [])]
@@ -63,7 +63,7 @@ def encoder_states(run: Run) -> Kept:
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> Kept:
     """For learning from: as `objective` says it."""
-    return _states(run, teacher, str(run.experiment.objective.states), blocks_of(run))
+    return _states(run, teacher, str(run.experiment.objective.read_states), blocks_of(run))
 
 
 def last_states(run: Run, teacher: ResolvedTeacher) -> Kept:

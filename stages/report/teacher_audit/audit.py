@@ -58,7 +58,7 @@ def looked_over(run: Run, some: Sequence[Bucket], also: Callable[[Block], None] 
     return {
         "texts": tally.texts,
         "labelled": tally.labelled,
-        "weights": targets.weights if weighed else "muka",
+        "weights": targets.teacher_weights if weighed else "muka",
         "uncertainty": "entropy" if targets.uncertainty in COMPARATIVE and not _measured(run) else targets.uncertainty,
         "accuracy": _share(tally.right, tally.labelled),
         "teachers": list(_teachers(tally, space, weighed=weighed)),

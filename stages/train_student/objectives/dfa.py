@@ -22,13 +22,13 @@ class DFAObjective(StateLearning):
         widths = [states.width for states in setting.states]
         self.weights = setting.weights(*WEIGHTS)
         self.amalgamation = Amalgamation(widths, setting.width, self.blocks, by_two=False)
-        self.adaption = Adaption(setting.width, self.blocks, learns=True)
+        self.adapter = Adaption(setting.width, self.blocks, learns=True)
 
     def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
         with exactly(logits):
             there = self.there(batch)
             amalgamated, reconstruction = self.amalgamation(self.teachers(batch), there)
-            apart = distance(self.adaption(self.student(batch)), amalgamated, there)
+            apart = distance(self.adapter(self.student(batch)), amalgamated, there)
             own, states, back = self.weights
             loss: torch.Tensor = own * self.targets(logits, batch) + states * apart + back * reconstruction
             return loss

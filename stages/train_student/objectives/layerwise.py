@@ -28,7 +28,7 @@ class LayerwiseObjective(StateLearning):
         said, widths = setting.said, [states.width for states in setting.states]
         self.weights = setting.weights(*WEIGHTS)
         self.amalgamation = Amalgamation(widths, setting.width, self.blocks, by_two=said.amalgamation == "ifa")
-        self.adaption = Adaption(setting.width, self.blocks, learns=said.adaption)
+        self.adapter = Adaption(setting.width, self.blocks, learns=said.adapter)
         self.given = torch.empty(0)
         self.reconstruction = torch.empty(0)
         self.heard: list[torch.Tensor] = []
@@ -38,7 +38,7 @@ class LayerwiseObjective(StateLearning):
         """Each layer's output is kept, and the adapted state of its block passed on instead."""
         with exactly(batch["attention_mask"]):
             amalgamated, self.reconstruction = self.amalgamation(self.teachers(batch), self.there(batch))
-            self.given, self.heard = self.adaption(amalgamated), []
+            self.given, self.heard = self.adapter(amalgamated), []
         hooks = [layer.register_forward_hook(self._instead) for layer in layers_of(model, self.blocks)]
         try:
             yield
@@ -68,12 +68,12 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     raise ModelError(
         f"the student's encoder has no list of {count} layers to lead one by one",
         where="objective.name: layerwise",
-        fix="objective.learning=joint, or another encoder: BERT-like ones have such a list",
+        fix="objective.schedule=joint, or another encoder: BERT-like ones have such a list",
     )
 
 
 def phases(setting: ObjectiveContext) -> list[tuple[str, Objective]]:
     """Layer-wise learning, then the whole end to end from the targets."""
-    learning = setting.said.learning
-    first: list[tuple[str, Objective]] = [("layer-wise", LayerwiseObjective(setting))] if learning != "joint" else []
-    return [*first, *([("joint", setting.targets)] if learning != "layer-wise" else [])]
+    schedule = setting.said.schedule
+    first: list[tuple[str, Objective]] = [("layer-wise", LayerwiseObjective(setting))] if schedule != "joint" else []
+    return [*first, *([("joint", setting.targets)] if schedule != "layer-wise" else [])]

@@ -57,7 +57,7 @@ class StateLearning(nn.Module):
         super().__init__()
         self.targets = setting.targets
         self.held = list(setting.states)
-        self.by_token = setting.said.grain == "tokens"
+        self.by_token = setting.said.states == "tokens"
         self.blocks = 1 if self.last_block_alone else setting.states[0].blocks
 
     def beside(self, rows: RowNumbers) -> dict[str, torch.Tensor]:

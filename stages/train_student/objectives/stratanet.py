@@ -70,7 +70,7 @@ class StrataNetObjective(StateLearning):
         widths = [states.width for states in setting.states]
         self.alpha, self.guard = setting.said.alpha, guard
         self.confidence = setting.confidence
-        self.strata = nn.ModuleList(Strata(widths, setting.width, setting.said.strata) for _ in range(self.blocks))
+        self.fusion = nn.ModuleList(Strata(widths, setting.width, setting.said.fusion) for _ in range(self.blocks))
         self.maps = nn.ModuleList(nn.Linear(setting.width, setting.width) for _ in range(self.blocks))
         self.heads = nn.ModuleList(nn.Linear(setting.width, setting.labels) for _ in range(self.blocks))
 
@@ -83,7 +83,7 @@ class StrataNetObjective(StateLearning):
         confidence = batch["confidence"].to(self.dtype)
         return [
             one([states[:, block] for states in teachers], confidence[:, block])
-            for block, one in enumerate(self.strata)
+            for block, one in enumerate(self.fusion)
         ]
 
     def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Stage guess-embeddings: wanted by `as-dfd` alone. A unit is the pseudo embeddings of one teacher and class.
+"""Stage make-embeddings: wanted by `as-dfd` alone. A unit is the pseudo embeddings of one teacher and class.
 
 Each is a pure function of the teacher, the class and the settings, and is shared by all experiments that ask for it.
 """
@@ -24,8 +24,8 @@ FEW = 0.5
 """Less than this share of a class's embeddings taken for the class is said."""
 
 
-class GuessEmbeddings(SequentialStage):
-    name: ClassVar[str] = "guess-embeddings"
+class MakeEmbeddings(SequentialStage):
+    name: ClassVar[str] = "make-embeddings"
     VERSION: ClassVar[int] = 1
     parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
     unit_label: ClassVar[str] = "embeddings"
@@ -38,10 +38,10 @@ class GuessEmbeddings(SequentialStage):
 
     def identity(self, run: Run) -> Identity:
         known = {teacher.name: {"content": teacher.files.digest, "of": list(teacher.labels)} for teacher in _known(run)}
-        return Identity({"embeddings": run.experiment.embeddings.model_dump()}, {"teachers": known})
+        return Identity({"pseudo_embeddings": run.experiment.pseudo_embeddings.model_dump()}, {"teachers": known})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  shared by all experiments
-        said = run.experiment.embeddings
+        said = run.experiment.pseudo_embeddings
         return [
             Unit(f"{place:04}", run.store.folder(self.name, f"teacher-{_name(run, known)}"), said.count, (known, place))
             for known in _known(run)
@@ -51,11 +51,11 @@ class GuessEmbeddings(SequentialStage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from safetensors.torch import save_file
 
-        from amalgam.stages.guess_embeddings.search import guess
+        from amalgam.stages.make_embeddings.search import guess
 
         known, place = unit.payload
         teacher = load_teacher(run, known, "fp32", passes=0)
-        embeddings, logits = guess(teacher, place, run.experiment.embeddings, stop=run.signals.check)
+        embeddings, logits = guess(teacher, place, run.experiment.pseudo_embeddings, stop=run.signals.check)
         with run.store.draft(unit.folder, unit.name) as draft:
             save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)
             taken = int((logits.argmax(dim=-1) == place).sum())
@@ -88,7 +88,7 @@ class GuessEmbeddings(SequentialStage):
                 if one["taken"] < FEW * one["rows"]:
                     run.console.note(
                         f"{name}, {label}: {one['taken']} of {one['rows']} pseudo embeddings are taken for the class; "
-                        "more embeddings.steps, or a larger embeddings.learning_rate, may reach it"
+                        "more pseudo_embeddings.steps, or a larger pseudo_embeddings.learning_rate, may reach it"
                     )
 
 
@@ -98,4 +98,4 @@ def _known(run: Run) -> list[ResolvedTeacher]:
 
 def _name(run: Run, known: ResolvedTeacher) -> str:
     """Names of teachers and labels are no part of it."""
-    return fingerprint([GuessEmbeddings.VERSION, run.experiment.embeddings.model_dump(), known.files.digest])
+    return fingerprint([MakeEmbeddings.VERSION, run.experiment.pseudo_embeddings.model_dump(), known.files.digest])

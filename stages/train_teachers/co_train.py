@@ -144,6 +144,6 @@ def _refuse_widths(news: dict[str, NewClassifier]) -> None:
     if len(set(widths.values())) > 1:
         raise ModelError(
             "encoders of different width cannot share one pooling and one dense layer",
-            where=f"train_teachers.together: {', '.join(f'{name} {width}' for name, width in widths.items())}",
+            where=f"train_teachers.co_train: {', '.join(f'{name} {width}' for name, width in widths.items())}",
             fix="encoders of the same width, or teachers of their own: train_teachers.encoder and groups",
         )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from amalgam.pipeline.config.schema import Embeddings
+from amalgam.pipeline.config.schema import PseudoEmbeddings
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.generate.keyed_random import text_word
 
@@ -64,7 +64,7 @@ class Frame:
 
 
 def guess(
-    teacher: Teacher, label: int, said: Embeddings, *, stop: Callable[[], None] = lambda: None
+    teacher: Teacher, label: int, said: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[count, T, W] without special tokens, and what the teacher makes of them: logits [count, labels]."""
     model, frame = teacher.model, Frame(teacher.model, teacher.tokenizer)
@@ -72,7 +72,7 @@ def guess(
         raise ExperimentError(
             f"teacher {teacher.name} reads {teacher.limit} tokens, special ones included",
             where=f"embeddings.tokens: {said.tokens}",
-            fix=f"embeddings.tokens={teacher.limit - len(frame)}",
+            fix=f"pseudo_embeddings.tokens={teacher.limit - len(frame)}",
         )
     table = model.get_input_embeddings().weight.detach().float()
     wanted = torch.full((said.count,), label, device=table.device)
@@ -97,7 +97,7 @@ def _search(  # noqa: PLR0913 - what is moved, by what, towards what
     embeddings: nn.Parameter,
     adversary: Adversary,
     wanted: torch.Tensor,
-    said: Embeddings,
+    said: PseudoEmbeddings,
     stop: Callable[[], None],
 ) -> None:
     """Turn by turn: the adversary learns to guess, then embeddings learn the class and to be hard to guess."""

@@ -13,7 +13,13 @@ from safetensors.torch import load_file
 from amalgam.tests.workshop import KNOWS, Shop, word_list, write_model
 
 METHOD = "student.method=as-dfd"
-SMALL = [METHOD, "pseudo_embeddings.count=24", "pseudo_embeddings.tokens=6", "pseudo_embeddings.steps=40", "pseudo_embeddings.learning_rate=0.05"]
+SMALL = [
+    METHOD,
+    "pseudo_embeddings.count=24",
+    "pseudo_embeddings.tokens=6",
+    "pseudo_embeddings.steps=40",
+    "pseudo_embeddings.learning_rate=0.05",
+]
 
 
 @pytest.fixture(scope="module")

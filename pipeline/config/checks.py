@@ -131,7 +131,11 @@ def _objective_problems(experiment: ExperimentConfig) -> list[Problem]:
         "or objective.schedule=joint where teachers tokenise otherwise"
     )
     checks = [
-        (bool(objective.read_states) and no_teacher, "objective.name", f"{name} reads teachers' states, and has no teacher"),
+        (
+            bool(objective.read_states) and no_teacher,
+            "objective.name",
+            f"{name} reads teachers' states, and has no teacher",
+        ),
         (name == "layerwise" and objective.read_states == "pooled", "objective.states", layerwise),
         (name == "as-dfd" and not experiment.teacher_names, "objective.name", f"{name} needs teachers"),
         (

@@ -145,25 +145,27 @@ class PseudoEmbeddings(ConfigSection):
 
 SCHEMA_VERSION = 2
 RENAMED = {
-    "cache.on_long_text": "cache.on_long_text",
-    "embeddings": "pseudo_embeddings",
-    "execution.ray.address": "execution.ray.address",
-    "execution.ray.cpus": "execution.ray.cpus",
-    "execution.ray.gpus": "execution.ray.gpus",
-    "execution.on_version_change": "execution.on_version_change",
-    "generate.max_scored": "generate.max_scored",
-    "generate.steering_strength": "generate.steering_strength",
-    "objective.adapter": "objective.adapter",
-    "objective.states": "objective.states",
-    "objective.schedule": "objective.schedule",
-    "objective.fusion": "objective.fusion",
-    "targets.text_weights": "targets.text_weights",
-    "targets.weight_signal": "targets.weight_signal",
-    "targets.smoothing_rounds": "targets.smoothing_rounds",
-    "targets.reference_fraction": "targets.reference_fraction",
-    "targets.teacher_weights": "targets.teacher_weights",
-    "train_teachers.co_train": "train_teachers.co_train",
-}
+    f"{section}.{old}": f"{section}.{new}"
+    for section, old, new in (
+        ("cache", "on_long", "on_long_text"),
+        ("execution", "address", "ray.address"),
+        ("execution", "cpus", "ray.cpus"),
+        ("execution", "gpus", "ray.gpus"),
+        ("execution", "versions", "on_version_change"),
+        ("generate", "fast", "max_scored"),
+        ("generate", "steer", "steering_strength"),
+        ("objective", "adaption", "adapter"),
+        ("objective", "grain", "states"),
+        ("objective", "learning", "schedule"),
+        ("objective", "strata", "fusion"),
+        ("targets", "reweight", "text_weights"),
+        ("targets", "signal", "weight_signal"),
+        ("targets", "smoothings", "smoothing_rounds"),
+        ("targets", "surest", "reference_fraction"),
+        ("targets", "weights", "teacher_weights"),
+        ("train_teachers", "together", "co_train"),
+    )
+} | {"embeddings": "pseudo_embeddings"}
 """Keys of schema_version 1 and their names today."""
 
 UNTRAINED = ("ensemble", "zero-shot")

@@ -79,7 +79,7 @@ def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> st
         "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
         "cache-features": lambda: f"states of {', '.join(facts['families'])}",
         "fit-statistics": lambda: f"statistics of {', '.join(facts['teachers'])}",
-        "weigh-teachers": lambda: f"{config['targets']['weights']} weights of {', '.join(facts['shares'])}",
+        "weigh-teachers": lambda: f"{config['targets']['teacher_weights']} weights of {', '.join(facts['shares'])}",
         "build-targets": lambda: (
             f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
         ),

@@ -86,7 +86,7 @@ def _what(stage: str, manifest: Record) -> str:
         "cache-teachers": lambda: f"{len(facts['families'])} teachers, {config['cache']['passes']} passes each",
         "cache-features": lambda: f"states of {len(facts['families'])} models",
         "fit-statistics": lambda: f"{len(facts['teachers'])} teachers",
-        "weigh-teachers": lambda: f"weights: {config['targets']['weights']}",
+        "weigh-teachers": lambda: f"weights: {config['targets']['teacher_weights']}",
         "build-targets": lambda: f"{facts['summary']['texts']:,} targets over {len(facts['labels'])} labels",
         "make-embeddings": lambda: f"for {len(facts['teachers'])} teachers",
         "train-student": lambda: f"{facts['steps']:,} steps, best at {facts['best_step']:,}",

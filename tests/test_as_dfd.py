@@ -88,7 +88,7 @@ def test_the_student_moves_but_for_its_word_embeddings(learned: Shop) -> None:
 
 @pytest.mark.parametrize("field", ["count=16", "tokens=5", "steps=20", "learning_rate=0.1", "adversarial=0", "seed=3"])
 def test_a_field_of_embeddings_makes_them_again_and_no_teacher_is_asked_about_texts(learned: Shop, field: str) -> None:
-    assert learned.stale(*SMALL, f"embeddings.{field}") == {"make-embeddings", "train-student", "report"}
+    assert learned.stale(*SMALL, f"pseudo_embeddings.{field}") == {"make-embeddings", "train-student", "report"}
 
 
 def test_the_temperature_of_the_targets_reaches_the_student_alone(learned: Shop) -> None:

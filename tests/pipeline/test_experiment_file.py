@@ -327,7 +327,7 @@ def test_comments_white_space_and_the_order_of_keys_change_nothing(tmp_path: Pat
 
 
 def test_a_default_that_is_written_is_no_change(tmp_path: Path) -> None:
-    text = GOOD + "targets: {temperature: 0.20}\ncache: {seed: 0}\nschema_version: 1\n"
+    text = GOOD + "targets: {temperature: 0.20}\ncache: {seed: 0}\nschema_version: 2\n"
     assert _load(tmp_path, text).experiment == _load(tmp_path, GOOD).experiment
 
 

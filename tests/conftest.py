@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
-from amalgam.tests.workshop import Shop, build_once, new_generating_shop, new_shop
+from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace
 
 # Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
 # workers that share its cores do not wait for each other's threads.
@@ -41,33 +41,33 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def up_to_date(shop: Shop) -> Shop:
-    shop("run")
-    return shop
+def up_to_date(workspace: Workspace) -> Workspace:
+    workspace("run")
+    return workspace
 
 
 @pytest.fixture(scope="session")
-def built(shared: Path) -> Shop:
+def built(shared: Path) -> Workspace:
     """Never to be changed: `shop` is a copy."""
-    return build_once(shared / "built", lambda folder: up_to_date(new_shop(folder)))
+    return build_once(shared / "built", lambda folder: up_to_date(new_workspace(folder)))
 
 
 @pytest.fixture
-def shop(built: Shop, tmp_path: Path) -> Shop:
+def workspace(built: Workspace, tmp_path: Path) -> Workspace:
     """An experiment that is up to date."""
-    return built.copy(tmp_path / "shop")
+    return built.copy(tmp_path / "workspace")
 
 
 @pytest.fixture(scope="session")
-def generated(shared: Path) -> Shop:
+def generated(shared: Path) -> Workspace:
     """An experiment without texts that is up to date; never to be changed."""
-    return build_once(shared / "generated", lambda folder: up_to_date(new_generating_shop(folder)))
+    return build_once(shared / "generated", lambda folder: up_to_date(new_generating_workspace(folder)))
 
 
 @pytest.fixture
-def fresh(built: Shop, tmp_path: Path) -> Shop:
+def fresh(built: Workspace, tmp_path: Path) -> Workspace:
     """The same experiment, nothing run."""
-    return built.without_artifacts(tmp_path / "shop")
+    return built.without_artifacts(tmp_path / "workspace")
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def scheme() -> str:
 @pytest.fixture
 def server(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """Ours, which can be told to fail."""
-    with serving(SPOKEN[scheme]) as found:
-        said = environment(scheme, found.url, tmp_path)
-        for name, value in {**said, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
+    with serving(SPOKEN[scheme]) as running:
+        settings = environment(scheme, running.url, tmp_path)
+        for name, value in {**settings, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield running
 
 
 @pytest.fixture

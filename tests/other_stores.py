@@ -41,8 +41,8 @@ class AzureRequest(Request):
 
     @property
     def source(self) -> str | None:
-        said = self.headers.get(self.COPIED_FROM)
-        return None if said is None else _without_account(said)
+        header = self.headers.get(self.COPIED_FROM)
+        return None if header is None else _without_account(header)
 
     def has_put(self, body: bytes, *, copied: bool) -> None:
         self.answer(202 if copied else 201, ETag=tag(body), x_ms_copy_status="success")
@@ -51,27 +51,27 @@ class AzureRequest(Request):
         """Deletions in one request of several parts, each with an answer of its own."""
         self.server.asked["DELETE"] += 1
         asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        said = []
+        responses = []
         for number, path in enumerate(re.findall(r"^DELETE (\S+) HTTP", asked, re.MULTILINE)):
             key = _without_account(path)
             with self.server.lock:
                 status = "202 Accepted" if key in self.server.objects else "404 The specified blob does not exist."
                 self.server.put(key, None)
             head = f"Content-Type: application/http\r\nContent-ID: {number}\r\n\r\nHTTP/1.1 {status}\r\n"
-            said.append(f"--{BATCH}\r\n{head}x-ms-request-id: {number}\r\n\r\n")
-        body = "".join([*said, f"--{BATCH}--\r\n"]).encode()
+            responses.append(f"--{BATCH}\r\n{head}x-ms-request-id: {number}\r\n\r\n")
+        body = "".join([*responses, f"--{BATCH}--\r\n"]).encode()
         self.answer(202, body, Content_Type=f"multipart/mixed; boundary={BATCH}")
 
     def page(self, keys: Sequence[str], folders: Sequence[str], last: str) -> str:
-        said = "".join(self._blob(key) for key in keys)
-        said += "".join(f"<BlobPrefix><Name>{escape(one)}</Name></BlobPrefix>" for one in folders)
-        return f"<EnumerationResults><Blobs>{said}</Blobs><NextMarker>{escape(last)}</NextMarker></EnumerationResults>"
+        body = "".join(self._blob(key) for key in keys)
+        body += "".join(f"<BlobPrefix><Name>{escape(one)}</Name></BlobPrefix>" for one in folders)
+        return f"<EnumerationResults><Blobs>{body}</Blobs><NextMarker>{escape(last)}</NextMarker></EnumerationResults>"
 
     def _blob(self, key: str) -> str:
         body, when = self.server.objects[f"{self.key}/{key}"]
-        said = f"<Last-Modified>{formatdate(when, usegmt=True)}</Last-Modified><Etag>{tag(body)}</Etag>"
-        said += f"<Content-Length>{len(body)}</Content-Length><Content-Type>application/octet-stream</Content-Type>"
-        return f"<Blob><Name>{escape(key)}</Name><Properties>{said}</Properties></Blob>"
+        text = f"<Last-Modified>{formatdate(when, usegmt=True)}</Last-Modified><Etag>{tag(body)}</Etag>"
+        text += f"<Content-Length>{len(body)}</Content-Length><Content-Type>application/octet-stream</Content-Type>"
+        return f"<Blob><Name>{escape(key)}</Name><Properties>{text}</Properties></Blob>"
 
 
 def _without_account(url: str) -> str:

@@ -123,8 +123,8 @@ class Request(BaseHTTPRequestHandler):
     @property
     def source(self) -> str | None:
         """Of a copy."""
-        said = self.headers.get(self.COPIED_FROM)
-        return None if said is None else unquote(said).strip("/")
+        header = self.headers.get(self.COPIED_FROM)
+        return None if header is None else unquote(header).strip("/")
 
     def has_put(self, body: bytes, *, copied: bool) -> None:
         self.answer(200, b"<CopyObjectResult/>" if copied else b"", ETag=tag(body))
@@ -135,18 +135,18 @@ class Request(BaseHTTPRequestHandler):
             self._list({name: values[0] for name, values in query.items()})
             return
         self.server.asked[self.command] += 1
-        found = self.server.objects.get(self.key)
-        if found is None:
+        stored = self.server.objects.get(self.key)
+        if stored is None:
             self.answer(404)
             return
-        body, when = found
-        said = {"ETag": tag(body), "Last-Modified": formatdate(when, usegmt=True)}
+        body, when = stored
+        headers = {"ETag": tag(body), "Last-Modified": formatdate(when, usegmt=True)}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if match:
             first, last = int(match[1]), min(int(match[2]), len(body) - 1)
-            self.answer(206, body[first : last + 1], **said, Content_Range=f"bytes {first}-{last}/{len(body)}")
+            self.answer(206, body[first : last + 1], **headers, Content_Range=f"bytes {first}-{last}/{len(body)}")
         else:
-            self.answer(200, body, **said)
+            self.answer(200, body, **headers)
 
     do_HEAD = do_GET  # noqa: N815  the base class says so
 
@@ -192,17 +192,17 @@ class Request(BaseHTTPRequestHandler):
 
     def page(self, keys: Sequence[str], folders: Sequence[str], last: str) -> str:
         """Of a listing; `last`: where the next one begins, if there is one."""
-        said = "".join(self._content(key) for key in keys)
-        said += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
+        body = "".join(self._content(key) for key in keys)
+        body += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if last else ""
         more = f"<IsTruncated>{str(bool(last)).lower()}</IsTruncated>{token}<KeyCount>{len(keys)}</KeyCount>"
-        return f"<ListBucketResult><Name>{self.key}</Name>{more}{said}</ListBucketResult>"
+        return f"<ListBucketResult><Name>{self.key}</Name>{more}{body}</ListBucketResult>"
 
     def _content(self, key: str) -> str:
         body, when = self.server.objects[f"{self.key}/{key}"]
         changed = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(when))
-        said = f"<Key>{escape(key)}</Key><LastModified>{changed}</LastModified><ETag>{tag(body)}</ETag>"
-        return f"<Contents>{said}<Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        text = f"<Key>{escape(key)}</Key><LastModified>{changed}</LastModified><ETag>{tag(body)}</ETag>"
+        return f"<Contents>{text}<Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         time.sleep(self.server.seconds)

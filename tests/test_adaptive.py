@@ -15,7 +15,7 @@ from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
 from amalgam.stages.common.answers.statistics import statistics
 from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
-from amalgam.tests.workshop import SAME, Shop, apart, ranks
+from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
 
@@ -26,33 +26,35 @@ def many_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "AUDITED", 0.1)
 
 
-def facts(shop: Shop) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
-    found: dict[str, Any] = json.loads((shop.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
-    return dict(found["facts"])
+def facts(workspace: Workspace) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
+    content: dict[str, Any] = json.loads((workspace.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    return dict(content["facts"])
 
 
-def passes_of(shop: Shop) -> dict[bytes, int]:
+def passes_of(workspace: Workspace) -> dict[bytes, int]:
     """By text: how many passes count."""
-    frames = [pl.read_parquet(shop.artifacts / path) for path in facts(shop)["ladder"].values()]
+    frames = [pl.read_parquet(workspace.artifacts / path) for path in facts(workspace)["ladder"].values()]
     return dict(pl.concat(frames).iter_rows())
 
 
-def raw(shop: Shop, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
+def raw(workspace: Workspace, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
     """By text: all its passes in order."""
     parts: dict[bytes, list[tuple[int, Any]]] = {}
-    for record in sorted((shop.artifacts / "cache-teachers" / family / "units").glob("*.json")):
-        said = json.loads(record.read_text())
-        frame = pl.read_parquet(shop.artifacts / said["files"][0]["path"])
+    for record in sorted((workspace.artifacts / "cache-teachers" / family / "units").glob("*.json")):
+        content = json.loads(record.read_text())
+        frame = pl.read_parquet(workspace.artifacts / content["files"][0]["path"])
         if "passes" in frame.columns:
-            count = said["facts"]["last"] - said["facts"]["first"]
+            count = content["facts"]["last"] - content["facts"]["first"]
             for key, passes in frame.select("key", "passes").iter_rows():
-                parts.setdefault(key, []).append((said["facts"]["first"], np.array(passes).reshape(count, -1)))
-    return {key: np.concatenate([one for _, one in sorted(found, key=lambda p: p[0])]) for key, found in parts.items()}
+                parts.setdefault(key, []).append((content["facts"]["first"], np.array(passes).reshape(count, -1)))
+    return {
+        key: np.concatenate([one for _, one in sorted(parts_, key=lambda p: p[0])]) for key, parts_ in parts.items()
+    }
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_texts_stop_where_their_surest_teacher_is_settled_and_nowhere_else(fresh: Shop) -> None:
+def test_texts_stop_where_their_surest_teacher_is_settled_and_nowhere_else(fresh: Workspace) -> None:
     assert fresh("cache-teachers", *ADAPTIVE).code == 0
     taken, families = passes_of(fresh), list(facts(fresh)["families"].values())
     answers = [raw(fresh, family) for family in families]
@@ -67,29 +69,31 @@ def test_texts_stop_where_their_surest_teacher_is_settled_and_nowhere_else(fresh
 
 
 def _settled(passes: list[np.ndarray[Any, Any]], rung: int) -> bool:
-    found = [statistics(one[None, :rung].astype(np.float16)) for one in passes]
-    (low, low_error), (high, high_error) = sorted((float(f.confidence[0]), float(f.confidence_se[0])) for f in found)
+    estimates = [statistics(one[None, :rung].astype(np.float16)) for one in passes]
+    (low, low_error), (high, high_error) = sorted(
+        (float(f.confidence[0]), float(f.confidence_se[0])) for f in estimates
+    )
     return high - low > 3 * math.hypot(low_error, high_error)
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh: Shop) -> None:
-    said = fresh("cache-teachers", *ADAPTIVE)
-    found = facts(fresh)["adaptive"]
+def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh: Workspace) -> None:
+    result = fresh("cache-teachers", *ADAPTIVE)
+    facts_of_run = facts(fresh)["adaptive"]
     taken = passes_of(fresh)
-    assert found["texts"] == len(taken)
-    assert found["mean_passes"] == pytest.approx(np.mean(list(taken.values())))
-    assert found["audited"] == sum(audited(np.array([key], "S16"))[0] for key in taken) > 0
-    assert 0 <= found["stopped_otherwise"] <= 1
-    assert 0 <= found["seeded_otherwise"] <= 1
-    assert f"{found['mean_passes']:.1f} passes" in said.err
+    assert facts_of_run["texts"] == len(taken)
+    assert facts_of_run["mean_passes"] == pytest.approx(np.mean(list(taken.values())))
+    assert facts_of_run["audited"] == sum(audited(np.array([key], "S16"))[0] for key in taken) > 0
+    assert 0 <= facts_of_run["stopped_otherwise"] <= 1
+    assert 0 <= facts_of_run["seeded_otherwise"] <= 1
+    assert f"{facts_of_run['mean_passes']:.1f} passes" in result.err
     assert "another teacher" in fresh("run", *ADAPTIVE).err
     [evaluation] = fresh.artifacts.glob("report/*/report-*/evaluation.json")
-    assert json.loads(evaluation.read_text())["adaptive"] == found
+    assert json.loads(evaluation.read_text())["adaptive"] == facts_of_run
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_what_the_cache_already_holds_changes_nothing(fresh: Shop) -> None:
+def test_what_the_cache_already_holds_changes_nothing(fresh: Workspace) -> None:
     """16 passes of every text first, then adaptive: the same targets as adaptive alone, and no pass but the audit's."""
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")
     assert alone("build-targets", *ADAPTIVE).code == 0
@@ -100,10 +104,10 @@ def test_what_the_cache_already_holds_changes_nothing(fresh: Shop) -> None:
     assert asked[0].logits == 0
     assert asked[0].passes == 2 * 16 * in_audit
     assert passes_of(fresh) == passes_of(alone)
-    assert apart(fresh.targets(), alone.targets()) < SAME
+    assert largest_difference(fresh.targets(), alone.targets()) < TOLERANCE
 
 
-def test_running_again_asks_nothing(fresh: Shop) -> None:
+def test_running_again_asks_nothing(fresh: Workspace) -> None:
     assert fresh("build-targets", *ADAPTIVE).code == 0
     with fresh.counting() as asked:
         assert fresh("build-targets", *ADAPTIVE).code == 0
@@ -137,10 +141,10 @@ def test_the_audit_takes_one_text_in_a_hundred_whatever_their_order() -> None:
     assert (audited(keys[::-1]) == audited(keys)[::-1]).all()
 
 
-def test_two_processes_climb_the_ladder_together(fresh: Shop) -> None:
+def test_two_processes_climb_the_ladder_together(fresh: Workspace) -> None:
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")
     assert alone("build-targets", *ADAPTIVE).code == 0
-    said = ranks(fresh, "build-targets", *ADAPTIVE)
-    assert said.code == 0, said.err
+    result = ranks(fresh, "build-targets", *ADAPTIVE)
+    assert result.code == 0, result.err
     assert passes_of(fresh) == passes_of(alone)
-    assert apart(fresh.targets(), alone.targets()) < SAME
+    assert largest_difference(fresh.targets(), alone.targets()) < TOLERANCE

@@ -339,7 +339,7 @@ def test_upward_arrows_are_found_wherever_the_import_is(tmp_path: Path) -> None:
         stages__app__api='commands = ("amalgam.cli:app",)\n',
         pipeline__errors="from amalgam.pipeline import console\n",
         pipeline__console=EMPTY,
-        data__keys="import amalgam.stages.methods\nimport amalgam.tests.workshop\n",
+        data__keys="import amalgam.stages.methods\nimport amalgam.tests.workspaces\n",
         stages__methods=EMPTY,
         stages__odd=EMPTY + "import json\n",
         cli=EMPTY,
@@ -351,7 +351,7 @@ def test_upward_arrows_are_found_wherever_the_import_is(tmp_path: Path) -> None:
         "stages/app/api.py -> cli.py",
         "pipeline/errors.py -> pipeline/console.py",
         "data/keys.py -> stages/methods.py",
-        "data/keys.py -> amalgam.tests.workshop",
+        "data/keys.py -> amalgam.tests.workspaces",
         "stages/odd.py has no layer",
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from amalgam.tests.workshop import KNOWS, Shop, word_list, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, word_list, write_model
 
 METHOD = "student.method=as-dfd"
 SMALL = [
@@ -23,61 +23,63 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def learned(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def learned(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Never to be changed; its corpus has a test part and nothing else."""
-    shop = bare(built.without_artifacts(tmp_path_factory.mktemp("as-dfd") / "shop"))
-    shop("run", *SMALL)
-    return shop
+    workspace = bare(built.without_artifacts(tmp_path_factory.mktemp("as-dfd") / "workspace"))
+    workspace("run", *SMALL)
+    return workspace
 
 
-def bare(shop: Shop) -> Shop:
-    shop.edit("  train: texts/train.csv\n", "")
-    shop.edit("targets:\n  mode: soft\n", "")
-    return shop
+def bare(workspace: Workspace) -> Workspace:
+    workspace.edit("  train: texts/train.csv\n", "")
+    workspace.edit("targets:\n  mode: soft\n", "")
+    return workspace
 
 
-def facts(shop: Shop, stage: str) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
-    return found
+def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
+    return content
 
 
-def guessed(shop: Shop) -> dict[str, bytes]:
-    files = (shop.artifacts / "make-embeddings").rglob("*.safetensors")
-    return {str(path.relative_to(shop.artifacts)): path.read_bytes() for path in files}
+def guessed(workspace: Workspace) -> dict[str, bytes]:
+    files = (workspace.artifacts / "make-embeddings").rglob("*.safetensors")
+    return {str(path.relative_to(workspace.artifacts)): path.read_bytes() for path in files}
 
 
-def test_without_training_texts_a_student_of_all_labels_is_made(learned: Shop) -> None:
-    said = learned("report", *SMALL)
-    assert "student (as-dfd)" in said.out
-    assert facts(learned, "train-student")["labels"] == [label for labels in KNOWS.values() for label in labels]
+def test_without_training_texts_a_student_of_all_labels_is_made(learned: Workspace) -> None:
+    result = learned("report", *SMALL)
+    assert "student (as-dfd)" in result.out
+    assert facts(learned, "train-student")["labels"] == [
+        label for labels in TEACHER_LABELS.values() for label in labels
+    ]
     assert set(learned.plan(*SMALL)) == {"read-corpus", "cache-teachers", "make-embeddings", "train-student", "report"}
 
 
-def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned: Shop) -> None:
+def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned: Workspace) -> None:
     teachers = facts(learned, "make-embeddings")["teachers"]
-    assert {name: list(labels) for name, labels in teachers.items()} == KNOWS
+    assert {name: list(labels) for name, labels in teachers.items()} == TEACHER_LABELS
     for labels in teachers.values():
         assert all(one["rows"] == 24 and one["taken"] > 20 for one in labels.values()), labels
 
 
-def test_noise_alone_is_not_taken_for_every_class(learned: Shop, tmp_path: Path) -> None:
-    shop = learned.without_artifacts(tmp_path / "shop")
-    said = shop("make-embeddings", *SMALL, "pseudo_embeddings.steps=1", "pseudo_embeddings.learning_rate=1e-6")
-    rows = [one for labels in facts(shop, "make-embeddings")["teachers"].values() for one in labels.values()]
+def test_noise_alone_is_not_taken_for_every_class(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.without_artifacts(tmp_path / "workspace")
+    result = workspace("make-embeddings", *SMALL, "pseudo_embeddings.steps=1", "pseudo_embeddings.learning_rate=1e-6")
+    rows = [one for labels in facts(workspace, "make-embeddings")["teachers"].values() for one in labels.values()]
     assert sum(one["taken"] for one in rows) < 0.5 * sum(one["rows"] for one in rows)
-    assert "more pseudo_embeddings.steps" in said.err
+    assert "more pseudo_embeddings.steps" in result.err
 
 
-def test_the_same_seed_gives_the_same_embeddings_and_another_seed_others(learned: Shop, tmp_path: Path) -> None:
-    shop = learned.without_artifacts(tmp_path / "shop")
-    shop("make-embeddings", *SMALL)
-    assert guessed(shop) == guessed(learned)
-    shop("make-embeddings", *SMALL, "pseudo_embeddings.seed=1")
-    assert len(set(guessed(shop).values())) == 2 * len(guessed(learned))
+def test_the_same_seed_gives_the_same_embeddings_and_another_seed_others(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.without_artifacts(tmp_path / "workspace")
+    workspace("make-embeddings", *SMALL)
+    assert guessed(workspace) == guessed(learned)
+    workspace("make-embeddings", *SMALL, "pseudo_embeddings.seed=1")
+    assert len(set(guessed(workspace).values())) == 2 * len(guessed(learned))
 
 
-def test_the_student_moves_but_for_its_word_embeddings(learned: Shop) -> None:
+def test_the_student_moves_but_for_its_word_embeddings(learned: Workspace) -> None:
     before = load_file(learned.folder / "models/encoder/model.safetensors")
     after = load_file(learned.folder / "students/student/model.safetensors")
     moved = {name for name, value in before.items() if not after[f"bert.{name}"].equal(value)}
@@ -87,33 +89,37 @@ def test_the_student_moves_but_for_its_word_embeddings(learned: Shop) -> None:
 
 
 @pytest.mark.parametrize("field", ["count=16", "tokens=5", "steps=20", "learning_rate=0.1", "adversarial=0", "seed=3"])
-def test_a_field_of_embeddings_makes_them_again_and_no_teacher_is_asked_about_texts(learned: Shop, field: str) -> None:
+def test_a_field_of_embeddings_makes_them_again_and_no_teacher_is_asked_about_texts(
+    learned: Workspace, field: str
+) -> None:
     assert learned.stale(*SMALL, f"pseudo_embeddings.{field}") == {"make-embeddings", "train-student", "report"}
 
 
-def test_the_temperature_of_the_targets_reaches_the_student_alone(learned: Shop) -> None:
+def test_the_temperature_of_the_targets_reaches_the_student_alone(learned: Workspace) -> None:
     assert learned.stale(*SMALL, "targets.kd_temperature=2") == {"train-student", "report"}
 
 
-def test_another_student_finds_the_embeddings_as_they_are(learned: Shop, tmp_path: Path) -> None:
-    shop = learned.copy(tmp_path / "shop")
-    said = shop("run", *SMALL, "student.seed=1")
-    assert {"make-embeddings: reused", "cache-teachers: reused"} <= set(said.err.splitlines())
+def test_another_student_finds_the_embeddings_as_they_are(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.copy(tmp_path / "workspace")
+    result = workspace("run", *SMALL, "student.seed=1")
+    assert {"make-embeddings: reused", "cache-teachers: reused"} <= set(result.err.splitlines())
 
 
-def test_teachers_of_another_width_are_led_to_the_students(learned: Shop, tmp_path: Path) -> None:
-    shop = learned.without_artifacts(tmp_path / "shop")
-    shop.write([(text, label) for text, label in shop.texts("test")], "train")
+def test_teachers_of_another_width_are_led_to_the_students(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.without_artifacts(tmp_path / "workspace")
+    workspace.write([(text, label) for text, label in workspace.texts("test")], "train")
     wide = {"hidden_size": 48, "intermediate_size": 64}
-    write_model(shop.folder / "models/second", labels=KNOWS["second"], words=word_list(shop), seed=2, **wide)
-    assert "student (as-dfd)" in shop("run", *SMALL).out
+    write_model(
+        workspace.folder / "models/second", labels=TEACHER_LABELS["second"], words=word_list(workspace), seed=2, **wide
+    )
+    assert "student (as-dfd)" in workspace("run", *SMALL).out
 
 
-def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Shop, tmp_path: Path) -> None:
-    shop = learned.without_artifacts(tmp_path / "shop")
-    shutil.rmtree(shop.folder / "models/encoder")
-    write_model(shop.folder / "models/encoder", words=[f"mot{n}" for n in range(60)], seed=9)
-    tried = shop.tries("run", *SMALL)
+def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.without_artifacts(tmp_path / "workspace")
+    shutil.rmtree(workspace.folder / "models/encoder")
+    write_model(workspace.folder / "models/encoder", words=[f"mot{n}" for n in range(60)], seed=9)
+    tried = workspace.attempt("run", *SMALL)
     assert tried.code == 2
     assert "tokens in common" in tried.err
 
@@ -125,13 +131,15 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Shop,
         (["pseudo_embeddings.tokens=40"], "32 tokens"),
     ],
 )
-def test_what_does_not_go_together_is_refused(learned: Shop, tmp_path: Path, overrides: list[str], piece: str) -> None:
-    tried = learned.without_artifacts(tmp_path / "shop").tries("run", *SMALL, *overrides)
+def test_what_does_not_go_together_is_refused(
+    learned: Workspace, tmp_path: Path, overrides: list[str], piece: str
+) -> None:
+    tried = learned.without_artifacts(tmp_path / "workspace").attempt("run", *SMALL, *overrides)
     assert (tried.code, piece in tried.err) == (2, True), tried.err
 
 
-def test_an_experiment_that_generates_texts_writes_none_for_it(generated: Shop, tmp_path: Path) -> None:
-    shop = generated.without_artifacts(tmp_path / "shop")
-    shop.edit("targets:\n  mode: soft\n", "")
-    assert "generate" not in shop.plan(*SMALL)
-    assert "student (as-dfd)" in shop("run", *SMALL).out
+def test_an_experiment_that_generates_texts_writes_none_for_it(generated: Workspace, tmp_path: Path) -> None:
+    workspace = generated.without_artifacts(tmp_path / "workspace")
+    workspace.edit("targets:\n  mode: soft\n", "")
+    assert "generate" not in workspace.plan(*SMALL)
+    assert "student (as-dfd)" in workspace("run", *SMALL).out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.tests.workshop import KNOWS, Shop, apart, reweigh, rewrite
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, largest_difference, rewrite, shift_weights
 
 TRAIN = "texts/train.csv"
 HEADLESS = "a base model without a head"
@@ -92,28 +92,28 @@ def assert_three_lines(err: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_unusable_input_is_refused_in_three_lines(fresh: Shop, name: str) -> None:
+def test_unusable_input_is_refused_in_three_lines(fresh: Workspace, name: str) -> None:
     case = CASES[name]
     if case.content is not None:
         (fresh.folder / TRAIN).unlink()
         (fresh.folder / case.name).write_bytes(case.content)
         fresh.edit(TRAIN, case.name)
-    said = fresh.tries("cache-teachers", *case.overrides)
-    assert (said.code, said.out) == (case.code, ""), said.err
-    assert_three_lines(said.err)
+    result = fresh.attempt("cache-teachers", *case.overrides)
+    assert (result.code, result.out) == (case.code, ""), result.err
+    assert_three_lines(result.err)
     for piece in case.named:
-        assert piece in said.err
+        assert piece in result.err
     assert not (fresh.artifacts / "build-targets").exists()
     assert name == HEADLESS or not fresh.units()  # that it has no head is known when its turn comes
-    assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["shop"]
+    assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["workspace"]
 
 
-def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Shop) -> None:
+def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Workspace) -> None:
     fresh.edit("  mode: soft", "  mode: sfot\n  temprature: 1")
     fresh.edit("  epochs: 1", "  epochs: 0")
-    said = fresh.tries("plan", "student.laers=2")
-    assert said.code == 2
-    assert "4 problems" in said.err
+    result = fresh.attempt("plan", "student.laers=2")
+    assert result.code == 2
+    assert "4 problems" in result.err
     for piece in (
         "line 15, targets.mode",
         "line 16, targets.temprature",
@@ -121,99 +121,99 @@ def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Sho
         "student.epochs",
         "'layers'",
     ):
-        assert piece in said.err
+        assert piece in result.err
 
 
-def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_fix(fresh: Shop) -> None:
+def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_fix(fresh: Workspace) -> None:
     fresh.edit("    model: ./models/first", "    model: ./models/first\n    labels: [yes, no, a, b]")
-    said = fresh.tries("plan")
-    assert said.code == 2
-    assert '("yes")' in said.err
+    result = fresh.attempt("plan")
+    assert result.code == 2
+    assert '("yes")' in result.err
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system {}\n", "corpus: {}\ncorpus: {}\n", "- a list\n", ""])
-def test_hostile_or_senseless_yaml_is_refused(fresh: Shop, text: str) -> None:
+def test_hostile_or_senseless_yaml_is_refused(fresh: Workspace, text: str) -> None:
     fresh.config.write_text(text)
-    said = fresh.tries("plan")
-    assert said.code == 2
-    assert_three_lines(said.err)
+    result = fresh.attempt("plan")
+    assert result.code == 2
+    assert_three_lines(result.err)
 
 
 # ---- rows that may be skipped
 
 
-def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Shop) -> None:
+def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Workspace) -> None:
     fresh.write([*fresh.texts()[:60], ("", "law"), ("   ", "law")])
-    said = fresh("cache-teachers", "corpus.on_bad_row=skip")
-    assert "60 texts, 2 rows skipped" in said.err
-    assert "skipped.parquet" in said.err
+    result = fresh("cache-teachers", "corpus.on_bad_row=skip")
+    assert "60 texts, 2 rows skipped" in result.err
+    assert "skipped.parquet" in result.err
 
 
-def test_test_texts_that_are_also_in_train_are_counted(fresh: Shop) -> None:
+def test_test_texts_that_are_also_in_train_are_counted(fresh: Workspace) -> None:
     fresh.write([*fresh.texts(), *fresh.texts("test")[:3]])
     assert "3 test texts" in fresh("read-corpus").err
 
 
-def test_the_same_text_twice_is_one_text(fresh: Shop) -> None:
+def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:
     fresh.write([*fresh.texts(), *fresh.texts()[:9]])
     assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err
 
 
-def test_truncated_texts_are_counted_for_each_teacher(fresh: Shop) -> None:
-    said = fresh("cache-teachers", "cache.max_tokens=8")
-    assert re.search(r"teacher first: \d+ .*texts", said.err)
+def test_truncated_texts_are_counted_for_each_teacher(fresh: Workspace) -> None:
+    result = fresh("cache-teachers", "cache.max_tokens=8")
+    assert re.search(r"teacher first: \d+ .*texts", result.err)
 
 
 # ---- gold labels outside the union of the teachers' labels
 
 
-def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fresh: Shop) -> None:
+def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fresh: Workspace) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
-    said = fresh.tries("run")
-    assert said.code == 3
-    assert "sailing" in said.err
-    assert "where: corpus.test, column label" in said.err
-    assert "corpus.on_bad_row: skip" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 3
+    assert "sailing" in result.err
+    assert "where: corpus.test, column label" in result.err
+    assert "corpus.on_bad_row: skip" in result.err
     assert not fresh.units()
 
 
-def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Shop) -> None:
+def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Workspace) -> None:
     fresh.write([(text, label.title()) for text, label in fresh.texts("test")], "test")
-    said = fresh.tries("run")
-    assert 'rename: {"banking": "Banking", ' in said.err
+    result = fresh.attempt("run")
+    assert 'rename: {"banking": "Banking", ' in result.err
 
 
-def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Shop) -> None:
+def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Workspace) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
-    said = fresh("run", "corpus.on_bad_row=skip")
-    assert re.search(r"1 test text .*sailing", said.err)
+    result = fresh("run", "corpus.on_bad_row=skip")
+    assert re.search(r"1 test text .*sailing", result.err)
     [path] = (fresh.artifacts / "report").glob("*/*/evaluation.json")
     evaluation = json.loads(path.read_text())
     assert (evaluation["n"], evaluation["left_out"]) == (40, 1)
 
 
-def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Shop) -> None:
+def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Workspace) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "validation")
-    said = fresh.tries("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
-    assert said.code == 3
-    assert "sailing" in said.err
-    assert "corpus.validation" in said.err
+    result = fresh.attempt("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
+    assert result.code == 3
+    assert "sailing" in result.err
+    assert "corpus.validation" in result.err
 
 
-def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Shop) -> None:
+def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Workspace) -> None:
     text = fresh.config.read_text()
     fresh.config.write_text(text[: text.index("teachers:")] + text[text.index("cache:") :])
     assert fresh("run", "targets.mode=supervised").code == 0
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
-    said = fresh.tries("run", "targets.mode=supervised")
-    assert said.code == 3
-    assert "sailing" in said.err
+    result = fresh.attempt("run", "targets.mode=supervised")
+    assert result.code == 3
+    assert "sailing" in result.err
 
 
 # ---- models
 
 
-def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: Shop, built: Shop) -> None:
+def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: Workspace, built: Workspace) -> None:
     """Mapped by name: outputs and id2label are permuted alike, the union is told by the first teacher's order."""
     from safetensors.torch import load_file, save_file
 
@@ -223,7 +223,7 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: S
         weights[name] = weights[name][order].contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    names = [KNOWS["second"][place] for place in order]
+    names = [TEACHER_LABELS["second"][place] for place in order]
     config["id2label"], config["label2id"] = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     (folder / "config.json").write_text(json.dumps(config))
     fresh("build-targets", "targets.passes=0")
@@ -231,105 +231,105 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: S
     built_shop("build-targets", "targets.passes=0")
     places = [*range(4), *(4 + order.index(place) for place in range(4))]
     ours = {key: ([target[place] for place in places], weight) for key, (target, weight) in fresh.targets().items()}
-    assert apart(ours, built_shop.targets()) < 1e-5
+    assert largest_difference(ours, built_shop.targets()) < 1e-5
 
 
-def test_a_teacher_without_label_names_is_refused(fresh: Shop) -> None:
+def test_a_teacher_without_label_names_is_refused(fresh: Workspace) -> None:
     path = fresh.folder / "models/first/config.json"
     config = json.loads(path.read_text())
     config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
     config["label2id"] = {f"LABEL_{index}": index for index in range(4)}
     path.write_text(json.dumps(config))
-    said = fresh.tries("run")
-    assert said.code == 2
-    assert "LABEL_0" in said.err
-    assert re.search("^fix: .*labels.* 4 ", said.err, re.MULTILINE)
-    assert "teacher first" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 2
+    assert "LABEL_0" in result.err
+    assert re.search("^fix: .*labels.* 4 ", result.err, re.MULTILINE)
+    assert "teacher first" in result.err
     fresh("cache-teachers", "teachers.0.labels=[banking, computing, cooking, football]")
 
 
-def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Shop) -> None:
+def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Workspace) -> None:
     path = fresh.folder / "models/first/config.json"
     config = json.loads(path.read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
     path.write_text(json.dumps(config))
-    said = fresh.tries("run")
-    assert said.code == 2
-    assert_three_lines(said.err)
-    assert "first" in said.err
-    assert "dropout: 0.1" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 2
+    assert_three_lines(result.err)
+    assert "first" in result.err
+    assert "dropout: 0.1" in result.err
     fresh("build-targets", "teachers.0.dropout=0.1")
 
 
-def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Shop) -> None:
-    reweigh(fresh.folder / "models/second", {"classifier.bias": float("nan")})
-    said = fresh.tries("run")
-    assert said.code == 1
-    assert_three_lines(said.err)
-    assert "second" in said.err
-    assert "fix: " in said.err
-    assert "fp32" not in said.err[said.err.index("fix: ") :]  # the teacher runs in fp32 already
+def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Workspace) -> None:
+    shift_weights(fresh.folder / "models/second", {"classifier.bias": float("nan")})
+    result = fresh.attempt("run")
+    assert result.code == 1
+    assert_three_lines(result.err)
+    assert "second" in result.err
+    assert "fix: " in result.err
+    assert "fp32" not in result.err[result.err.index("fix: ") :]  # the teacher runs in fp32 already
     assert not (fresh.artifacts / "build-targets").exists()
 
 
-def test_two_teachers_of_the_same_model_get_a_warning(fresh: Shop) -> None:
-    said = fresh("cache-teachers", "teachers.1.model=./models/first", "corpus.on_bad_row=skip")
-    assert re.search("first and second .*same model", said.err)
+def test_two_teachers_of_the_same_model_get_a_warning(fresh: Workspace) -> None:
+    result = fresh("cache-teachers", "teachers.1.model=./models/first", "corpus.on_bad_row=skip")
+    assert re.search("first and second .*same model", result.err)
 
 
-def test_pickle_weights_are_refused_unless_allowed(fresh: Shop) -> None:
+def test_pickle_weights_are_refused_unless_allowed(fresh: Workspace) -> None:
     import torch
     from safetensors.torch import load_file
 
     folder = fresh.folder / "models/first"
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    said = fresh.tries("cache-teachers")
-    assert said.code == 2
-    assert "pickle" in said.err
-    assert "allow_pickle: true" in said.err
+    result = fresh.attempt("cache-teachers")
+    assert result.code == 2
+    assert "pickle" in result.err
+    assert "allow_pickle: true" in result.err
     fresh("cache-teachers", "teachers.0.allow_pickle=true")
 
 
-def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Shop) -> None:
-    said = fresh.tries("run", "student.encoder=./models/encodr")
-    assert said.code == 2
-    assert_three_lines(said.err)
-    assert "./models/encodr" in said.err
+def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Workspace) -> None:
+    result = fresh.attempt("run", "student.encoder=./models/encodr")
+    assert result.code == 2
+    assert_three_lines(result.err)
+    assert "./models/encodr" in result.err
     assert not (fresh.artifacts / "read-corpus").exists()
     fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
 
 
-def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Shop) -> None:
+def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Workspace) -> None:
     folder = fresh.folder / "models/first"
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
     config["model_type"] = "evil"
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "evil.py").write_text(f"open({str(fresh.folder / 'ran')!r}, 'w')\n")
-    said = fresh.tries("cache-teachers")
-    assert said.code == 2
-    assert_three_lines(said.err)
+    result = fresh.attempt("cache-teachers")
+    assert result.code == 2
+    assert_three_lines(result.err)
     assert not (fresh.folder / "ran").exists()
 
 
 # ---- results
 
 
-def test_cached_nan_logits_never_reach_a_student(shop: Shop) -> None:
+def test_cached_nan_logits_never_reach_a_student(workspace: Workspace) -> None:
     """The digests are in order: the target rule itself refuses NaN."""
     made = {}
-    for path in shop.units():
-        before = str(path.relative_to(shop.artifacts))
+    for path in workspace.units():
+        before = str(path.relative_to(workspace.artifacts))
         digest = spoiled(path)
         made[before] = StoredFile(before, path.stat().st_size, digest)
-    for path in (shop.artifacts / "cache-teachers").glob("**/*.json"):
+    for path in (workspace.artifacts / "cache-teachers").glob("**/*.json"):
         if path.name != "key.json":
             rewrite(path, lambda record: replace(record, files=tuple(made[file.path] for file in record.files)))
-    said = shop.tries("build-targets", "targets.temperature=0.7")
-    assert said.code == 1
-    assert "120 texts" in said.err
-    assert re.search("^where: .*soft.*entropy", said.err, re.MULTILINE)
+    result = workspace.attempt("build-targets", "targets.temperature=0.7")
+    assert result.code == 1
+    assert "120 texts" in result.err
+    assert re.search("^where: .*soft.*entropy", result.err, re.MULTILINE)
 
 
 def spoiled(path: Path) -> str:
@@ -346,29 +346,29 @@ def spoiled(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_folder_that_amalgam_did_not_write_is_never_overwritten(fresh: Shop) -> None:
+def test_a_folder_that_amalgam_did_not_write_is_never_overwritten(fresh: Workspace) -> None:
     mine = fresh.folder / "students/student"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
-    said = fresh.tries("run")
-    assert said.code == 2
-    assert "students/student" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 2
+    assert "students/student" in result.err
     assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
     fresh("run", "student.name=other")
 
 
-def test_a_link_that_leads_outside_is_refused(fresh: Shop, tmp_path: Path) -> None:
+def test_a_link_that_leads_outside_is_refused(fresh: Workspace, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (fresh.folder / "students").symlink_to(tmp_path / "outside")
-    said = fresh.tries("run")
-    assert said.code == 2
-    assert "students" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 2
+    assert "students" in result.err
     assert not list((tmp_path / "outside").iterdir())
 
 
-def test_a_workspace_without_write_permission_is_an_error_before_any_model_loads(fresh: Shop) -> None:
+def test_a_workspace_without_write_permission_is_an_error_before_any_model_loads(fresh: Workspace) -> None:
     fresh.artifacts.write_text("a file")
-    said = fresh.tries("run")
-    assert said.code == 2
-    assert "workspace" in said.err
-    assert "execution.workspace=DIR" in said.err
+    result = fresh.attempt("run")
+    assert result.code == 2
+    assert "workspace" in result.err
+    assert "execution.workspace=DIR" in result.err

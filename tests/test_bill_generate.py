@@ -15,84 +15,86 @@ from amalgam.stages.app.cost.trials import Trial
 from amalgam.stages.app.session import open_run
 from amalgam.stages.generate.requests import BLOCK
 from amalgam.stages.registry import STAGES
-from amalgam.tests.workshop import KNOWS, TEST, Shop
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace
 
 TEXTS = 12
 """Of each class in the experiment that generates."""
 
 
-def _costs(shop: Shop, overrides: list[str], *stages: str) -> list[Cost]:
+def _costs(workspace: Workspace, overrides: list[str], *stages: str) -> list[Cost]:
     """Of these stages alone, so that no other is tried."""
-    _, run = open_run(shop.config, overrides)
+    _, run = open_run(workspace.config, overrides)
     states = {state.stage: state for state in plan(STAGES, run)}
     rates = MachineRates(run, measure=True)
     return [COSTS[stage](StageEstimate(run, rates, states[stage])) for stage in stages]
 
 
-def _kept(shop: Shop) -> dict[str, dict[str, float]]:
-    entries = json.loads((shop.artifacts / "rates.json").read_text()).values()
+def _kept(workspace: Workspace) -> dict[str, dict[str, float]]:
+    entries = json.loads((workspace.artifacts / "rates.json").read_text()).values()
     return {entry["kind"]: entry["figures"] for entry in entries}
 
 
-def test_the_first_texts_are_on_the_bill_teacher_by_teacher(generated: Shop, tmp_path: Path) -> None:
-    fresh = generated.without_artifacts(tmp_path / "shop")
+def test_the_first_texts_are_on_the_bill_teacher_by_teacher(generated: Workspace, tmp_path: Path) -> None:
+    fresh = generated.without_artifacts(tmp_path / "workspace")
     [cost] = _costs(fresh, [], "generate")
-    rates = {teacher: _kept(fresh)[f"writing for {teacher}"] for teacher in KNOWS}
-    texts = {teacher: BLOCK * len(labels) for teacher, labels in KNOWS.items()}
-    expected = [rates[one]["setup_seconds"] + texts[one] * rates[one]["seconds_per_text"] for one in KNOWS]
+    rates = {teacher: _kept(fresh)[f"writing for {teacher}"] for teacher in TEACHER_LABELS}
+    texts = {teacher: BLOCK * len(labels) for teacher, labels in TEACHER_LABELS.items()}
+    expected = [rates[one]["setup_seconds"] + texts[one] * rates[one]["seconds_per_text"] for one in TEACHER_LABELS]
     assert cost.seconds == pytest.approx(sum(expected))
     assert min(one["tokens_per_text"] for one in rates.values()) > 1
     assert min(cost.memory_mb, cost.disk_mb) > 0
     assert not list((fresh.artifacts / "generate").glob("*/units/*"))
 
 
-def test_what_comes_after_texts_that_are_still_to_be_written_is_on_the_bill(generated: Shop, tmp_path: Path) -> None:
-    fresh = generated.without_artifacts(tmp_path / "shop")
+def test_what_comes_after_texts_that_are_still_to_be_written_is_on_the_bill(
+    generated: Workspace, tmp_path: Path
+) -> None:
+    fresh = generated.without_artifacts(tmp_path / "workspace")
     reading, asking = _costs(fresh, ["cache.passes=3", "generate.held_out=0.5"], "read-corpus", "cache-teachers")
     assert reading.seconds > 0
-    labels = sum(len(own) for own in KNOWS.values())
+    labels = sum(len(own) for own in TEACHER_LABELS.values())
     rows = 0.5 * TEXTS * labels * (3 + 1) + TEST
-    asked = [_kept(fresh)[f"asking {teacher}"] for teacher in KNOWS]
+    asked = [_kept(fresh)[f"asking {teacher}"] for teacher in TEACHER_LABELS]
     expected = sum(one["setup_seconds"] + rows * one["seconds_per_pass"] for one in asked)
     assert asking.seconds == pytest.approx(expected)
 
 
-def test_words_without_a_language_model_cost_next_to_nothing(generated: Shop, tmp_path: Path) -> None:
-    fresh = generated.without_artifacts(tmp_path / "shop")
+def test_words_without_a_language_model_cost_next_to_nothing(generated: Workspace, tmp_path: Path) -> None:
+    fresh = generated.without_artifacts(tmp_path / "workspace")
     [cost] = _costs(fresh, ["generate.source=random-words"], "generate")
     assert 0 < cost.seconds < 1
     assert not (fresh.artifacts / "rates.json").exists()
 
 
-def test_once_there_are_texts_they_tell_what_more_cost(generated: Shop, tmp_path: Path) -> None:
-    shop = generated.copy(tmp_path / "shop")
-    [cost] = _costs(shop, [f"generate.texts={3 * BLOCK}"], "generate")
-    there = [json.loads(path.read_text()) for path in (shop.artifacts / "generate").glob("*/units/*.json")]
-    assert cost.seconds == pytest.approx(2 * sum(one["made"]["seconds"] for one in there))
-    assert not (shop.artifacts / "rates.json").exists()
+def test_once_there_are_texts_they_tell_what_more_cost(generated: Workspace, tmp_path: Path) -> None:
+    workspace = generated.copy(tmp_path / "workspace")
+    [cost] = _costs(workspace, [f"generate.texts={3 * BLOCK}"], "generate")
+    records = [json.loads(path.read_text()) for path in (workspace.artifacts / "generate").glob("*/units/*.json")]
+    assert cost.seconds == pytest.approx(2 * sum(one["made"]["seconds"] for one in records))
+    assert not (workspace.artifacts / "rates.json").exists()
 
 
-def test_pseudo_embeddings_and_the_student_of_them_are_on_the_bill(built: Shop, tmp_path: Path) -> None:
-    shop = built.without_artifacts(tmp_path / "shop")
-    said = [
+def test_pseudo_embeddings_and_the_student_of_them_are_on_the_bill(built: Workspace, tmp_path: Path) -> None:
+    workspace = built.without_artifacts(tmp_path / "workspace")
+    settings = [
         "student.method=as-dfd",
         "targets.mode=vanilla-kd",
         "pseudo_embeddings.count=6",
         "pseudo_embeddings.steps=3",
     ]
-    [guessing, learning] = _costs(shop, said, "make-embeddings", "train-student")
-    rates = _kept(shop)
+    [guessing, learning] = _costs(workspace, settings, "make-embeddings", "train-student")
+    rates = _kept(workspace)
     expected = [
         rates[f"guessing for {teacher}"]["setup_seconds"]
         + len(labels) * 3 * rates[f"guessing for {teacher}"]["seconds_per_step"]
-        for teacher, labels in KNOWS.items()
+        for teacher, labels in TEACHER_LABELS.items()
     ]
     assert guessing.seconds == pytest.approx(sum(expected))
     assert learning.seconds > 0
-    shop("make-embeddings", *said)
-    files = (shop.artifacts / "make-embeddings").rglob("*.safetensors")
-    there = sum(path.stat().st_size for path in files) / 1e6
-    assert guessing.disk_mb == pytest.approx(there, rel=0.05)
+    workspace("make-embeddings", *settings)
+    files = (workspace.artifacts / "make-embeddings").rglob("*.safetensors")
+    existing = sum(path.stat().st_size for path in files) / 1e6
+    assert guessing.disk_mb == pytest.approx(existing, rel=0.05)
 
 
 # ---- a trial, by hand

@@ -17,7 +17,7 @@ from amalgam.stages.common.inference.masks import Bank
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.tests.stages.test_fused import Uncompiled
 from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
-from amalgam.tests.workshop import quiet_environment
+from amalgam.tests.workspaces import quiet_environment
 
 BARE = """
 import runpy, sys
@@ -40,15 +40,15 @@ def bare(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_engine_needs_torch_transformers_and_numpy_alone() -> None:
-    said = bare("--device", "cpu", "--texts", "0", "--json")
-    assert said.returncode == 0, said.stderr
-    assert '"row": "correct"' in said.stdout
+    result = bare("--device", "cpu", "--texts", "0", "--json")
+    assert result.returncode == 0, result.stderr
+    assert '"row": "correct"' in result.stdout
 
 
 def test_without_a_gpu_it_says_so() -> None:
-    said = bare(CUDA_VISIBLE_DEVICES="")
-    assert said.returncode == check_gpu.NO_GPU
-    assert "no GPU here" in said.stderr
+    result = bare(CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == check_gpu.NO_GPU
+    assert "no GPU here" in result.stderr
 
 
 def test_masks_that_differ_or_repeat_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +103,10 @@ def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeyp
     monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
     monkeypatch.setattr(check_gpu, "COMPILER", compiler)
     monkeypatch.setattr(check_gpu, "_teacher", with_graphs)
-    faults, said = check_gpu.fast_faults("bert", cpu)
+    faults, text = check_gpu.fast_faults("bert", cpu)
     assert any(f"{wrong} differ from plain ones" in fault for fault in faults) == bool(wrong)
     if not wrong:
-        assert (faults, said) == ([], "captured, 4 shapes: equal; captured and compiled, 4 shapes: equal")
+        assert (faults, text) == ([], "captured, 4 shapes: equal; captured and compiled, 4 shapes: equal")
 
 
 def test_the_race_has_a_row_for_each_way_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,52 +8,52 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.storage import compaction
-from amalgam.tests.workshop import Shop
+from amalgam.tests.workspaces import Workspace
 
 
 @pytest.fixture
-def packed(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def packed(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Its few units are packed, and the day is over in which their loose files stay."""
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compaction, "LEAST", 2)
-    assert "6 units" in shop("gc", "--compact").out
-    assert "6 units" in shop("gc", "--compact", "--yes").out
-    assert shop("gc", "--json").json["items"] == []
-    assert len(shop.units()) == 4
-    for path in shop.artifacts.rglob("*"):
+    assert "6 units" in workspace("gc", "--compact").out
+    assert "6 units" in workspace("gc", "--compact", "--yes").out
+    assert workspace("gc", "--json").json["items"] == []
+    assert len(workspace.units()) == 4
+    for path in workspace.artifacts.rglob("*"):
         os.utime(path, (0, 0))
-    assert all("packed" in row["why"] for row in shop("gc", "--yes", "--json").json["items"])
-    assert shop.units() == []
-    return shop
+    assert all("packed" in row["why"] for row in workspace("gc", "--yes", "--json").json["items"])
+    assert workspace.units() == []
+    return workspace
 
 
-def test_what_is_packed_is_current_and_later_stages_read_it(packed: Shop, built: Shop) -> None:
+def test_what_is_packed_is_current_and_later_stages_read_it(packed: Workspace, built: Workspace) -> None:
     assert packed.stale() == set()
-    said = packed("run", "targets.mode=hard", "--force")
-    assert "cache-teachers: done" in said.err
+    result = packed("run", "targets.mode=hard", "--force")
+    assert "cache-teachers: done" in result.err
 
 
-def test_packed_units_are_used_and_no_teacher_is_asked(packed: Shop, built: Shop) -> None:
+def test_packed_units_are_used_and_no_teacher_is_asked(packed: Workspace, built: Workspace) -> None:
     with packed.counting() as asked:
-        said = packed("build-targets", "targets.temperature=0.5")
+        result = packed("build-targets", "targets.temperature=0.5")
         built_too = packed("build-targets", "targets.temperature=0.2")
     assert asked[0].units == 0
-    assert "build-targets: done" in said.err
+    assert "build-targets: done" in result.err
     assert "build-targets: reused" in built_too.err
     assert packed.targets() == built.targets()
 
 
-def test_packed_units_are_told_of_verified_and_not_garbage(packed: Shop) -> None:
-    told = {row["stage"]: row["says"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
-    assert told["cache-teachers"].endswith("4/4 files")
-    found = packed("verify", "--json").json
-    assert found["damaged"] == []
+def test_packed_units_are_told_of_verified_and_not_garbage(packed: Workspace) -> None:
+    overrides = {row["stage"]: row["says"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
+    assert overrides["cache-teachers"].endswith("4/4 files")
+    content = packed("verify", "--json").json
+    assert content["damaged"] == []
     unused = packed("gc", "--unused", "--json").json["items"]
     assert all(row["path"].startswith("report/") for row in unused)
     assert packed("gc", "--compact", "--json").json["units"] == 0
 
 
-def test_with_more_passes_packed_units_are_extended(packed: Shop) -> None:
+def test_with_more_passes_packed_units_are_extended(packed: Workspace) -> None:
     with packed.counting() as asked:
         packed("cache-teachers", "cache.passes=6")
     assert asked[0].logits == 0
@@ -62,7 +62,7 @@ def test_with_more_passes_packed_units_are_extended(packed: Shop) -> None:
     assert packed.stale("cache.passes=6") == {"build-targets", "train-student", "report"}
 
 
-def test_units_that_head_no_longer_uses_go_from_the_index(packed: Shop) -> None:
+def test_units_that_head_no_longer_uses_go_from_the_index(packed: Workspace) -> None:
     packed("run", "cache.seed=5")
     before = {row["path"] for row in packed("gc", "--unused", "--json").json["items"]}
     assert any(path.startswith("cache-teachers/") and path.endswith(".parquet") for path in before)

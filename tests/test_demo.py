@@ -14,7 +14,7 @@ from amalgam.stages.app.demo import language_model as demo_language_model
 from amalgam.stages.app.demo.data_free import ROWS, write_data_free
 from amalgam.stages.app.demo.with_texts import METHODS_SHOWN, TEXTS, write_demo, write_texts
 from amalgam.stages.methods import METHODS, PRESETS
-from amalgam.tests.workshop import amalgam
+from amalgam.tests.workspaces import amalgam
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,6 @@ def test_writing_the_twin_again_changes_nothing(twin: Path) -> None:
 
 def test_every_row_of_the_twin_is_an_experiment_that_can_be_said(twin: Path) -> None:
     for method, source in ROWS:
-        told = [f"student.method={method}", *([f"generate.source={source}"] if source else [])]
-        told += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []
-        assert load_experiment(twin / "amalgam.yaml", told, presets=PRESETS).experiment.student.method == method
+        overrides = [f"student.method={method}", *([f"generate.source={source}"] if source else [])]
+        overrides += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []
+        assert load_experiment(twin / "amalgam.yaml", overrides, presets=PRESETS).experiment.student.method == method

@@ -26,7 +26,7 @@ from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.methods import PRESETS
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workshop import EXPERIMENT, Said, Shop, amalgam, word_list, write_model, write_texts
+from amalgam.tests.workspaces import EXPERIMENT, CommandResult, Workspace, amalgam, word_list, write_model, write_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -64,8 +64,8 @@ class Command:
 
 def blocks_of(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text("utf-8")
-    found = re.finditer(FENCE, text, re.MULTILINE | re.DOTALL)
-    for match in found:
+    matches = re.finditer(FENCE, text, re.MULTILINE | re.DOTALL)
+    for match in matches:
         assert match[1] in LANGUAGES, f"{page}: a block of {match[1] or 'no language'}:\n{match[3]}"
         yield Block(match[1], match[2], match[3])
 
@@ -73,8 +73,8 @@ def blocks_of(page: str) -> Iterator[Block]:
 def commands_of(block: Block) -> Iterator[Command]:
     assert block.text.startswith("$ "), f"a console block begins with `$ `:\n{block.text}"
     for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        said, _, output = entry.partition("\n")
-        yield Command(shlex.join(shlex.split(said, comments=True)) if "#" in said else said.strip(), output)
+        line, _, output = entry.partition("\n")
+        yield Command(shlex.join(shlex.split(line, comments=True)) if "#" in line else line.strip(), output)
 
 
 # ---- a reader
@@ -104,16 +104,16 @@ class Reader:
                 self.does(command)
 
     def does(self, command: Command) -> None:
-        said = self.says(command.said)
-        if said is None:
+        result = self.says(command.said)
+        if result is None:
             return
         wrong = command.output.startswith("error:")
-        assert bool(said.code) == wrong, f"{self.page}: $ {command.said}\n{said.code}\n{said.err}{said.out}"
+        assert bool(result.code) == wrong, f"{self.page}: $ {command.said}\n{result.code}\n{result.err}{result.out}"
         if wrong:
-            told = said.err[said.err.index("error:") :]
-            assert [line.rstrip() for line in told.splitlines()] == command.output.splitlines()
+            lines = result.err[result.err.index("error:") :]
+            assert [line.rstrip() for line in lines.splitlines()] == command.output.splitlines()
 
-    def says(self, command: str) -> Said | None:
+    def says(self, command: str) -> CommandResult | None:
         if any(command.startswith(start) for start in ONLY_PARSED):
             is_understood(command)
             return None
@@ -123,26 +123,26 @@ class Reader:
         if first == "python":
             with contextlib.chdir(self.folder):
                 runpy.run_path(rest[0], run_name="__main__")
-            return Said(0, "", "")
+            return CommandResult(0, "", "")
         done = subprocess.run(
             ["/bin/bash", "-c", f"{command} && pwd"], cwd=self.folder, capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             self.folder = Path(done.stdout.splitlines()[-1])
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def amalgam(self, arguments: list[str]) -> Said:
+    def amalgam(self, arguments: list[str]) -> CommandResult:
         if self.environment is None:
-            said = amalgam(*arguments, folder=self.folder)
+            result = amalgam(*arguments, folder=self.folder)
         else:
             command = [sys.executable, "-m", "amalgam.cli", *arguments]
             done = subprocess.run(
                 command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
             )
-            said = Said(done.returncode, done.stdout, done.stderr)
+            result = CommandResult(done.returncode, done.stdout, done.stderr)
         if arguments == ["init"] and self.page == "README.md":  # the reader names texts and models
             (self.folder / "amalgam.yaml").write_text(EXPERIMENT)
-        return said
+        return result
 
 
 def is_understood(command: str) -> None:
@@ -161,27 +161,27 @@ def is_understood(command: str) -> None:
         chosen.make_context(name, rest, parent=context)
 
 
-def is_experiment(said: dict[str, Any]) -> None:
+def is_experiment(content: dict[str, Any]) -> None:
     """A piece of an experiment file, with the least that makes it whole."""
     least: dict[str, Any] = {"corpus": {"train": "a.csv", "label": "y"}, "teachers": [{"name": "a", "model": "./a"}]}
-    if "generate" in said:
+    if "generate" in content:
         del least["corpus"]
-    ExperimentConfig.model_validate({**least, **said})
+    ExperimentConfig.model_validate({**least, **content})
 
 
 # ---- what stands in the folder before
 
 
-def a_shop(built: Shop, folder: Path) -> None:
+def a_shop(built: Workspace, folder: Path) -> None:
     """An experiment that is up to date."""
     built.copy(folder)
 
 
-def a_shop_without_a_file(built: Shop, folder: Path) -> None:
+def a_shop_without_a_file(built: Workspace, folder: Path) -> None:
     built.copy(folder).config.unlink()
 
 
-def a_checkout_after_the_demo(built: Shop, folder: Path) -> None:
+def a_checkout_after_the_demo(built: Workspace, folder: Path) -> None:
     """As `amalgam demo` leaves it, but that its models know nothing and its texts are few."""
     demo = folder / "amalgam-demo"
     (demo / "texts").mkdir(parents=True)
@@ -195,14 +195,14 @@ def a_checkout_after_the_demo(built: Shop, folder: Path) -> None:
     write_model(demo / "encoder", words=words, seed=9)
 
 
-PREPARED: dict[str, Callable[[Shop, Path], None]] = {
+PREPARED: dict[str, Callable[[Workspace, Path], None]] = {
     "README.md": a_shop_without_a_file,
     "docs/tutorial.md": a_checkout_after_the_demo,
 }
 
 
 @pytest.fixture
-def hub(built: Shop, tmp_path: Path) -> Iterator[dict[str, str]]:
+def hub(built: Workspace, tmp_path: Path) -> Iterator[dict[str, str]]:
     """A Hub with the models that a page names."""
     names = {"someone/emotions": "first", "someone/topics": "second", "someone/encoder": "encoder"}
     with FakeHub() as hub:
@@ -227,8 +227,8 @@ def test_what_a_page_says_is_done(page: str, tmp_path: Path, request: pytest.Fix
         reader.reads(block)
 
 
-def test_a_command_that_does_not_exist_is_noticed(shop: Shop) -> None:
-    reader = Reader("a page", shop.folder)
+def test_a_command_that_does_not_exist_is_noticed(workspace: Workspace) -> None:
+    reader = Reader("a page", workspace.folder)
     with pytest.raises(AssertionError):
         reader.does(Command("amalgam plan --measured", ""))
     with pytest.raises(AssertionError):
@@ -238,19 +238,19 @@ def test_a_command_that_does_not_exist_is_noticed(shop: Shop) -> None:
 
 
 def test_what_is_not_run_is_still_said_somewhere() -> None:
-    said = [
+    commands = [
         command.said for page in PAGES for block in blocks_of(page) if block.language == "console"
         for command in commands_of(block)
     ]  # fmt: skip
-    assert [start for start in ONLY_PARSED if not any(command.startswith(start) for command in said)] == []
+    assert [start for start in ONLY_PARSED if not any(command.startswith(start) for command in commands)] == []
 
 
 def test_a_command_in_a_sentence_is_one_too() -> None:
     """`amalgam plan --estimate` in running text: its options exist."""
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for said in re.findall(r"`(amalgam [a-z][^`]*)`", text):
-            is_understood(said)
+        for command in re.findall(r"`(amalgam [a-z][^`]*)`", text):
+            is_understood(command)
 
 
 # ---- pages and code

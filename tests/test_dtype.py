@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from amalgam.tests.workshop import Shop, reweigh
+from amalgam.tests.workspaces import Workspace, shift_weights
 
 
 @pytest.fixture
@@ -16,35 +16,35 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "bf16")
 
 
-def dtypes(shop: Shop) -> set[str]:
-    return {json.loads(path.read_text())["dtype"] for path in shop.artifacts.glob("cache-teachers/*/key.json")}
+def dtypes(workspace: Workspace) -> set[str]:
+    return {json.loads(path.read_text())["dtype"] for path in workspace.artifacts.glob("cache-teachers/*/key.json")}
 
 
 @pytest.mark.usefixtures("half")
-def test_auto_is_bf16_where_uncertainty_stays_what_it_is(fresh: Shop) -> None:
-    said = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
-    assert said.code == 0, said.err
-    assert re.search("cache.dtype.* bf16", said.err)
+def test_auto_is_bf16_where_uncertainty_stays_what_it_is(fresh: Workspace) -> None:
+    result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert result.code == 0, result.err
+    assert re.search("cache.dtype.* bf16", result.err)
     assert dtypes(fresh) == {"bf16"}
     again = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
     assert "cache.dtype auto" not in again.err
 
 
 @pytest.mark.usefixtures("half")
-def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Shop) -> None:
+def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace) -> None:
     """Beside a bias of 4,000, bf16 knows steps of 16 alone: its passes do not vary as they should."""
-    reweigh(fresh.folder / "models" / "first", {"classifier.bias": 4000.0})
-    said = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
-    assert said.code == 0, said.err
-    assert re.search("cache.dtype.* fp32", said.err)
+    shift_weights(fresh.folder / "models" / "first", {"classifier.bias": 4000.0})
+    result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert result.code == 0, result.err
+    assert re.search("cache.dtype.* fp32", result.err)
     assert dtypes(fresh) == {"fp32"}
 
 
 def test_auto_is_fp32_without_a_word_where_the_hardware_has_nothing_else(
-    fresh: Shop, monkeypatch: pytest.MonkeyPatch
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")
-    said = fresh("cache-teachers", "cache.dtype=auto")
-    assert said.code == 0, said.err
-    assert "cache.dtype" not in said.err
+    result = fresh("cache-teachers", "cache.dtype=auto")
+    assert result.code == 0, result.err
+    assert "cache.dtype" not in result.err
     assert dtypes(fresh) == {"fp32"}

@@ -13,10 +13,10 @@ import pytest
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app.student import export_onnx as onnx_export
 from amalgam.stages.app.student.folder import finished_in
-from amalgam.tests.workshop import KNOWS, Shop, quiet_environment
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]
-UNION = [label for own in KNOWS.values() for label in own]
+UNION = [label for own in TEACHER_LABELS.values() for label in own]
 ALONE = """
 import sys
 
@@ -30,15 +30,15 @@ sys.meta_path.insert(0, Refuse())
 
 
 @pytest.fixture(scope="module")
-def exported(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    shop = built.copy(tmp_path_factory.mktemp("export") / "shop")
-    said = shop("export", "--onnx")
-    assert said.out.strip() == str(shop.folder / "students/student-onnx")
-    assert re.search(r"32 texts.* \d\.\de-\d\d", said.err)
-    return shop
+def exported(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = built.copy(tmp_path_factory.mktemp("export") / "workspace")
+    predictions = workspace("export", "--onnx")
+    assert predictions.out.strip() == str(workspace.folder / "students/student-onnx")
+    assert re.search(r"32 texts.* \d\.\de-\d\d", predictions.err)
+    return workspace
 
 
-def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(exported: Shop) -> None:
+def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(exported: Workspace) -> None:
     folder = exported.folder / "students/student-onnx"
     names = {path.name for path in folder.iterdir()}
     assert {"model.onnx", "config.json", "tokenizer.json", "export.json"} <= names
@@ -48,7 +48,7 @@ def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(export
     assert 0 <= facts["largest_difference"] < 1e-4
 
 
-def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_says(exported: Shop) -> None:
+def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_says(exported: Workspace) -> None:
     blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
     [example] = [block for block in blocks if "onnxruntime" in block]
     done = subprocess.run(
@@ -61,11 +61,11 @@ def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_sa
     )
     assert done.returncode == 0, done.stderr
     texts = ["the chef fried the onion", "the court heard the banker and the nurse"]
-    said = exported("predict", *texts, "--json").json
-    assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in said])
+    predictions = exported("predict", *texts, "--json").json
+    assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in predictions])
 
 
-def test_a_model_that_says_something_else_is_refused_with_the_figure(exported: Shop, tmp_path: Path) -> None:
+def test_a_model_that_says_something_else_is_refused_with_the_figure(exported: Workspace, tmp_path: Path) -> None:
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -79,21 +79,21 @@ def test_a_model_that_says_something_else_is_refused_with_the_figure(exported: S
         onnx_export.check_parity(classifier, tmp_path / "other.onnx")
 
 
-def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Shop) -> None:
+def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Workspace) -> None:
     classifier = finished_in(exported.folder / "students/student").load()
     lengths = [len(text.split()) for (text,) in onnx_export.parity_texts(classifier)]
     assert (len(lengths), min(lengths), max(lengths) > classifier.limit) == (32, 1, True)
 
 
-def test_an_export_is_replaced_only_when_told_and_a_strange_folder_never(exported: Shop) -> None:
-    assert "--force replaces it" in exported.tries("export", "--onnx").err
-    refused = exported.tries("export", "--onnx", "--force", "--out", "texts")
+def test_an_export_is_replaced_only_when_told_and_a_strange_folder_never(exported: Workspace) -> None:
+    assert "--force replaces it" in exported.attempt("export", "--onnx").err
+    refused = exported.attempt("export", "--onnx", "--force", "--out", "texts")
     assert (refused.code, "texts" in refused.err) == (2, True)
     assert (exported.folder / "texts/train.csv").exists()
 
 
-def test_without_the_extra_the_command_says_how_to_get_it(built: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_command_says_how_to_get_it(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    refused = built.tries("export", "--onnx")
+    refused = built.attempt("export", "--onnx")
     assert (refused.code, "pip install 'amalgam[onnx]'" in refused.err) == (2, True)
-    assert "amalgam export --onnx" in built.tries("export").err
+    assert "amalgam export --onnx" in built.attempt("export").err

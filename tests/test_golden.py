@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.tests.workshop import Shop, new_shop, write_model, write_texts
+from amalgam.tests.workspaces import Workspace, new_workspace, write_model, write_texts
 
 CHANGED = "results changed: raise ENGINE (cache_teachers/family.py) or the stage's VERSION, then these numbers"
 TEXTS = [("the chef fried the onion", "cooking"), ("the judge read the contract to the banker", "law")]
@@ -53,24 +53,24 @@ def fixed_model(folder: Path, phase: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    shop = new_shop(tmp_path_factory.mktemp("golden") / "shop")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = new_workspace(tmp_path_factory.mktemp("golden") / "workspace")
     for name, labels, phase in (("first", ["cooking", "music"], 0.1), ("second", ["law", "banking", "music"], 0.6)):
-        write_model(shop.folder / "models" / name, labels=labels, words=WORDS, seed=0)
-        fixed_model(shop.folder / "models" / name, phase)
-    write_texts(shop.folder / "texts/train.csv", TEXTS)
-    shop.edit("  test: texts/test.csv\n", "")
-    shop.edit("passes: 4", "passes: 2")
-    shop("cache-teachers")
-    return shop
+        write_model(workspace.folder / "models" / name, labels=labels, words=WORDS, seed=0)
+        fixed_model(workspace.folder / "models" / name, phase)
+    write_texts(workspace.folder / "texts/train.csv", TEXTS)
+    workspace.edit("  test: texts/test.csv\n", "")
+    workspace.edit("passes: 4", "passes: 2")
+    workspace("cache-teachers")
+    return workspace
 
 
-def cached(shop: Shop, column: str) -> dict[str, list[list[float]]]:
-    found = {}
-    for path in shop.units():
+def cached(workspace: Workspace, column: str) -> dict[str, list[list[float]]]:
+    by_teacher = {}
+    for path in workspace.units():
         name = "first" if '"teacher": "first"' in (path.parents[1] / "key.json").read_text() else "second"
-        found[name] = pq.read_table(path).column(column).to_pylist()
-    return found
+        by_teacher[name] = pq.read_table(path).column(column).to_pylist()
+    return by_teacher
 
 
 def test_keys_are_what_they_were() -> None:
@@ -78,20 +78,20 @@ def test_keys_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("teacher", LOGITS)
-def test_logits_are_what_they_were(golden: Shop, teacher: str) -> None:
-    for found, wanted in zip(cached(golden, "logits")[teacher], LOGITS[teacher], strict=True):
-        assert found == pytest.approx(wanted, abs=1e-4), CHANGED
+def test_logits_are_what_they_were(golden: Workspace, teacher: str) -> None:
+    for actual, wanted in zip(cached(golden, "logits")[teacher], LOGITS[teacher], strict=True):
+        assert actual == pytest.approx(wanted, abs=1e-4), CHANGED
 
 
 @pytest.mark.parametrize("teacher", PASSES)
-def test_passes_of_keyed_dropout_are_what_they_were(golden: Shop, teacher: str) -> None:
-    for found, wanted in zip(cached(golden, "passes")[teacher], PASSES[teacher], strict=True):
-        assert found == pytest.approx(wanted, abs=4e-3), CHANGED
+def test_passes_of_keyed_dropout_are_what_they_were(golden: Workspace, teacher: str) -> None:
+    for actual, wanted in zip(cached(golden, "passes")[teacher], PASSES[teacher], strict=True):
+        assert actual == pytest.approx(wanted, abs=4e-3), CHANGED
 
 
 @pytest.mark.parametrize("mode", TARGETS)
-def test_targets_are_what_they_were(golden: Shop, mode: str) -> None:
+def test_targets_are_what_they_were(golden: Workspace, mode: str) -> None:
     golden("build-targets", f"targets.mode={mode}")
-    found = [[*target, weight] for _, (target, weight) in sorted(golden.targets().items())]
-    for row, wanted in zip(found, TARGETS[mode], strict=True):
+    actual = [[*target, weight] for _, (target, weight) in sorted(golden.targets().items())]
+    for row, wanted in zip(actual, TARGETS[mode], strict=True):
         assert row == pytest.approx(wanted, abs=1e-4), CHANGED

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from amalgam.tests.workshop import Shop, finish
+from amalgam.tests.workspaces import Workspace, finish
 
 CANARY = "hf_CanaryCanaryCanaryCanary"
 
 
-def test_a_token_reaches_no_file_and_no_line(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_reaches_no_file_and_no_line(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", CANARY)
-    said = [fresh("run"), fresh("status"), fresh("doctor"), fresh.tries("plan", f"student.encoder={CANARY}")]
-    said += [fresh.tries("plan", f"corpus.train=https://me:{CANARY}@example.org/x.csv")]
-    assert said[-1].code == 2
-    assert not any(CANARY in one.out + one.err for one in said)
+    result = [fresh("run"), fresh("status"), fresh("doctor"), fresh.attempt("plan", f"student.encoder={CANARY}")]
+    result += [fresh.attempt("plan", f"corpus.train=https://me:{CANARY}@example.org/x.csv")]
+    assert result[-1].code == 2
+    assert not any(CANARY in one.out + one.err for one in result)
     for path in fresh.folder.rglob("*"):
         assert not path.is_file() or CANARY.encode() not in path.read_bytes()
 
@@ -24,12 +24,12 @@ def test_a_token_reaches_no_file_and_no_line(fresh: Shop, monkeypatch: pytest.Mo
 HOSTILE = "\x1b[31m[red]<script>{{7*7}}\x07"
 
 
-def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Shop) -> None:
+def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Workspace) -> None:
     rename = json.dumps({"banking": HOSTILE})
     fresh.write([(HOSTILE + " the chef", "law"), *fresh.texts()])
-    said = fresh("run", f"teachers.0.rename={rename}", "corpus.on_bad_row=skip")
-    strange = fresh.tries("cache-teachers", "cache.on_long_text=error", "cache.max_tokens=4")
-    for one in (said, strange):
+    result = fresh("run", f"teachers.0.rename={rename}", "corpus.on_bad_row=skip")
+    strange = fresh.attempt("cache-teachers", "cache.on_long_text=error", "cache.max_tokens=4")
+    for one in (result, strange):
         assert "\x1b" not in one.out + one.err
         assert "\x07" not in one.out + one.err
     assert strange.code == 3
@@ -40,14 +40,14 @@ def test_hostile_labels_and_texts_are_escaped_in_the_terminal(fresh: Shop) -> No
     [{"NO_COLOR": "1", "COLUMNS": "60"}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}],
     ids=["60 columns, no colour", "ASCII"],
 )
-def test_a_pipe_gets_clean_lines(shop: Shop, environment: dict[str, str]) -> None:
-    shop.edit("model: ./models/first", "model: ./models/first\n    rename: {banking: Glücksspiel → 賭け}")
-    start = shop.new_process if "PYTHONUTF8" in environment else shop.process
-    said = finish(start("build-targets", "corpus.on_bad_row=skip", **environment))
-    assert said.code == 0, said.err
+def test_a_pipe_gets_clean_lines(workspace: Workspace, environment: dict[str, str]) -> None:
+    workspace.edit("model: ./models/first", "model: ./models/first\n    rename: {banking: Glücksspiel → 賭け}")
+    start = workspace.new_process if "PYTHONUTF8" in environment else workspace.process
+    result = finish(start("build-targets", "corpus.on_bad_row=skip", **environment))
+    assert result.code == 0, result.err
     looked = finish(start("plan", "corpus.on_bad_row=skip", "targets.mode=hard", **environment))
     assert looked.code == 0, looked.err
-    everything = said.out + said.err + looked.out + looked.err
+    everything = result.out + result.err + looked.out + looked.err
     assert "\x1b" not in everything
     assert "\r" not in everything
     if "COLUMNS" in environment:
@@ -56,8 +56,8 @@ def test_a_pipe_gets_clean_lines(shop: Shop, environment: dict[str, str]) -> Non
         assert everything.isascii()
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(shop: Shop) -> None:
-    with shop.new_process("plan", "--json") as process:
+def test_a_reader_that_leaves_early_gets_no_traceback(workspace: Workspace) -> None:
+    with workspace.new_process("plan", "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -65,13 +65,13 @@ def test_a_reader_that_leaves_early_gets_no_traceback(shop: Shop) -> None:
         assert process.stderr.read() == ""
 
 
-def test_debug_shows_the_traceback(fresh: Shop) -> None:
+def test_debug_shows_the_traceback(fresh: Workspace) -> None:
     from amalgam.pipeline.errors import ExperimentError
 
     with pytest.raises(ExperimentError):
-        fresh.tries("plan", "targets.mode=sfot", "--debug")
+        fresh.attempt("plan", "targets.mode=sfot", "--debug")
 
 
-def test_an_option_that_is_not_there_is_a_usage_error(fresh: Shop) -> None:
-    assert fresh.tries("plan", "--jason").code == 2
-    assert fresh.tries("plna").code == 2
+def test_an_option_that_is_not_there_is_a_usage_error(fresh: Workspace) -> None:
+    assert fresh.attempt("plan", "--jason").code == 2
+    assert fresh.attempt("plna").code == 2

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import constants
 
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
-from amalgam.tests.workshop import KNOWS, Said, Shop, amalgam
+from amalgam.tests.workspaces import TEACHER_LABELS, CommandResult, Workspace, amalgam
 
 
 @pytest.fixture
@@ -31,19 +31,19 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
         yield hub
 
 
-def init(folder: Path, *arguments: str) -> Said:
+def init(folder: Path, *arguments: str) -> CommandResult:
     return amalgam("init", *arguments, folder=folder)
 
 
 def teachers_in(path: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = yaml.safe_load(path.read_text())["teachers"]
-    return found
+    teachers: list[dict[str, object]] = yaml.safe_load(path.read_text())["teachers"]
+    return teachers
 
 
 def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None:
-    said = init(folder, "--from-teachers", "models/desk/../desk", "./models/study")
-    assert (said.code, said.err) == (0, "")
-    assert "2 teachers, 4 labels" in said.out
+    result = init(folder, "--from-teachers", "models/desk/../desk", "./models/study")
+    assert (result.code, result.err) == (0, "")
+    assert "2 teachers, 4 labels" in result.out
     text = (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml") == [
         {"name": "desk", "model": "./models/desk"},
@@ -54,17 +54,17 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     assert "student:" in text
 
 
-def test_the_file_of_real_teachers_plans_as_it_stands(fresh: Shop) -> None:
+def test_the_file_of_real_teachers_plans_as_it_stands(fresh: Workspace) -> None:
     fresh.config.unlink()
     fresh("init", "--from-teachers", "./models/first", "./models/second")
     text = fresh.config.read_text()
-    assert f"# 4 labels: {', '.join(KNOWS['first'])}" in text
+    assert f"# 4 labels: {', '.join(TEACHER_LABELS['first'])}" in text
     assert fresh.plan("student.encoder=./models/encoder")["read-corpus"]["state"] == "missing"
 
 
 def test_a_folder_is_taken_as_a_shell_completes_it_and_named_so_that_it_cannot_be_a_hub_id(folder: Path) -> None:
-    said = init(folder, "--from-teachers", "models/desk/", "models/study")
-    assert said.code == 0, said.err
+    result = init(folder, "--from-teachers", "models/desk/", "models/study")
+    assert result.code == 0, result.err
     assert [teacher["model"] for teacher in teachers_in(folder / "amalgam.yaml")] == ["./models/desk", "./models/study"]
 
 
@@ -79,8 +79,8 @@ def test_paths_start_from_where_the_file_is_written_and_names_differ(folder: Pat
 
 def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: FakeHub) -> None:
     commit = hub.push("org/mood", small_model(folder / "hub", labels=("glad", "sad")))
-    said = init(folder, "--from-teachers", "org/mood")
-    assert said.code == 0, said.err
+    result = init(folder, "--from-teachers", "org/mood")
+    assert result.code == 0, result.err
     assert set(hub.downloads()) == {"config.json"}
     text = (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml") == [{"name": "mood", "model": "org/mood"}]

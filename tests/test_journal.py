@@ -11,15 +11,15 @@ import pytest
 
 from amalgam.stages.common.training.log import TrainingLog
 from amalgam.stages.common.training.settings import Training
-from amalgam.tests.workshop import TRAIN, Shop
+from amalgam.tests.workspaces import TRAIN, Workspace
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def journal_of(shop: Shop) -> Path:
-    [path] = (shop.artifacts / "journals").glob("train-student-*.jsonl")
+def journal_of(workspace: Workspace) -> Path:
+    [path] = (workspace.artifacts / "journals").glob("train-student-*.jsonl")
     return path
 
 
@@ -28,14 +28,14 @@ def training(**changed: Any) -> Training:
     return Training(**{**settings, "weight_decay": 0.0, "clip": 1.0, "evaluate_every": 5, "seed": 0, **changed})
 
 
-def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Shop) -> None:
-    found = lines(journal_of(built))
-    steps, scores = ([line for line in found if key in line] for key in ("loss", "score"))
+def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Workspace) -> None:
+    entries = lines(journal_of(built))
+    steps, scores = ([line for line in entries if key in line] for key in ("loss", "score"))
     head = json.loads((built.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
     facts = json.loads((built.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
     assert [line["score"] for line in scores] == [entry["score"] for entry in facts["history"]]
     assert steps[-1]["loss"] == pytest.approx(facts["history"][-1]["loss"])
-    assert {line["of"] for line in found} == {facts["steps"]}
+    assert {line["of"] for line in entries} == {facts["steps"]}
     assert set(steps[0]) == {"step", "of", "loss", "learning_rate", "steps_per_second"}
     assert facts["texts"] <= TRAIN
 
@@ -46,11 +46,11 @@ def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(
         journal.on_step(step, 25, float("nan") if step == 3 else step)
     journal.on_score(0.75)
     journal.close()
-    found = lines(tmp_path / "one.jsonl")
-    assert [line["step"] for line in found] == [10, 20, 25, 25]
-    assert found[0]["loss"] == pytest.approx((sum(range(1, 11)) - 3) / 9)
-    assert found[0]["learning_rate"] == pytest.approx(0.5 * (25 - 9) / 25)
-    assert found[-1] == {"step": 25, "of": 25, "score": 0.75}
+    entries = lines(tmp_path / "one.jsonl")
+    assert [line["step"] for line in entries] == [10, 20, 25, 25]
+    assert entries[0]["loss"] == pytest.approx((sum(range(1, 11)) - 3) / 9)
+    assert entries[0]["learning_rate"] == pytest.approx(0.5 * (25 - 9) / 25)
+    assert entries[-1] == {"step": 25, "of": 25, "score": 0.75}
 
 
 def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_p
         assert [line["step"] for line in lines(tmp_path / "one.jsonl")] == ([10, 20] if first == 11 else [10])
 
 
-def test_trackers_hear_the_metrics_and_nothing_else(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_hear_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
 
     class Listening(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
@@ -86,27 +86,31 @@ def test_trackers_hear_the_metrics_and_nothing_else(shop: Shop, monkeypatch: pyt
 
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Listening)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["tensorboard"])
-    shop("run", "student.seed=1", "execution.trackers=[tensorboard]")
-    [journal] = [path for path in (shop.artifacts / "journals").iterdir() if path.stem == heard[0][0]]
+    workspace("run", "student.seed=1", "execution.trackers=[tensorboard]")
+    [journal] = [path for path in (workspace.artifacts / "journals").iterdir() if path.stem == heard[0][0]]
     assert heard == [
-        (journal.stem, str(shop.artifacts / "journals")),
+        (journal.stem, str(workspace.artifacts / "journals")),
         "start",
         (4, {"loss", "learning_rate", "steps_per_second"}),
         (4, {"score"}),
         "finish",
     ]
-    assert shop.stale("student.seed=1") == set()
+    assert workspace.stale("student.seed=1") == set()
 
 
-def test_a_tracker_that_is_not_there_is_told_before_any_training(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_there_is_told_before_any_training(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
-    refused = shop.tries("run", "student.seed=1", "execution.trackers=[wandb]")
+    refused = workspace.attempt("run", "student.seed=1", "execution.trackers=[wandb]")
     assert (refused.code, "wandb" in refused.err) == (2, True)
     assert "pip install wandb" in refused.err
-    assert shop.tries("plan", "execution.trackers=[ledger]").code == 2
+    assert workspace.attempt("plan", "execution.trackers=[ledger]").code == 2
 
 
-def test_a_tracker_that_does_not_start_is_told_in_its_own_words(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_does_not_start_is_told_in_its_own_words(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Offline(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
         name, requires_logging_directory, tracker = "wandb", False, None
 
@@ -118,6 +122,6 @@ def test_a_tracker_that_does_not_start_is_told_in_its_own_words(shop: Shop, monk
 
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Offline)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["wandb"])
-    refused = shop.tries("run", "student.seed=1", "execution.trackers=[wandb]")
+    refused = workspace.attempt("run", "student.seed=1", "execution.trackers=[wandb]")
     assert (refused.code, "Traceback" in refused.err) == (2, False)
     assert "wandb" in refused.err

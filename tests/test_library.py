@@ -18,21 +18,21 @@ import pytest
 
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.app.api import Experiment
-from amalgam.tests.workshop import KNOWS, PASSES, TEST, TRAIN, Shop, quiet_environment
+from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
-UNION = [label for own in KNOWS.values() for label in own]
+UNION = [label for own in TEACHER_LABELS.values() for label in own]
 
 
 @pytest.fixture(scope="module")
-def desk(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Only looked at."""
-    return built.copy(tmp_path_factory.mktemp("library") / "shop")
+    return built.copy(tmp_path_factory.mktemp("library") / "workspace")
 
 
 @pytest.fixture(scope="module")
-def done(desk: Shop) -> Experiment:
+def done(desk: Workspace) -> Experiment:
     return Experiment.load(desk.config, quiet=True)
 
 
@@ -56,17 +56,17 @@ try:
 except AttributeError as error:
     print(error)
 """
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quiet_environment()
     )
-    assert said.stdout.splitlines() == ["['amalgam']", "[]", "module 'amalgam' has no attribute 'Expriment'"]
+    assert process.stdout.splitlines() == ["['amalgam']", "[]", "module 'amalgam' has no attribute 'Expriment'"]
 
 
 def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
     package = ROOT / ".dev/amalgam"
-    there = {path.name for path in package.iterdir()} - {"__init__.py", "__main__.py", "__pycache__"}
-    assert there == {"benchmarks", "cli.py", "data", "pipeline", "py.typed", "stages", "tests"}
-    assert all((package / name).resolve() == ROOT / name for name in there)
+    names = {path.name for path in package.iterdir()} - {"__init__.py", "__main__.py", "__pycache__"}
+    assert names == {"benchmarks", "cli.py", "data", "pipeline", "py.typed", "stages", "tests"}
+    assert all((package / name).resolve() == ROOT / name for name in names)
 
 
 def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
@@ -94,7 +94,7 @@ def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
     assert rooms == {*own, "amalgam/data", "amalgam/pipeline", "amalgam/stages"} - {"amalgam/stages/app/api.py"}
 
 
-def test_an_experiment_that_is_up_to_date_shows_its_results(done: Experiment, desk: Shop) -> None:
+def test_an_experiment_that_is_up_to_date_shows_its_results(done: Experiment, desk: Workspace) -> None:
     assert states(done) == dict.fromkeys(STAGES, "current")
     assert done.labels == UNION
     targets = done.targets.collect()
@@ -106,7 +106,7 @@ def test_an_experiment_that_is_up_to_date_shows_its_results(done: Experiment, de
     assert texts.join(targets, on="key").height == TRAIN
 
 
-def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Shop) -> None:
+def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Workspace) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -116,8 +116,8 @@ def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Shop) -
     assert len(asked) == TEST
     row = asked.row(0, named=True)
     with torch.no_grad():
-        said = model(**tokenizer(row["text"], truncation=True, max_length=32, return_tensors="pt")).logits[0]
-    assert row["logits"] == pytest.approx(said.tolist(), abs=1e-4)
+        logits = model(**tokenizer(row["text"], truncation=True, max_length=32, return_tensors="pt")).logits[0]
+    assert row["logits"] == pytest.approx(logits.tolist(), abs=1e-4)
 
 
 def test_passes_stand_pass_by_pass_and_agree_with_their_mean(done: Experiment) -> None:
@@ -125,19 +125,19 @@ def test_passes_stand_pass_by_pass_and_agree_with_their_mean(done: Experiment) -
 
     row = done.passes("first").collect().row(0, named=True)
     logits = np.array(row["passes"], dtype=np.float64)
-    assert (row["first"], row["last"], logits.shape) == (0, PASSES, (PASSES, len(KNOWS["first"])))
+    assert (row["first"], row["last"], logits.shape) == (0, PASSES, (PASSES, len(TEACHER_LABELS["first"])))
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert row["mean_probability"] == pytest.approx(shares.mean(axis=0).tolist(), abs=1e-3)
     assert len(done.passes("first").collect()) == TRAIN
 
 
 def test_the_evaluation_is_the_reports(done: Experiment) -> None:
-    found = done.evaluation.collect()
-    assert found["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]
-    assert found.columns == ["system", "accuracy", "macro_f1", "nll_nats", "ece", "on_first", "on_second"]
+    evaluation = done.evaluation.collect()
+    assert evaluation["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]
+    assert evaluation.columns == ["system", "accuracy", "macro_f1", "nll_nats", "ece", "on_first", "on_second"]
 
 
-def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Shop) -> None:
+def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Workspace) -> None:
     row = done.predict(["the chef fried the onion"], top=2, explain=True).collect().row(0, named=True)
     [entry] = desk("predict", "the chef fried the onion", "--top", "2", "--explain", "--json").json
     assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
@@ -145,7 +145,7 @@ def test_the_student_answers_from_python_as_from_the_command_line(done: Experime
     assert done.student == desk.folder / "students/student"
 
 
-def test_what_the_commands_say_python_has_as_objects(desk: Shop) -> None:
+def test_what_the_commands_say_python_has_as_objects(desk: Workspace) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
     assert changed.explain("build-targets") == desk("explain", "build-targets", *CHANGED, "--json").json
     states = changed.plan()
@@ -158,16 +158,16 @@ def test_what_the_commands_say_python_has_as_objects(desk: Shop) -> None:
     assert changed.report == desk.folder / "reports/student.html"
 
 
-def test_garbage_goes_only_when_it_is_said(shop: Shop) -> None:
-    experiment = Experiment.load(shop.config, quiet=True)
-    (shop.artifacts / "quarantine").mkdir()
-    (shop.artifacts / "quarantine/old").write_text("damaged")
+def test_garbage_goes_only_when_it_is_said(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, quiet=True)
+    (workspace.artifacts / "quarantine").mkdir()
+    (workspace.artifacts / "quarantine/old").write_text("damaged")
     assert [item["path"] for item in experiment.find_garbage()] == ["quarantine/old"]
     experiment.find_garbage(delete=True)
     assert not experiment.find_garbage()
 
 
-def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:
+def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Workspace) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
     assert changed.said.targets.temperature == 0.5
     with pytest.raises(AmalgamError, match=r"build-targets .*0\.2 -> 0\.5") as refused:
@@ -176,9 +176,9 @@ def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Shop) -> None:
     assert len(changed.answers("first").collect()) == TRAIN + TEST
 
 
-def test_running_until_a_stage_stops_there(shop: Shop) -> None:
-    experiment = Experiment.load(shop.config, ["targets.temperature=0.5"], quiet=True)
-    with shop.counting() as asked:
+def test_running_until_a_stage_stops_there(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, ["targets.temperature=0.5"], quiet=True)
+    with workspace.counting() as asked:
         arrived = experiment.run(until="build-targets")
     assert [state.state for state in arrived] == ["current", "current", "missing"]
     assert asked[0].units == 0
@@ -187,17 +187,17 @@ def test_running_until_a_stage_stops_there(shop: Shop) -> None:
 
 
 def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
-    desk: Shop, capsys: pytest.CaptureFixture[str]
+    desk: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Experiment.load(desk.config, quiet=True).run()
     assert capsys.readouterr() == ("", "")
     Experiment.load(desk.config).run()
-    said = capsys.readouterr()
-    assert ("macro-F1" in said.out, "report: reused" in said.err) == (True, True)
+    output = capsys.readouterr()
+    assert ("macro-F1" in output.out, "report: reused" in output.err) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    ("do", "piece"),
     [
         (lambda one: one.texts("validation"), "test, train"),
         (lambda one: one.answers("third"), "first, second"),
@@ -220,18 +220,18 @@ def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
         ),
     ],
 )
-def test_a_wrong_wish_is_refused_with_what_there_is(done: Experiment, do: Any, said: str) -> None:
+def test_a_wrong_wish_is_refused_with_what_there_is(done: Experiment, do: Any, piece: str) -> None:
     with pytest.raises(AmalgamError) as refused:
         do(done)
-    assert said in str(refused.value)
+    assert piece in str(refused.value)
 
 
-def test_an_experiment_runs_in_a_thread_that_hears_no_signals(desk: Shop) -> None:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(states(Experiment.load(desk.config, quiet=True))))
+def test_an_experiment_runs_in_a_thread_that_hears_no_signals(desk: Workspace) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(states(Experiment.load(desk.config, quiet=True))))
     thread.start()
     thread.join()
-    assert found == [dict.fromkeys(STAGES, "current")]
+    assert results == [dict.fromkeys(STAGES, "current")]
 
 
 class Dataset:
@@ -250,22 +250,22 @@ class Dataset:
             yield self.table.take(self.rows[start : start + min(size, 16)])
 
 
-def test_the_same_texts_as_any_object_are_one_file_and_rerun_nothing_but_the_reading(shop: Shop) -> None:
-    frame = pl.read_csv(shop.folder / "texts/train.csv")
+def test_the_same_texts_as_any_object_are_one_file_and_rerun_nothing_but_the_reading(workspace: Workspace) -> None:
+    frame = pl.read_csv(workspace.folder / "texts/train.csv")
     numbers = [UNION.index(label) for label in frame["label"]]
     table = pa.table({"text": frame["text"].to_list()[::-1], "label": numbers[::-1], "more": numbers})
     given = [frame, frame.lazy(), frame.to_arrow(), Dataset(table, list(range(TRAIN))[::-1])]
-    loaded = [Experiment.load(shop.config, texts={"train": one}, quiet=True) for one in given]
+    loaded = [Experiment.load(workspace.config, texts={"train": one}, quiet=True) for one in given]
     assert len({tuple(one.said.corpus.train or ()) for one in loaded}) == 1
-    [file] = (shop.artifacts / "given").iterdir()
+    [file] = (workspace.artifacts / "given").iterdir()
     assert pl.read_parquet(file).rows() == frame.rows()
-    with shop.counting() as asked:
+    with workspace.counting() as asked:
         arrived = loaded[-1].run(until="build-targets")
     assert [state.state for state in arrived] == ["partial", "current", "current"]
     assert asked[0].units == 0
 
 
-def test_a_selection_of_a_dataset_is_that_selection(fresh: Shop) -> None:
+def test_a_selection_of_a_dataset_is_that_selection(fresh: Workspace) -> None:
     frame = pl.read_csv(fresh.folder / "texts/train.csv")
     labels = [UNION.index(label) for label in frame["label"]]
     table = pa.table({"text": frame["text"].to_list(), "label": labels})
@@ -275,7 +275,7 @@ def test_a_selection_of_a_dataset_is_that_selection(fresh: Shop) -> None:
 
 
 def test_the_first_hours_script_runs_as_it_stands(
-    built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built.copy(tmp_path / "amalgam-demo")
     monkeypatch.chdir(tmp_path)

@@ -9,47 +9,49 @@ import pytest
 
 from amalgam.stages.common.states.encoder import words_of
 from amalgam.stages.methods import METHODS, method_of, objective_in
-from amalgam.tests.workshop import TEST, TRAIN, Shop, write_texts
+from amalgam.tests.workspaces import TEST, TRAIN, Workspace, write_texts
 
 TOGETHER = ("cache-features", "weigh-teachers")
 TRAINED = [name for name, method in METHODS.items() if method.trains]
 UNTRAINED = ["teacher:second", "ensemble", "zero-shot"]
 
 
-def _embedded(shop: Shop) -> int:
+def _embedded(workspace: Workspace) -> int:
     """Texts that went through the encoder."""
-    found = 0
-    for path in (shop.artifacts / "cache-teachers").glob("*/key.json"):
+    count = 0
+    for path in (workspace.artifacts / "cache-teachers").glob("*/key.json"):
         if "feature" in json.loads(path.read_text()):
-            found += sum(json.loads(unit.read_text())["facts"]["rows"] for unit in path.parent.glob("units/*.json"))
-    return found
+            count += sum(json.loads(unit.read_text())["facts"]["rows"] for unit in path.parent.glob("units/*.json"))
+    return count
 
 
-def _evaluation(shop: Shop) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
-    [path] = (shop.artifacts / "report" / head).glob("*/evaluation.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+def _evaluation(workspace: Workspace) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    [path] = (workspace.artifacts / "report" / head).glob("*/evaluation.json")
+    evaluation: dict[str, Any] = json.loads(path.read_text())
+    return evaluation
 
 
 @pytest.mark.parametrize("method", [name for name in TRAINED if name != "mt-bert"])  # for teachers of one label set
-def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(shop: Shop, method: str) -> None:
-    shop.edit("targets:\n  mode: soft\n", "")
-    with shop.counting() as asked:
-        said = shop("run", f"student.method={method}", "student.name=other")
+def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(workspace: Workspace, method: str) -> None:
+    workspace.edit("targets:\n  mode: soft\n", "")
+    with workspace.counting() as asked:
+        result = workspace("run", f"student.method={method}", "student.name=other")
     assert (asked[0].logits, asked[0].passes) == (0, 0)
-    assert f"student ({method})" in said.out
-    assert shop.stale(f"student.method={method}", "student.name=other") == set()
+    assert f"student ({method})" in result.out
+    assert workspace.stale(f"student.method={method}", "student.name=other") == set()
 
 
 @pytest.mark.parametrize("method", UNTRAINED)
-def test_a_method_that_trains_nothing_is_what_the_report_judges(fresh: Shop, built: Shop, method: str) -> None:
-    said = fresh("run", f"student.method={method}")
-    found, other = _evaluation(fresh), _evaluation(built)
-    assert method in said.out
-    assert found["judged"] == method
-    assert found["systems"] == {name: other["systems"][name] for name in found["systems"]}
-    assert [name for name in other["systems"] if name not in found["systems"]] == ["student (muka-soft)"]
+def test_a_method_that_trains_nothing_is_what_the_report_judges(
+    fresh: Workspace, built: Workspace, method: str
+) -> None:
+    result = fresh("run", f"student.method={method}")
+    evaluation, other = _evaluation(fresh), _evaluation(built)
+    assert method in result.out
+    assert evaluation["judged"] == method
+    assert evaluation["systems"] == {name: other["systems"][name] for name in evaluation["systems"]}
+    assert [name for name in other["systems"] if name not in evaluation["systems"]] == ["student (muka-soft)"]
     assert set(fresh.plan(f"student.method={method}")) == {"read-corpus", "cache-teachers", "report"}
     assert not (fresh.folder / "students").exists()
     assert fresh.stale(f"student.method={method}") == set()
@@ -57,34 +59,34 @@ def test_a_method_that_trains_nothing_is_what_the_report_judges(fresh: Shop, bui
     assert fresh.stale(f"student.method={method}", "student.encoder=./models/first") == {"report"}
 
 
-def test_methods_share_what_zero_shot_was_found_to_be(shop: Shop) -> None:
-    [before] = shop.artifacts.glob("report/zero-shot-*/*.parquet")
-    shop("run", "student.method=ensemble")
-    assert list(shop.artifacts.glob("report/zero-shot-*/*.parquet")) == [before]
-    write_texts(shop.folder / "texts/test.csv", shop.texts("test")[: TEST - 1])
-    shop("run", "student.method=ensemble")
-    assert len(list(shop.artifacts.glob("report/zero-shot-*/*.parquet"))) == 2
+def test_methods_share_what_zero_shot_was_found_to_be(workspace: Workspace) -> None:
+    [before] = workspace.artifacts.glob("report/zero-shot-*/*.parquet")
+    workspace("run", "student.method=ensemble")
+    assert list(workspace.artifacts.glob("report/zero-shot-*/*.parquet")) == [before]
+    write_texts(workspace.folder / "texts/test.csv", workspace.texts("test")[: TEST - 1])
+    workspace("run", "student.method=ensemble")
+    assert len(list(workspace.artifacts.glob("report/zero-shot-*/*.parquet"))) == 2
 
 
-def test_zero_shot_is_the_nearest_label_name_of_the_bare_encoder(shop: Shop) -> None:
+def test_zero_shot_is_the_nearest_label_name_of_the_bare_encoder(workspace: Workspace) -> None:
     """Against the encoder itself, asked by transformers alone, text by text."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(shop.folder / "models/encoder"))
-    body = AutoModel.from_pretrained(str(shop.folder / "models/encoder")).eval()
+    tokenizer = AutoTokenizer.from_pretrained(str(workspace.folder / "models/encoder"))
+    body = AutoModel.from_pretrained(str(workspace.folder / "models/encoder")).eval()
 
     def state(text: str) -> torch.Tensor:
         with torch.no_grad():
             mean = body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean(dim=1)[0]
         return torch.nn.functional.normalize(mean, dim=0)
 
-    found = _evaluation(shop)
-    names = torch.stack([state(label) for label in found["labels"]])
-    rows = shop.texts("test")
-    right = [found["labels"][int((names @ state(text)).argmax())] == label for text, label in rows]
-    assert found["systems"]["zero-shot"]["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert found["systems"]["zero-shot"]["ece"] is None  # a similarity is no probability
+    evaluation = _evaluation(workspace)
+    names = torch.stack([state(label) for label in evaluation["labels"]])
+    rows = workspace.texts("test")
+    right = [evaluation["labels"][int((names @ state(text)).argmax())] == label for text, label in rows]
+    assert evaluation["systems"]["zero-shot"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert evaluation["systems"]["zero-shot"]["ece"] is None  # a similarity is no probability
 
 
 def test_label_names_are_read_as_words() -> None:
@@ -94,49 +96,49 @@ def test_label_names_are_read_as_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "piece"),
     [
         ("student.method=teacher:third", "first, second"),
         ("student.method=ensembles", "did you mean 'ensemble'?"),
     ],
 )
-def test_a_method_that_is_not_there_is_refused_with_what_is(fresh: Shop, override: str, said: str) -> None:
-    refused = fresh.tries("plan", override)
+def test_a_method_that_is_not_there_is_refused_with_what_is(fresh: Workspace, override: str, piece: str) -> None:
+    refused = fresh.attempt("plan", override)
     assert refused.code == 2
-    assert said in refused.err
+    assert piece in refused.err
 
 
-def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh: Shop) -> None:
+def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh: Workspace) -> None:
     fresh.edit("  test: texts/test.csv\n", "")
-    refused = fresh.tries("plan", "student.method=ensemble")
+    refused = fresh.attempt("plan", "student.method=ensemble")
     assert refused.code == 2
     assert "needs corpus.test" in refused.err
-    assert fresh.tries("train-student", "student.method=ensemble", "corpus.test=texts/test.csv").code == 2
+    assert fresh.attempt("train-student", "student.method=ensemble", "corpus.test=texts/test.csv").code == 2
 
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 @pytest.mark.parametrize(
-    ("variant", "said"), [("targets.passes=0", "w/o MC dropout"), ("targets.text_weights=none", "w/o re-weighting")]
+    ("variant", "name"), [("targets.passes=0", "w/o MC dropout"), ("targets.text_weights=none", "w/o re-weighting")]
 )
-def test_what_a_method_does_without_stands_in_its_row(shop: Shop, mode: str, variant: str, said: str) -> None:
-    plain = shop.targets()
-    with shop.counting() as asked:
-        out = shop("run", f"student.method=muka-{mode}", f"targets.mode={mode}", variant, "student.name=other").out
+def test_what_a_method_does_without_stands_in_its_row(workspace: Workspace, mode: str, variant: str, name: str) -> None:
+    plain = workspace.targets()
+    with workspace.counting() as asked:
+        out = workspace("run", f"student.method=muka-{mode}", f"targets.mode={mode}", variant, "student.name=other").out
     assert asked[0].units == 0
-    assert f"student (muka-{mode} {said})" in out
-    assert shop.targets() != plain
+    assert f"student (muka-{mode} {name})" in out
+    assert workspace.targets() != plain
     if "text_weights" in variant:
-        assert {weight for _, weight in shop.targets().values()} == {1.0}
+        assert {weight for _, weight in workspace.targets().values()} == {1.0}
 
 
-def test_a_variant_without_a_pass_is_named_alike_however_it_was_said(fresh: Shop) -> None:
+def test_a_variant_without_a_pass_is_named_alike_however_it_was_said(fresh: Workspace) -> None:
     assert (
         "student (muka-soft w/o MC dropout w/o re-weighting)"
         in fresh("run", "cache.passes=0", "targets.text_weights=none").out
     )
 
 
-def test_methods_are_listed_with_their_source_and_needs(fresh: Shop) -> None:
+def test_methods_are_listed_with_their_source_and_needs(fresh: Workspace) -> None:
     listed = fresh("methods", "--json").json
     assert set(listed) == set(METHODS)
     assert all(method["source"] and method["needs"] for method in listed.values())
@@ -144,33 +146,38 @@ def test_methods_are_listed_with_their_source_and_needs(fresh: Shop) -> None:
     assert all(name in fresh("methods").out for name in METHODS)
 
 
-def test_only_methods_that_look_at_all_texts_have_the_stages_for_it(shop: Shop) -> None:
-    assert not set(TOGETHER) & set(shop.plan())
-    assert set(TOGETHER) <= set(shop.plan("student.method=amalgam"))
-    plan = shop.plan("targets.teacher_weights=standardised", "targets.weight_signal=margin")
+def test_only_methods_that_look_at_all_texts_have_the_stages_for_it(workspace: Workspace) -> None:
+    assert not set(TOGETHER) & set(workspace.plan())
+    assert set(TOGETHER) <= set(workspace.plan("student.method=amalgam"))
+    plan = workspace.plan("targets.teacher_weights=standardised", "targets.weight_signal=margin")
     assert ("weigh-teachers" in plan, "cache-features" in plan) == (True, False)
 
 
-def test_appended_texts_alone_go_through_the_encoder(shop: Shop) -> None:
+def test_appended_texts_alone_go_through_the_encoder(workspace: Workspace) -> None:
     method = "student.method=amalgam"
-    shop("build-targets", method)
-    before = _embedded(shop)
-    rows = shop.texts()
-    shop.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
-    shop("build-targets", method)
-    assert (before, _embedded(shop)) == (TRAIN, TRAIN + 7)
-    assert len(shop.targets()) == TRAIN + 7
+    workspace("build-targets", method)
+    before = _embedded(workspace)
+    rows = workspace.texts()
+    workspace.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
+    workspace("build-targets", method)
+    assert (before, _embedded(workspace)) == (TRAIN, TRAIN + 7)
+    assert len(workspace.targets()) == TRAIN + 7
 
 
-def test_a_word_that_weights_do_not_read_weighs_nothing_again(shop: Shop) -> None:
+def test_a_word_that_weights_do_not_read_weighs_nothing_again(workspace: Workspace) -> None:
     method = "student.method=amalgam"
-    shop("run", method)
-    assert shop.stale(method, "targets.kd_temperature=0.7") == set()
-    assert shop.stale(method, "cache.seed=0") == set()
-    assert shop.stale(method, "targets.text_weights=none") == {"build-targets", "train-student", "report"}
-    assert shop.stale(method, "targets.smoothing_rounds=2") == set()
-    assert shop.stale(method, "targets.neighbours=2") == {"weigh-teachers", "build-targets", "train-student", "report"}
-    assert "cache-features" in shop.stale(method, "student.encoder=./models/first")
+    workspace("run", method)
+    assert workspace.stale(method, "targets.kd_temperature=0.7") == set()
+    assert workspace.stale(method, "cache.seed=0") == set()
+    assert workspace.stale(method, "targets.text_weights=none") == {"build-targets", "train-student", "report"}
+    assert workspace.stale(method, "targets.smoothing_rounds=2") == set()
+    assert workspace.stale(method, "targets.neighbours=2") == {
+        "weigh-teachers",
+        "build-targets",
+        "train-student",
+        "report",
+    }
+    assert "cache-features" in workspace.stale(method, "student.encoder=./models/first")
 
 
 def test_targets_are_named_by_the_method_that_makes_them() -> None:

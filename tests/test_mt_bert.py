@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workshop import KNOWS, TRAIN, Shop, word_list, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
 
-LABELS = sorted(label for labels in KNOWS.values() for label in labels)
+LABELS = sorted(label for labels in TEACHER_LABELS.values() for label in labels)
 METHOD = "student.method=mt-bert"
 
 
 @pytest.fixture
-def alike(fresh: Shop) -> Shop:
+def alike(fresh: Workspace) -> Workspace:
     """Two teachers of all the labels, in another order each and of different width."""
     fresh.edit("targets:\n  mode: soft\n", "")
     for seed, (name, labels) in enumerate((("first", LABELS), ("second", LABELS[::-1])), 1):
@@ -24,15 +24,15 @@ def alike(fresh: Shop) -> Shop:
     return fresh
 
 
-def facts(shop: Shop, stage: str) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
-    return found
+def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
+    return content
 
 
-def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Shop) -> None:
-    said = alike("run", METHOD)
-    assert "student (mt-bert)" in said.out
+def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Workspace) -> None:
+    result = alike("run", METHOD)
+    assert "student (mt-bert)" in result.out
     assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, gold labels among them"
     assert {len(target) for target, _ in alike.targets().values()} == {2 * len(LABELS)}
     assert alike.stale(METHOD) == set()
@@ -48,18 +48,18 @@ def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Shop) -> None:
     assert asked[0].units == 0
 
 
-def test_teachers_of_other_labels_are_refused_before_any_is_asked(fresh: Shop) -> None:
+def test_teachers_of_other_labels_are_refused_before_any_is_asked(fresh: Workspace) -> None:
     fresh.edit("targets:\n  mode: soft\n", "")
-    refused = fresh.tries("run", METHOD)
+    refused = fresh.attempt("run", METHOD)
     assert refused.code == 2
     assert "banking, computing" in refused.err
     assert "rename" in refused.err
     assert not (fresh.artifacts / "cache-teachers").exists()
 
 
-def test_labels_that_are_read_must_be_there(alike: Shop) -> None:
+def test_labels_that_are_read_must_be_there(alike: Workspace) -> None:
     alike.edit("  test: texts/test.csv\n  label: label\n", "")
-    refused = alike.tries("plan", METHOD)
+    refused = alike.attempt("plan", METHOD)
     assert refused.code == 2
     assert "targets.mode: mt-bert" in refused.err
     without = ("targets.text_weights=none", "targets.task_loss=false")
@@ -67,21 +67,21 @@ def test_labels_that_are_read_must_be_there(alike: Shop) -> None:
     assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, no labels used"
 
 
-def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Shop) -> None:
+def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Workspace) -> None:
     alike("build-targets", METHOD, "targets.text_weights=none", "targets.task_loss=false")
     rows = alike.texts()
     alike.write([*rows[:-1], (rows[-1][0], "")])
-    refused = alike.tries("build-targets", METHOD)
+    refused = alike.attempt("build-targets", METHOD)
     assert refused.code == 3
 
 
-def test_a_single_teacher_is_distilled_by_it_too(alike: Shop) -> None:
+def test_a_single_teacher_is_distilled_by_it_too(alike: Workspace) -> None:
     alike.edit("  - name: second\n    model: ./models/second\n", "")
     alike("train-student", METHOD)
     assert len(alike.targets()) == TRAIN
 
 
-def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Shop) -> None:
+def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Workspace) -> None:
     """Trained by no step to speak of, its body is the teacher's, and its head is its own."""
     from safetensors.torch import load_file
 
@@ -107,7 +107,7 @@ def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Shop) -> 
     assert "train-student" in alike.stale(METHOD, *begun)
 
 
-def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Shop, tmp_path: Path) -> None:
-    refused = fresh.tries("plan", "student.encoder=teacher:third")
+def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Workspace, tmp_path: Path) -> None:
+    refused = fresh.attempt("plan", "student.encoder=teacher:third")
     assert refused.code == 2
     assert "first, second" in refused.err

@@ -18,7 +18,7 @@ from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workshop import Shop
+from amalgam.tests.workspaces import Workspace
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
@@ -32,12 +32,12 @@ def objects(address: str) -> list[str]:
     return [entry.inside for entry in opened(address).backend.walk()]
 
 
-def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Shop) -> None:
+def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Workspace) -> None:
     server.puts_if_absent = False
-    said = fresh.tries("run", f"execution.workspace={ADDRESS}")
-    assert said.code == 2
-    assert "If-None-Match" in said.err
-    assert f"where: {ADDRESS}" in said.err
+    result = fresh.attempt("run", f"execution.workspace={ADDRESS}")
+    assert result.code == 2
+    assert "If-None-Match" in result.err
+    assert f"where: {ADDRESS}" in result.err
     assert len(server.objects) == 1
 
 
@@ -74,8 +74,8 @@ def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: 
     alone, base = toy_run(toy_base(tmp_path / "alone")), toy_base(tmp_path / "base")
     update(toy_stages(), alone)
     child = "import sys; from amalgam.tests.pipeline.toy_stages import main; main(0.5, *sys.argv[1:])"
-    said = [sys.executable, "-c", child, "run", f"execution.workspace={address}", "--part"]
-    parts = [subprocess.Popen([*said, f"{n}/3"], cwd=base, stderr=subprocess.DEVNULL) for n in range(3)]
+    command = [sys.executable, "-c", child, "run", f"execution.workspace={address}", "--part"]
+    parts = [subprocess.Popen([*command, f"{n}/3"], cwd=base, stderr=subprocess.DEVNULL) for n in range(3)]
     while "b" not in calls(base):
         assert parts[1].poll() is None
         time.sleep(0.02)
@@ -92,7 +92,7 @@ def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: 
 
 
 @pytest.fixture
-def far(fresh: Shop, address: str) -> Shop:
+def far(fresh: Workspace, address: str) -> Workspace:
     with fresh.config.open("a") as file:
         file.write(f"execution:\n  workspace: {address}\n")
     return fresh
@@ -100,25 +100,25 @@ def far(fresh: Shop, address: str) -> Shop:
 
 def head_digests(store: Store) -> dict[str, list[tuple[str, str]]]:
     """What every stage built last: files by their name within it, and their digests."""
-    found = {}
+    digests = {}
     for stage, entry in store.head().items():
         manifest = store.manifest(stage, entry["fingerprint"])
         assert manifest is not None
-        found[stage] = [(file.path, file.sha256) for file in manifest.files]
-    return found
+        digests[stage] = [(file.path, file.sha256) for file in manifest.files]
+    return digests
 
 
 @pytest.mark.parametrize("scheme", SPOKEN)
 def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
-    far: Shop, built: Shop, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far: Workspace, built: Workspace, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = far("run")
-    here, there = head_digests(Store(built.artifacts)), head_digests(opened(address))
-    assert {stage: files for stage, files in there.items() if stage != "report"} == {
+    result = far("run")
+    here, digests = head_digests(Store(built.artifacts)), head_digests(opened(address))
+    assert {stage: files for stage, files in digests.items() if stage != "report"} == {
         stage: files for stage, files in here.items() if stage != "report"
     }
     assert not far.artifacts.exists()
-    assert f"-> {address}/cache-teachers/" in said.err
+    assert f"-> {address}/cache-teachers/" in result.err
     assert (far.folder / "students/student/model.safetensors").exists()
     assert (far.folder / "reports/student.html").exists()
     # another machine, whose cache is empty
@@ -135,11 +135,11 @@ def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
     doctor = {row["what"]: row["found"] for row in far("doctor", "--json").json}
     assert doctor["workspace"].startswith(f"{address}: ")
     remote = b"".join(opened(address).backend.read(name) or b"" for name in objects(address) if name.endswith(".json"))
-    assert b"canary-4711" not in remote + said.err.encode()
+    assert b"canary-4711" not in remote + result.err.encode()
 
 
 def test_what_is_damaged_in_the_store_is_computed_again_and_nothing_else(
-    far: Shop, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far: Workspace, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far("build-targets")
     store = opened(address)
@@ -149,12 +149,12 @@ def test_what_is_damaged_in_the_store_is_computed_again_and_nothing_else(
     store.backend.publish({tmp_path / "short": path}, str(Path(path).parent))
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "other"))
     assert far.plan()["cache-teachers"]["units"] == {"done": 3, "total": 4}
-    said = far("build-targets")
-    assert re.search(f"{re.escape(str(path))} .*size 5, expected", said.err)
+    result = far("build-targets")
+    assert re.search(f"{re.escape(str(path))} .*size 5, expected", result.err)
     assert head_digests(opened(address)) == before
 
 
-def test_the_cache_may_be_deleted_at_any_time(far: Shop, tmp_path: Path) -> None:
+def test_the_cache_may_be_deleted_at_any_time(far: Workspace, tmp_path: Path) -> None:
     far("build-targets")
     shutil.rmtree(tmp_path / "cache")
     assert "build-targets: done" in far("build-targets", "targets.mode=hard").err

@@ -9,7 +9,7 @@ import pytest
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.cache_teachers import batching as pools
 from amalgam.stages.common.inference import batches as launches
-from amalgam.tests.workshop import SAME, Shop, apart
+from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference
 
 
 class Watched:
@@ -27,12 +27,12 @@ class Watched:
         return self._real(teacher, tokens, keys, passes, **how)
 
 
-def many_rows(shop: Shop) -> None:
-    labels = sorted({label for _, label in shop.texts()})
-    shop.write([(f"word{i % 90} word{i * 7 % 90} number {i}", labels[i % len(labels)]) for i in range(1500)])
+def many_rows(workspace: Workspace) -> None:
+    labels = sorted({label for _, label in workspace.texts()})
+    workspace.write([(f"word{i % 90} word{i * 7 % 90} number {i}", labels[i % len(labels)]) for i in range(1500)])
 
 
-def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     other = fresh.copy(fresh.folder.parent / "other")
     watched = Watched()
@@ -44,10 +44,10 @@ def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Shop, monkeyp
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     assert other("build-targets", "execution.batch_tokens=64").code == 0
     assert len(watched.texts) == units > together
-    assert apart(fresh.targets(), other.targets()) < SAME
+    assert largest_difference(fresh.targets(), other.targets()) < TOLERANCE
 
 
-def test_memory_is_given_back_after_each_pool(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_after_each_pool(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     watched = Watched()
     given: list[int] = []
@@ -68,12 +68,12 @@ def test_a_c_library_without_the_call_is_no_fault(monkeypatch: pytest.MonkeyPatc
     pools._trim.cache_clear()  # noqa: SLF001
 
 
-def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_answered_before_a_failure_is_kept(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(launches, "run_passes", Watched(last=2))
-    said = fresh.tries("cache-teachers", "execution.batch_tokens=64")
-    assert said.code != 0
+    result = fresh.attempt("cache-teachers", "execution.batch_tokens=64")
+    assert result.code != 0
     assert len(fresh.units()) == 2
     monkeypatch.undo()
     with fresh.counting() as asked:
@@ -81,19 +81,19 @@ def test_what_was_answered_before_a_failure_is_kept(fresh: Shop, monkeypatch: py
     assert asked[0].units == len(fresh.units()) - 2
 
 
-def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     from amalgam.stages.cache_teachers import ask
 
     def refuse(*_arguments: Any) -> None:
         raise PermissionError(13, "Permission denied", "units")
 
     monkeypatch.setattr(ask, "write_table", refuse)
-    said = fresh.tries("cache-teachers")
-    assert said.code == 1
-    assert "Permission denied" in said.err
+    result = fresh.attempt("cache-teachers")
+    assert result.code == 1
+    assert "Permission denied" in result.err
 
 
-def test_what_a_teacher_learns_in_the_work_is_said_once(fresh: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_teacher_learns_in_the_work_is_said_once(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that its launches cannot be captured on this GPU: found in the middle, no reason to stop."""
     real = launches.run_passes
 
@@ -103,6 +103,6 @@ def test_what_a_teacher_learns_in_the_work_is_said_once(fresh: Shop, monkeypatch
 
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(launches, "run_passes", noting)
-    said = fresh("cache-teachers", "execution.batch_tokens=64")
+    result = fresh("cache-teachers", "execution.batch_tokens=64")
     families = {path.parent.parent for path in fresh.units()}
-    assert (said.out + said.err).count("launches are not captured") == len(families)
+    assert (result.out + result.err).count("launches are not captured") == len(families)

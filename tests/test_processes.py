@@ -13,69 +13,71 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workshop import TIMEOUT, Shop, build_once, finish, ranks, torchrun
+from amalgam.tests.workspaces import TIMEOUT, Workspace, build_once, finish, ranks, torchrun
 
 
 @pytest.fixture(scope="module")
-def by_two(built: Shop, shared: Path) -> tuple[Shop, str]:
+def by_two(built: Workspace, shared: Path) -> tuple[Workspace, str]:
     """An experiment that two processes ran, each with a launcher of its own, as on two nodes; and their messages."""
     folder = shared / "two"
-    shop = build_once(folder, lambda unfinished: run_by_two(built.without_artifacts(unfinished), folder / "err"))
-    return shop, (folder / "err").read_text()
+    workspace = build_once(folder, lambda unfinished: run_by_two(built.without_artifacts(unfinished), folder / "err"))
+    return workspace, (folder / "err").read_text()
 
 
-def run_by_two(shop: Shop, messages: Path) -> Shop:
+def run_by_two(workspace: Workspace, messages: Path) -> Workspace:
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = f"127.0.0.1:{free.getsockname()[1]}"
-    nodes = [torchrun(shop, "run", "execution.processes=2", processes=1, meeting=meeting) for _ in range(2)]
+    nodes = [torchrun(workspace, "run", "execution.processes=2", processes=1, meeting=meeting) for _ in range(2)]
     results = [finish(node) for node in nodes]
     assert [result.code for result in results] == [0, 0], results[0].err + results[1].err
     messages.write_text(results[0].err + results[1].err)
-    return shop
+    return workspace
 
 
 @pytest.mark.parametrize("stage", ["cache-teachers", "build-targets"])
-def test_two_processes_write_the_very_files_of_one(by_two: tuple[Shop, str], built: Shop, stage: str) -> None:
+def test_two_processes_write_the_very_files_of_one(by_two: tuple[Workspace, str], built: Workspace, stage: str) -> None:
     assert by_two[0].digests(stage) == built.digests(stage)
 
 
-def test_two_processes_train_one_student_and_everything_is_current(by_two: tuple[Shop, str], built: Shop) -> None:
-    shop, _ = by_two
-    assert (shop.folder / "students/student/model.safetensors").exists()
-    assert shop.stale() == set()
-    assert [stage["fingerprint"] for stage in shop.plan().values()] == [
+def test_two_processes_train_one_student_and_everything_is_current(
+    by_two: tuple[Workspace, str], built: Workspace
+) -> None:
+    workspace, _ = by_two
+    assert (workspace.folder / "students/student/model.safetensors").exists()
+    assert workspace.stale() == set()
+    assert [stage["fingerprint"] for stage in workspace.plan().values()] == [
         stage["fingerprint"] for stage in built.plan().values()
     ]
 
 
-def test_one_process_speaks_for_two_and_takes_its_leave(by_two: tuple[Shop, str]) -> None:
+def test_one_process_speaks_for_two_and_takes_its_leave(by_two: tuple[Workspace, str]) -> None:
     _, err = by_two
     assert err.count("train-student: done") == 1
     assert "destroy_process_group" not in err
     assert "Traceback" not in err
 
 
-def test_a_process_without_work_does_not_hang(by_two: tuple[Shop, str]) -> None:
+def test_a_process_without_work_does_not_hang(by_two: tuple[Workspace, str]) -> None:
     """Build-targets has one unit and two processes; a run of what is current has none at all."""
-    shop, _ = by_two
-    said = ranks(shop, "run", "targets.temperature=0.5")
-    assert said.code == 0, said.err
-    assert "cache-teachers: reused" in said.err
-    again = ranks(shop, "run", "targets.temperature=0.5")
+    workspace, _ = by_two
+    result = ranks(workspace, "run", "targets.temperature=0.5")
+    assert result.code == 0, result.err
+    assert "cache-teachers: reused" in result.err
+    again = ranks(workspace, "run", "targets.temperature=0.5")
     assert again.code == 0, again.err
     assert again.err.count(": reused") == 5
 
 
-def test_an_error_ends_both_processes_with_its_message(fresh: Shop) -> None:
+def test_an_error_ends_both_processes_with_its_message(fresh: Workspace) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "test")
-    said = ranks(fresh, "run")
-    assert said.code != 0
-    assert "sailing" in said.err
+    result = ranks(fresh, "run")
+    assert result.code != 0
+    assert "sailing" in result.err
 
 
-def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
-    said = fresh("run", "--part", "1/2")
-    assert re.search("cache-teachers: .*2 of 4 units", said.err)
+def test_parts_together_make_the_whole(fresh: Workspace, built: Workspace) -> None:
+    result = fresh("run", "--part", "1/2")
+    assert re.search("cache-teachers: .*2 of 4 units", result.err)
     half = fresh.digests("cache-teachers")
     assert half < built.digests("cache-teachers")
     fresh("run", "--part", "0/2")
@@ -85,16 +87,16 @@ def test_parts_together_make_the_whole(fresh: Shop, built: Shop) -> None:
     assert fresh.stale() == set()
 
 
-def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Shop, built: Shop) -> None:
+def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Workspace, built: Workspace) -> None:
     process = torchrun(fresh, "cache-teachers", "cache.passes=256", "execution.batch_tokens=256")
     deadline = time.monotonic() + TIMEOUT
     while not fresh.digests("cache-teachers") and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(rank_of(process.pid, 1), signal.SIGKILL)
-    said = finish(process)
-    assert said.code != 0
-    assert "rank" in said.err
-    assert "exitcode  : -9" in said.err
+    result = finish(process)
+    assert result.code != 0
+    assert "rank" in result.err
+    assert "exitcode  : -9" in result.err
     kept = fresh.digests("cache-teachers")
     assert kept
     fresh("cache-teachers", "cache.passes=256")
@@ -114,7 +116,7 @@ def rank_of(launcher: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank}")
 
 
-def test_a_part_costs_no_more_than_its_share(fresh: Shop) -> None:
+def test_a_part_costs_no_more_than_its_share(fresh: Workspace) -> None:
     with fresh.counting() as asked:
         fresh("cache-teachers", "--part", "0/2")
     assert asked[0].units == 2
@@ -124,15 +126,15 @@ def test_a_part_costs_no_more_than_its_share(fresh: Shop) -> None:
 
 
 @pytest.mark.parametrize("part", ["2/2", "1", "a/b", "-1/2", "1/0"])
-def test_a_part_that_is_none_is_refused(fresh: Shop, part: str) -> None:
-    said = fresh.tries("run", f"--part={part}")
-    assert said.code == 2
-    assert f"--part {part}" in said.err
+def test_a_part_that_is_none_is_refused(fresh: Workspace, part: str) -> None:
+    result = fresh.attempt("run", f"--part={part}")
+    assert result.code == 2
+    assert f"--part {part}" in result.err
 
 
-def test_a_student_trained_by_two_knows_the_union(by_two: tuple[Shop, str], built: Shop) -> None:
+def test_a_student_trained_by_two_knows_the_union(by_two: tuple[Workspace, str], built: Workspace) -> None:
     configs = [
-        json.loads((shop.folder / "students/student/config.json").read_text())["id2label"]
-        for shop in (by_two[0], built)
+        json.loads((workspace.folder / "students/student/config.json").read_text())["id2label"]
+        for workspace in (by_two[0], built)
     ]
     assert configs[0] == configs[1]

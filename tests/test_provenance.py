@@ -18,43 +18,43 @@ from amalgam.stages.common.generated_texts import texts_file
 from amalgam.stages.registry import STAGES
 from amalgam.stages.weigh_teachers.evidence import keys_of, provenance
 from amalgam.stages.weigh_teachers.weigh import written_shares
-from amalgam.tests.workshop import KNOWS, Shop
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 AMALGAM = "student.method=amalgam"
 
 
-def _planned(shop: Shop, *overrides: str) -> Run:
-    _, run = open_run(shop.config, list(overrides))
+def _planned(workspace: Workspace, *overrides: str) -> Run:
+    _, run = open_run(workspace.config, list(overrides))
     plan(STAGES, run)
     return run
 
 
-def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others_nothing(generated: Shop) -> None:
+def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others_nothing(generated: Workspace) -> None:
     run = _planned(generated)
     buckets = train_part(run).buckets
-    found = provenance(run, buckets)
+    shares = provenance(run, buckets)
     rows = pq.read_table(run.store.verified_path(texts_file(run.result("generate")))).to_pylist()
-    told = np.zeros((train_part(run).texts, len(KNOWS)))
+    expected = np.zeros((train_part(run).texts, len(TEACHER_LABELS)))
     places = {key: place for place, key in enumerate(keys_of(run, buckets).to_pylist())}
     for row in rows:
         if text_key((row["text"],)) in places:
-            at = places[text_key((row["text"],))], list(KNOWS).index(row["teacher"])
-            told[at] = max(told[at], row["class_probability"])
-    assert (told > 0).sum() >= len(told)
-    assert found == pytest.approx(told)
-    assert written_shares(found) == pytest.approx((told > 0).sum(axis=0) / (told > 0).sum())
+            at = places[text_key((row["text"],))], list(TEACHER_LABELS).index(row["teacher"])
+            expected[at] = max(expected[at], row["class_probability"])
+    assert (expected > 0).sum() >= len(expected)
+    assert shares == pytest.approx(expected)
+    assert written_shares(shares) == pytest.approx((expected > 0).sum(axis=0) / (expected > 0).sum())
 
 
-def test_texts_that_were_written_for_no_class_have_none(generated: Shop, built: Shop) -> None:
+def test_texts_that_were_written_for_no_class_have_none(generated: Workspace, built: Workspace) -> None:
     assert provenance(_planned(built), ()) is None
     assert written_shares(None) is None
     assert provenance(_planned(generated, "generate.source=random-words"), ()) is None
 
 
-def test_weights_of_written_texts_depend_on_what_generate_wrote(generated: Shop, tmp_path: Path) -> None:
-    shop = generated.copy(tmp_path / "shop")
-    shop("build-targets", AMALGAM)
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
-    manifest = json.loads((shop.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
-    written = texts_file(_planned(shop).result("generate")).sha256
+def test_weights_of_written_texts_depend_on_what_generate_wrote(generated: Workspace, tmp_path: Path) -> None:
+    workspace = generated.copy(tmp_path / "workspace")
+    workspace("build-targets", AMALGAM)
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
+    manifest = json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+    written = texts_file(_planned(workspace).result("generate")).sha256
     assert manifest["identity"]["inputs"]["written"] == written

@@ -16,15 +16,15 @@ from huggingface_hub import constants
 from amalgam.stages.app.student.model_card import CardInfo, card
 from amalgam.stages.common.models.output_folder import MARK
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workshop import KNOWS, TEST, Shop
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace
 
 NAME = "me/desk"
 FILES = {MARK, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 
 
 @pytest.fixture(scope="module")
-def desk(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    return built.copy(tmp_path_factory.mktemp("push") / "shop")
+def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return built.copy(tmp_path_factory.mktemp("push") / "workspace")
 
 
 @pytest.fixture
@@ -37,17 +37,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_without_yes_it_lists_and_asks_nobody(desk: Shop, hub: FakeHub) -> None:
-    said = desk("push", NAME)
-    assert {line.split()[0] for line in said.out.splitlines()[3:-1]} == FILES
-    assert re.search("6 files.*--yes", said.out.splitlines()[-1])
-    assert "(private)" in said.out
+def test_without_yes_it_lists_and_asks_nobody(desk: Workspace, hub: FakeHub) -> None:
+    result = desk("push", NAME)
+    assert {line.split()[0] for line in result.out.splitlines()[3:-1]} == FILES
+    assert re.search("6 files.*--yes", result.out.splitlines()[-1])
+    assert "(private)" in result.out
     assert hub.requests == []
 
 
-def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Shop, hub: FakeHub) -> None:
-    said = desk("push", NAME, "--yes")
-    assert said.out.splitlines()[-1] == f"{hub.address}/{NAME}"
+def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Workspace, hub: FakeHub) -> None:
+    result = desk("push", NAME, "--yes")
+    assert result.out.splitlines()[-1] == f"{hub.address}/{NAME}"
     sent = hub.repositories[NAME].commits["main"]
     assert hub.repositories[NAME].private
     folder = desk.folder / "students/student"
@@ -56,16 +56,16 @@ def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Shop, hub: FakeH
     }
     assert not (folder / "README.md").exists()
     assert sent["README.md"].decode() == desk("push", NAME, "--card").out.removesuffix("\n")
-    assert "writer" not in said.out + said.err
+    assert "writer" not in result.out + result.err
 
 
-def test_weights_go_apart_from_the_commit_by_lfs(shop: Shop, hub: FakeHub) -> None:
+def test_weights_go_apart_from_the_commit_by_lfs(workspace: Workspace, hub: FakeHub) -> None:
     from safetensors.torch import load_file, save_file
     from torch import zeros
 
-    weights = shop.folder / "students/student/model.safetensors"
+    weights = workspace.folder / "students/student/model.safetensors"
     save_file({**load_file(weights), "more": zeros(3_000_000)}, weights, metadata={"format": "pt"})
-    shop("push", NAME, "--yes")
+    workspace("push", NAME, "--yes")
     content = weights.read_bytes()
     oid = hashlib.sha256(content).hexdigest()
     assert len(content) > 12_000_000
@@ -73,11 +73,11 @@ def test_weights_go_apart_from_the_commit_by_lfs(shop: Shop, hub: FakeHub) -> No
     assert set(hub.large) == {oid}
     assert hub.repositories[NAME].commits["main"]["model.safetensors"] == content
     before = list(hub.requests)
-    shop("push", NAME, "--yes")
+    workspace("push", NAME, "--yes")
     assert [line for line in hub.requests[len(before) :] if line.startswith("PUT")] == []
 
 
-def test_the_cards_numbers_are_the_reports(desk: Shop) -> None:
+def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
     head = json.loads((desk.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
     [path] = (desk.artifacts / "report" / head).glob("*/evaluation.json")
     systems = json.loads(path.read_text())["systems"]
@@ -98,25 +98,25 @@ def test_the_cards_numbers_are_the_reports(desk: Shop) -> None:
     assert "models/encoder" not in text
 
 
-def test_a_report_of_another_student_gives_no_numbers(shop: Shop) -> None:
-    shop.edit("epochs: 1", "epochs: 2")
-    text = shop("push", NAME, "--card").out
+def test_a_report_of_another_student_gives_no_numbers(workspace: Workspace) -> None:
+    workspace.edit("epochs: 1", "epochs: 2")
+    text = workspace("push", NAME, "--card").out
     assert "There are no numbers: " in text
     assert "model-index" not in text
-    alone = shop("push", NAME, "--card", "--student", "students/student").out
+    alone = workspace("push", NAME, "--card", "--student", "students/student").out
     assert "There are no numbers: " in alone
 
 
-def test_a_card_of_ones_own_is_taken_as_it_is(shop: Shop, hub: FakeHub) -> None:
-    (shop.folder / "students/student/README.md").write_text("---\nlicense: mit\n---\nmine\n")
-    shop("push", NAME, "--yes", "--public")
+def test_a_card_of_ones_own_is_taken_as_it_is(workspace: Workspace, hub: FakeHub) -> None:
+    (workspace.folder / "students/student/README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    workspace("push", NAME, "--yes", "--public")
     assert hub.repositories[NAME].commits["main"]["README.md"] == b"---\nlicense: mit\n---\nmine\n"
     assert not hub.repositories[NAME].private
 
 
-def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Shop, hub: FakeHub) -> None:
+def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Workspace, hub: FakeHub) -> None:
     hub.push(NAME, desk.folder / "models/first")
-    refused = desk.tries("push", NAME, "--yes")
+    refused = desk.attempt("push", NAME, "--yes")
     assert (refused.code, f"{NAME} is public already" in refused.err) == (2, True)
     assert not [line for line in hub.requests if line.startswith("POST")]
     desk("push", NAME, "--yes", "--public")
@@ -125,21 +125,21 @@ def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Shop, h
 
 @pytest.mark.parametrize(("token", "piece"), [("reader", "token"), (None, "hf auth login")])
 def test_who_may_not_write_is_told_so_without_the_token(
-    desk: Shop, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, piece: str
+    desk: Workspace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, piece: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
-    refused = desk.tries("push", NAME, "--yes")
+    refused = desk.attempt("push", NAME, "--yes")
     assert (refused.code, piece in refused.err, "reader" in refused.err) == (2, True, False)
     assert hub.repositories == {}
 
 
-def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Shop, tmp_path: Path) -> None:
-    assert "desk" in desk.tries("push", "desk").err
-    nothing_of_ours = desk.tries("push", NAME, "--student", ".")
+def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Workspace, tmp_path: Path) -> None:
+    assert "desk" in desk.attempt("push", "desk").err
+    nothing_of_ours = desk.attempt("push", NAME, "--student", ".")
     assert (nothing_of_ours.code, "config.json" in nothing_of_ours.err) == (2, True)
     shutil.copytree(desk.folder / "students/student", tmp_path / "linked")
     (tmp_path / "linked/secrets").symlink_to(desk.config)
-    refused = desk.tries("push", NAME, "--student", str(tmp_path / "linked"))
+    refused = desk.attempt("push", NAME, "--student", str(tmp_path / "linked"))
     assert (refused.code, "holds a link" in refused.err) == (2, True)
 
 
@@ -155,4 +155,4 @@ def test_hostile_names_are_text_in_the_card() -> None:
 def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
     text = card(CardInfo([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
     assert "50 more" in text
-    assert (text.count("| label "), len(KNOWS)) == (101, 2)
+    assert (text.count("| label "), len(TEACHER_LABELS)) == (101, 2)

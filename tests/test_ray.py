@@ -25,7 +25,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Uni
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.tests.workshop import TIMEOUT, Shop, finish
+from amalgam.tests.workspaces import TIMEOUT, Workspace, finish
 
 ray = pytest.importorskip("ray", reason="pip install amalgam[ray]")
 
@@ -60,10 +60,10 @@ def cluster() -> Iterator[Cluster]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    found = Cluster()
-    yield found
+    running = Cluster()
+    yield running
     ray.shutdown()
-    found.inner.shutdown()
+    running.inner.shutdown()
 
 
 class Errands(SequentialStage):
@@ -111,8 +111,8 @@ class Errands(SequentialStage):
 def new_run(folder: Path, **execution: Any) -> Run:
     ray = {name: execution.pop(name) for name in ("address", "cpus", "gpus") if name in execution}
     execution = {**execution, "ray": ray}
-    said = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
-    experiment = ExperimentConfig.model_validate(said)
+    settings = {"corpus": {"train": "x.csv"}, "teachers": [{"name": "a", "model": "./a"}], "execution": execution}
+    experiment = ExperimentConfig.model_validate(settings)
     (folder / "artifacts").mkdir(exist_ok=True)  # as the runner finds it
     return Run(experiment, folder, Store(folder / "artifacts"), Console(), WorkerShare(), lambda _: "")
 
@@ -173,8 +173,8 @@ def test_a_node_that_vanishes_takes_no_unit_with_it(
         cluster.replace_the_node()
     assert len(committed(units)) == 40
     assert begun(run).total() <= 41  # the one that the lost node had in hand was begun once more, and no other
-    said = capsys.readouterr().err
-    assert re.search(r"\w+ on node \S+, \w{8}\).* [1-8] unit", said), said
+    output = capsys.readouterr().err
+    assert re.search(r"\w+ on node \S+, \w{8}\).* [1-8] unit", output), output
 
 
 DRIVER = "import sys; from amalgam.tests import test_ray; test_ray.drive(*sys.argv[1:])"
@@ -220,15 +220,15 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
 
 
-def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Shop, cluster: Cluster) -> None:
+def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Workspace, cluster: Cluster) -> None:
     on_ray = cluster.overrides()
     driver = fresh.new_process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
     until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
     driver.send_signal(signal.SIGTERM)
-    said = finish(driver)
-    assert said.code == 143, said.err
-    assert "SIGTERM" in said.err
-    assert "Traceback" not in said.err
+    result = finish(driver)
+    assert result.code == 143, result.err
+    assert "SIGTERM" in result.err
+    assert "Traceback" not in result.err
     assert 0 < len(fresh.digests("cache-teachers")) < 4
 
 
@@ -292,32 +292,32 @@ def test_a_node_that_joins_later_with_other_versions_is_named(
     assert not list(run.store.root.glob(".tmp-nonce-*"))
 
 
-def made(shop: Shop, stage: str) -> dict[str, list[tuple[str, str]]]:
+def made(workspace: Workspace, stage: str) -> dict[str, list[tuple[str, str]]]:
     """Every result of a stage: its files and their digests."""
-    found = {}
-    for path in (shop.artifacts / stage).glob("*/MANIFEST.json"):
+    results = {}
+    for path in (workspace.artifacts / stage).glob("*/MANIFEST.json"):
         files = json.loads(path.read_text())["files"]
-        found[path.parent.name] = [(file["path"], file["sha256"]) for file in files]
-    return found
+        results[path.parent.name] = [(file["path"], file["sha256"]) for file in files]
+    return results
 
 
 def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stages whose units became tasks."""
     from amalgam.pipeline.execution import ray_backend as ray_engine
 
-    found: list[str] = []
+    items: list[str] = []
     really = ray_engine.run_on_ray
 
     def noted(stage: Any, run: Run, units: Sequence[Unit]) -> None:
-        found.append(stage.name)
+        items.append(stage.name)
         really(stage, run, units)
 
     monkeypatch.setattr(ray_engine, "run_on_ray", noted)
-    return found
+    return items
 
 
 def test_a_cluster_makes_what_one_process_makes(
-    fresh: Shop, built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    fresh: Workspace, built: Workspace, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two methods, which together need every stage that works on texts."""
     spread = by_tasks(monkeypatch)
@@ -325,8 +325,8 @@ def test_a_cluster_makes_what_one_process_makes(
     alone = built.copy(tmp_path / "alone")
     for method in ("amalgam", "stratanet"):
         alone("run", f"student.method={method}")
-        said = fresh("run", f"student.method={method}", *on_ray)
-        assert "train-student: done" in said.err
+        result = fresh("run", f"student.method={method}", *on_ray)
+        assert "train-student: done" in result.err
         assert fresh.stale(f"student.method={method}") == set()
     stages = ["cache-teachers", "cache-features", "fit-statistics", "build-targets", "train-student"]
     assert sorted(set(spread)) == sorted(stages)
@@ -335,25 +335,25 @@ def test_a_cluster_makes_what_one_process_makes(
 
 
 def test_students_of_a_sweep_are_tasks_at_once_and_those_of_one_process(
-    built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    built: Workspace, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
+    alone, remote = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
     swept = ("sweep", "student.seed=1,2", "targets.temperature=0.2,0.5", "--json")
-    said = alone(*swept)
+    result = alone(*swept)
     spread = by_tasks(monkeypatch)
-    on_ray = there(*swept, *cluster.overrides())
+    on_ray = remote(*swept, *cluster.overrides())
     assert Counter(spread) == {"build-targets": 1, "train-student": 4}
-    assert made(there, "train-student") == made(alone, "train-student")
-    scores = [[(one["name"], one["judged"]) for one in told.json["students"]] for told in (said, on_ray)]
+    assert made(remote, "train-student") == made(alone, "train-student")
+    scores = [[(one["name"], one["judged"]) for one in options.json["students"]] for options in (result, on_ray)]
     assert scores[0] == scores[1]
-    assert there.stale("student.seed=2", "targets.temperature=0.5", "student.name=other") == set()
+    assert remote.stale("student.seed=2", "targets.temperature=0.5", "student.name=other") == set()
 
 
 def test_texts_are_written_by_a_cluster_as_by_one_process(
-    generated: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    generated: Workspace, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread = by_tasks(monkeypatch)
-    fresh = generated.without_artifacts(tmp_path / "shop")
+    fresh = generated.without_artifacts(tmp_path / "workspace")
     fresh("generate", *cluster.overrides())
     assert set(spread) == {"generate"}
     assert len(made(fresh, "generate")) == 1
@@ -361,7 +361,7 @@ def test_texts_are_written_by_a_cluster_as_by_one_process(
 
 
 def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
-    built: Shop, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    built: Workspace, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread = by_tasks(monkeypatch)
     small = [
@@ -370,13 +370,13 @@ def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
         "pseudo_embeddings.tokens=4",
         "pseudo_embeddings.steps=10",
     ]
-    alone, there = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
-    for shop in (alone, there):
-        shop.edit("targets:\n  mode: soft\n", "")
+    alone, remote = built.copy(tmp_path / "alone"), built.copy(tmp_path / "there")
+    for workspace in (alone, remote):
+        workspace.edit("targets:\n  mode: soft\n", "")
     alone("make-embeddings", *small)
-    there("make-embeddings", *small, *cluster.overrides())
+    remote("make-embeddings", *small, *cluster.overrides())
     assert "make-embeddings" in spread
-    assert made(there, "make-embeddings") == made(alone, "make-embeddings")
+    assert made(remote, "make-embeddings") == made(alone, "make-embeddings")
 
 
 def test_no_cluster_is_said(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError, InterruptedRunEr
 from amalgam.pipeline.execution.share import WorkerShare, share_of
 from amalgam.stages.app.completion import fields
 from amalgam.tests.test_docs import ROOT, blocks_of, is_understood
-from amalgam.tests.workshop import TIMEOUT, Shop, finish, quiet_environment
+from amalgam.tests.workspaces import TIMEOUT, Workspace, finish, quiet_environment
 
 RECIPES = ROOT / "examples/recipes"
 JOBS = ["kubernetes-cache.yaml", "kubernetes-run.yaml"]
@@ -29,9 +29,9 @@ TERMINATED = InterruptedRunError("", signal_number=signal.SIGTERM).status
 
 
 def recipe(name: str) -> dict[str, Any]:
-    found = yaml.safe_load((RECIPES / name).read_text("utf-8"))
-    assert isinstance(found, dict)
-    return found
+    content = yaml.safe_load((RECIPES / name).read_text("utf-8"))
+    assert isinstance(content, dict)
+    return content
 
 
 def containers_of(value: Any) -> Iterator[dict[str, Any]]:
@@ -47,8 +47,8 @@ def containers_of(value: Any) -> Iterator[dict[str, Any]]:
 def takes(words: list[str]) -> None:
     """The command line knows the options, and the experiment file the fields."""
     is_understood(shlex.join(words))
-    said = [word.partition("=")[0] for word in words if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
-    assert [field for field in said if field not in fields()] == []
+    overrides = [word.partition("=")[0] for word in words if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
+    assert [field for field in overrides if field not in fields()] == []
 
 
 def test_every_recipe_is_looked_at() -> None:
@@ -83,11 +83,11 @@ def test_the_pods_of_an_indexed_job_are_all_parts_of_the_whole(monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable["value"])
-    found = []
+    shares = []
     for index in range(job["completions"]):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        found.append(share_of(container["args"][container["args"].index("--part") + 1], None))
-    assert found == [WorkerShare(index, job["completions"], "part") for index in range(job["completions"])]
+        shares.append(share_of(container["args"][container["args"].index("--part") + 1], None))
+    assert shares == [WorkerShare(index, job["completions"], "part") for index in range(job["completions"])]
 
 
 def test_a_ray_jobs_command_is_one_and_its_workers_have_what_it_asks_for() -> None:
@@ -103,10 +103,10 @@ def test_a_ray_jobs_command_is_one_and_its_workers_have_what_it_asks_for() -> No
             assert float(container["resources"]["limits"]["nvidia.com/gpu"]) >= gpus
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    said = Path(words[words.index("-c") + 1])
+    path = Path(words[words.index("-c") + 1])
     for pod in pods:
         [container] = containers_of(pod)
-        assert str(said.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert str(path.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
         assert pod["template"]["spec"]["volumes"] == [
             {"name": "work", "persistentVolumeClaim": {"claimName": "amalgam"}}
         ]
@@ -115,15 +115,15 @@ def test_a_ray_jobs_command_is_one_and_its_workers_have_what_it_asks_for() -> No
 def test_the_image_runs_our_command_and_not_as_root() -> None:
     text = re.sub(r"\\\n", " ", (RECIPES / "Dockerfile").read_text("utf-8"))
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
-    said = {}
+    settings = {}
     for word, rest in lines:
         assert word in {"FROM", "ARG", "RUN", "USER", "WORKDIR", "ENTRYPOINT"}
-        said[word] = rest
-    assert int(said["USER"]) > 0
+        settings[word] = rest
+    assert int(settings["USER"]) > 0
     for name in (*JOBS, "kuberay-rayjob.yaml"):  # a volume that the image's user may write to
-        assert f"runAsUser: {said['USER']}," in (RECIPES / name).read_text("utf-8")
+        assert f"runAsUser: {settings['USER']}," in (RECIPES / name).read_text("utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert yaml.safe_load(said["ENTRYPOINT"])[0] in project["scripts"]
+    assert yaml.safe_load(settings["ENTRYPOINT"])[0] in project["scripts"]
     assert "grep '^torch==' /src/constraints.txt" in text
     assert len(re.findall(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)) == 1
     for name in re.findall(r"/src/(\S+\.txt)", text):
@@ -140,15 +140,15 @@ def script(page: str, title: str) -> str:
     return block.text
 
 
-def started(shop: Shop, folder: Path, task: dict[str, str]) -> subprocess.Popen[str]:
+def started(workspace: Workspace, folder: Path, task: dict[str, str]) -> subprocess.Popen[str]:
     """A task of the page's array, as SLURM starts it: the script, and what it says of the task."""
     amalgam = folder / "amalgam"
     amalgam.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m amalgam.cli "$@"\n')
     amalgam.chmod(0o755)
-    (shop.folder / "amalgam.sbatch").write_text(script("docs/how-to/slurm.md", "amalgam.sbatch"))
+    (workspace.folder / "amalgam.sbatch").write_text(script("docs/how-to/slurm.md", "amalgam.sbatch"))
     return subprocess.Popen(
         ["/bin/bash", "amalgam.sbatch"],
-        cwd=shop.folder,
+        cwd=workspace.folder,
         env=quiet_environment(**task, PATH=os.pathsep.join([str(folder), os.environ["PATH"]])),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -157,7 +157,7 @@ def started(shop: Shop, folder: Path, task: dict[str, str]) -> subprocess.Popen[
 
 
 def test_a_task_that_slurm_ends_goes_on_when_it_is_queued_again_and_parts_are_the_whole(
-    fresh: Shop, built: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Workspace, built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.edit("passes: 4", "passes: 48")  # time to be ended in
     fresh.edit("cache:", "execution:\n  batch_tokens: 2048\ncache:")
@@ -176,13 +176,13 @@ def test_a_task_that_slurm_ends_goes_on_when_it_is_queued_again_and_parts_are_th
     assert ended.code == TERMINATED, ended.err
     kept = fresh.digests("cache-teachers")
     assert not list(fresh.artifacts.rglob(".tmp-*"))
-    said = []
+    messages = []
     for task in tasks:  # the first is queued again
         for name, value in task.items():
             monkeypatch.setenv(name, value)
-        said.append(fresh("cache-teachers", "--part", "auto").err)
-    assert "2 of 4 units" in said[0]
-    assert "cache-teachers: done" in said[1]
+        messages.append(fresh("cache-teachers", "--part", "auto").err)
+    assert "2 of 4 units" in messages[0]
+    assert "cache-teachers: done" in messages[1]
     assert kept < fresh.digests("cache-teachers")
     assert len(fresh.units()) == len(built.units())
 
@@ -200,8 +200,8 @@ def test_a_batch_script_is_one_and_its_command_is_ours(page: str, title: str, tm
     for name in ("amalgam", "srun"):
         (tmp_path / name).write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
-    said = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}
-    around = {**os.environ, **said, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    settings = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}
+    around = {**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["/bin/bash", "-u"], input=text, env=around, capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
     takes(words)

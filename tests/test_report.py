@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workshop import KNOWS, TEST, TRAIN, Said, Shop
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -47,13 +47,13 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def page_of(shop: Shop, name: str = "student") -> str:
-    return (shop.folder / f"reports/{name}.html").read_text("utf-8")
+def page_of(workspace: Workspace, name: str = "student") -> str:
+    return (workspace.folder / f"reports/{name}.html").read_text("utf-8")
 
 
-def numbers_of(shop: Shop, name: str = "student") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((shop.folder / f"reports/{name}.json").read_text("utf-8"))
-    return found
+def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((workspace.folder / f"reports/{name}.json").read_text("utf-8"))
+    return content
 
 
 def check_needs_nothing(text: str) -> None:
@@ -75,29 +75,29 @@ def check_needs_nothing(text: str) -> None:
 # ---- the page of an ordinary run
 
 
-def test_the_page_needs_nothing_but_itself(built: Shop) -> None:
+def test_the_page_needs_nothing_but_itself(built: Workspace) -> None:
     check_needs_nothing(page_of(built))
 
 
-def test_the_last_line_says_where_the_page_is(built: Shop) -> None:
-    said = built("report")
-    assert said.err.splitlines()[-1] == "report: reports/student.html"
-    assert "student (muka-soft)" in said.out
+def test_the_last_line_says_where_the_page_is(built: Workspace) -> None:
+    result = built("report")
+    assert result.err.splitlines()[-1] == "report: reports/student.html"
+    assert "student (muka-soft)" in result.out
 
 
-def test_the_page_says_what_the_evaluation_found(built: Shop) -> None:
+def test_the_page_says_what_the_evaluation_found(built: Workspace) -> None:
     [path] = built.artifacts.glob("report/*/report-*/evaluation.json")
     system = json.loads(path.read_text())["systems"]["student (muka-soft)"]
     numbers, text = numbers_of(built), Page(page_of(built)).text
     assert numbers["evaluation"]["systems"]["student (muka-soft)"]["accuracy"] == system["accuracy"]
     assert numbers["judged"]["matrix"]["counts"] == system["confusion"]
     assert re.search(rf"muka-soft.*{system['accuracy']:.3f}.*\b{TEST} test texts", text)
-    assert all(name in text for own in KNOWS.values() for name in own)
+    assert all(name in text for own in TEACHER_LABELS.values() for name in own)
     assert all(step["fingerprint"] in text for step in numbers["way"])
     assert "chance" in text
 
 
-def test_calibration_and_ece_tell_the_same(built: Shop) -> None:
+def test_calibration_and_ece_tell_the_same(built: Workspace) -> None:
     numbers = numbers_of(built)
     for name, bins in numbers["judged"]["calibration"].items():
         gap = sum(one["n"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / TEST
@@ -105,7 +105,7 @@ def test_calibration_and_ece_tell_the_same(built: Shop) -> None:
         assert sum(one["n"] for one in bins) == TEST
 
 
-def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Shop) -> None:
+def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Workspace) -> None:
     taught = numbers_of(built)["taught"]
     assert (taught["texts"], taught["sample"], taught["labelled"]) == (TRAIN, TRAIN, TRAIN)
     right, wrong = taught["uncertainty"]["right"], taught["uncertainty"]["wrong"]
@@ -118,95 +118,95 @@ def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Shop) ->
     assert shares[0][1] == shares[1][0]
 
 
-def test_the_same_result_gives_the_same_bytes(shop: Shop) -> None:
-    before = {path.name: path.read_bytes() for path in (shop.folder / "reports").iterdir()}
-    for path in shop.artifacts.glob("report/*/pages/*.json"):
+def test_the_same_result_gives_the_same_bytes(workspace: Workspace) -> None:
+    before = {path.name: path.read_bytes() for path in (workspace.folder / "reports").iterdir()}
+    for path in workspace.artifacts.glob("report/*/pages/*.json"):
         path.unlink()
-    for path in (shop.folder / "reports").iterdir():
+    for path in (workspace.folder / "reports").iterdir():
         path.unlink()
-    shop("run")
-    assert {path.name: path.read_bytes() for path in (shop.folder / "reports").iterdir()} == before
+    workspace("run")
+    assert {path.name: path.read_bytes() for path in (workspace.folder / "reports").iterdir()} == before
     assert set(before) == {"student.html", "student.json"}
 
 
-def test_a_page_that_is_there_is_not_drawn_again(shop: Shop) -> None:
+def test_a_page_that_is_there_is_not_drawn_again(workspace: Workspace) -> None:
     def stamps() -> dict[Path, int]:
-        pages = [*shop.artifacts.glob("report/*/pages/*"), *(shop.folder / "reports").iterdir()]
+        pages = [*workspace.artifacts.glob("report/*/pages/*"), *(workspace.folder / "reports").iterdir()]
         return {path: path.stat().st_mtime_ns for path in pages}
 
     before = stamps()
-    shop("report")
+    workspace("report")
     assert stamps() == before
 
 
-def test_what_a_stage_cost_when_it_was_made_stays_known(shop: Shop) -> None:
-    way = {step["stage"]: step for step in numbers_of(shop)["way"]}
+def test_what_a_stage_cost_when_it_was_made_stays_known(workspace: Workspace) -> None:
+    way = {step["stage"]: step for step in numbers_of(workspace)["way"]}
     assert list(way) == ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
     assert {step["made"] for step in way.values()} == {"made"}
     assert all(step["seconds"] > 0 for step in way.values())
-    shop("report", "report.calibration_bins=7")
-    later = {step["stage"]: step for step in numbers_of(shop)["way"]}
+    workspace("report", "report.calibration_bins=7")
+    later = {step["stage"]: step for step in numbers_of(workspace)["way"]}
     assert [later[stage]["made"] for stage in way] == ["reused", "reused", "reused", "reused", "made in part"]
     assert [later[stage]["seconds"] for stage in list(way)[:-1]] == [way[stage]["seconds"] for stage in list(way)[:-1]]
 
 
-def test_nobody_elses_file_is_written_over_and_no_link_followed(shop: Shop) -> None:
-    page = shop.folder / "reports/student.html"
+def test_nobody_elses_file_is_written_over_and_no_link_followed(workspace: Workspace) -> None:
+    page = workspace.folder / "reports/student.html"
     page.write_text("mine")
-    said = shop.tries("run", "report.calibration_bins=9")
-    assert said.code == 2
-    assert "reports/student.html" in said.err
+    result = workspace.attempt("run", "report.calibration_bins=9")
+    assert result.code == 2
+    assert "reports/student.html" in result.err
     assert page.read_text() == "mine"
     page.unlink()
-    page.symlink_to(shop.folder / "amalgam.yaml")
-    said = shop.tries("report")
-    assert said.code == 2
-    assert "corpus:" in shop.config.read_text()
+    page.symlink_to(workspace.folder / "amalgam.yaml")
+    result = workspace.attempt("report")
+    assert result.code == 2
+    assert "corpus:" in workspace.config.read_text()
 
 
-def test_what_a_result_cost_is_forgotten_with_it(shop: Shop) -> None:
-    shop("build-targets", "targets.temperature=0.5")
-    shop("gc", "--unused", "--yes")
-    left = sorted(path.parent for path in shop.artifacts.rglob("WORK.json"))
-    assert left == sorted(path.parent for path in shop.artifacts.rglob("MANIFEST.json"))
-    assert (shop.artifacts / "build-targets") in {path.parent for path in left}
+def test_what_a_result_cost_is_forgotten_with_it(workspace: Workspace) -> None:
+    workspace("build-targets", "targets.temperature=0.5")
+    workspace("gc", "--unused", "--yes")
+    left = sorted(path.parent for path in workspace.artifacts.rglob("WORK.json"))
+    assert left == sorted(path.parent for path in workspace.artifacts.rglob("MANIFEST.json"))
+    assert (workspace.artifacts / "build-targets") in {path.parent for path in left}
 
 
 # ---- less to go on
 
 
-def test_without_test_texts_the_page_says_what_it_cannot_tell(shop: Shop) -> None:
-    said = shop("report", "corpus.test=null")
-    assert "test texts" in said.err
-    text = Page(page_of(shop)).text
+def test_without_test_texts_the_page_says_what_it_cannot_tell(workspace: Workspace) -> None:
+    result = workspace("report", "corpus.test=null")
+    assert "test texts" in result.err
+    text = Page(page_of(workspace)).text
     assert "no labelled test texts" in text
     assert "Confusion matrix" not in text
     assert "Uncertainty" in text
-    check_needs_nothing(page_of(shop))
+    check_needs_nothing(page_of(workspace))
 
 
-def test_without_any_gold_label_it_tells_who_leads(shop: Shop) -> None:
-    shop.edit("label: label", "label: null")
-    shop("report", "corpus.test=null")
-    numbers = numbers_of(shop)
+def test_without_any_gold_label_it_tells_who_leads(workspace: Workspace) -> None:
+    workspace.edit("label: label", "label: null")
+    workspace("report", "corpus.test=null")
+    numbers = numbers_of(workspace)
     assert numbers["taught"]["uncertainty"] is None
     assert sum(numbers["taught"]["mixture"]["largest"]["counts"]) == TRAIN
     assert sum(numbers["taught"]["mixture"]["mean"].values()) == pytest.approx(1, abs=1e-6)
-    assert "no gold labels" in Page(page_of(shop)).text
+    assert "no gold labels" in Page(page_of(workspace)).text
 
 
-def test_a_method_that_trains_nothing_has_a_page_of_its_own(shop: Shop) -> None:
-    shop("report", "student.method=ensemble")
-    text = Page(page_of(shop, "ensemble")).text
+def test_a_method_that_trains_nothing_has_a_page_of_its_own(workspace: Workspace) -> None:
+    workspace("report", "student.method=ensemble")
+    text = Page(page_of(workspace, "ensemble")).text
     assert "ensemble" in text
     assert "What it was taught" not in text
-    assert (shop.folder / "reports/student.html").exists()
+    assert (workspace.folder / "reports/student.html").exists()
 
 
 # ---- hostile
 
 
-def test_whatever_stands_in_texts_and_labels_stays_text(shop: Shop) -> None:
+def test_whatever_stands_in_texts_and_labels_stays_text(workspace: Workspace) -> None:
     payloads = [
         "<script>window.pwned=1</script>",
         "\"'><img src=x onerror=alert(1)>",
@@ -214,14 +214,14 @@ def test_whatever_stands_in_texts_and_labels_stays_text(shop: Shop) -> None:
         "</style></pre></svg><iframe src=javascript:alert(1)>",
         "\u202etxet\u2066 \x1b[31m\x00 ]]> <!-- --><svg onload=alert(1)>",
     ]
-    rows = shop.texts("test")
-    shop.write([(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(rows)], "test")
-    train = [(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(shop.texts()[:30])]
-    shop.write(train)
-    hostile = dict(zip(KNOWS["first"], payloads, strict=False))
-    shop.edit("model: ./models/first", f"model: ./models/first\n    rename: {json.dumps(hostile)}")
-    shop("run", "corpus.on_bad_row=skip", "student.epochs=1")
-    text = page_of(shop)
+    rows = workspace.texts("test")
+    workspace.write([(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(rows)], "test")
+    train = [(f"{payloads[place % 5]} {text}", label) for place, (text, label) in enumerate(workspace.texts()[:30])]
+    workspace.write(train)
+    hostile = dict(zip(TEACHER_LABELS["first"], payloads, strict=False))
+    workspace.edit("model: ./models/first", f"model: ./models/first\n    rename: {json.dumps(hostile)}")
+    workspace("run", "corpus.on_bad_row=skip", "student.epochs=1")
+    text = page_of(workspace)
     check_needs_nothing(text)
     page = Page(text)
     assert {tag for tag, _ in page.tags} <= EXPECTED
@@ -240,71 +240,71 @@ EXPECTED |= {"figure", "figcaption", "details", "summary", "pre"}
 
 
 @pytest.fixture(scope="module")
-def two(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, Said]:
-    shop = built.copy(tmp_path_factory.mktemp("two") / "shop")
-    shop("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
-    return shop, shop("report", "student", "warm")
+def two(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, CommandResult]:
+    workspace = built.copy(tmp_path_factory.mktemp("two") / "workspace")
+    workspace("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
+    return workspace, workspace("report", "student", "warm")
 
 
-def test_students_stand_side_by_side(two: tuple[Shop, Said]) -> None:
-    shop, said = two
-    assert said.err.splitlines()[-1] == "report: reports/comparison.html"
-    found, text = numbers_of(shop, "comparison"), page_of(shop, "comparison")
-    assert [row["name"] for row in found["runs"]] == ["student", "warm"]
-    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in found["settings"]
-    first, second = (row["accuracy"] for row in found["runs"])
-    against = found["runs"][1]["against_first"]
+def test_students_stand_side_by_side(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, result = two
+    assert result.err.splitlines()[-1] == "report: reports/comparison.html"
+    pages, text = numbers_of(workspace, "comparison"), page_of(workspace, "comparison")
+    assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in pages["settings"]
+    first, second = (row["accuracy"] for row in pages["runs"])
+    against = pages["runs"][1]["against_first"]
     assert against["mean"] == pytest.approx(second - first)
     assert against["low"] <= against["mean"] <= against["high"]
     assert "targets.temperature" in Page(text).text
     check_needs_nothing(text)
 
 
-def test_students_of_other_temperatures_are_a_sweep(two: tuple[Shop, Said]) -> None:
-    shop, _ = two
-    rows = numbers_of(shop, "warm")["sweep"]
+def test_students_of_other_temperatures_are_a_sweep(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, _ = two
+    rows = numbers_of(workspace, "warm")["sweep"]
     assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
-    assert "No sweep" in Page(page_of(shop)).text  # as it was when it was drawn
-    assert "scale" in Page(page_of(shop, "warm")).text
+    assert "No sweep" in Page(page_of(workspace)).text  # as it was when it was drawn
+    assert "scale" in Page(page_of(workspace, "warm")).text
 
 
-def test_files_stand_side_by_side_and_take_overrides(two: tuple[Shop, Said]) -> None:
-    shop, _ = two
-    (shop.folder / "warm.yaml").write_text(
-        shop.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
+def test_files_stand_side_by_side_and_take_overrides(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, _ = two
+    (workspace.folder / "warm.yaml").write_text(
+        workspace.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
     )
-    said = shop("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
-    assert [row["name"] for row in numbers_of(shop, "comparison")["runs"]] == ["amalgam", "warm"]
-    assert said.out.count("against the first") == 1
-    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(shop, "comparison")["settings"]
-    assert numbers_of(shop)["settings"]["report"]["calibration_bins"] == 9
-    assert shop.tries("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
+    result = workspace("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
+    assert [row["name"] for row in numbers_of(workspace, "comparison")["runs"]] == ["amalgam", "warm"]
+    assert result.out.count("against the first") == 1
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(workspace, "comparison")["settings"]
+    assert numbers_of(workspace)["settings"]["report"]["calibration_bins"] == 9
+    assert workspace.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
 
 
-def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Shop, Said]) -> None:
-    shop, _ = two
-    said = shop.tries("report", "student", "cold")
-    assert said.code == 2
-    assert "student, warm" in said.err
-    assert shop.tries("report", "student").code == 2
-    (shop.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
-    assert shop.tries("report", "student", "odd").code == 3
+def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, _ = two
+    result = workspace.attempt("report", "student", "cold")
+    assert result.code == 2
+    assert "student, warm" in result.err
+    assert workspace.attempt("report", "student").code == 2
+    (workspace.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
+    assert workspace.attempt("report", "student", "odd").code == 3
 
 
 def test_a_test_part_of_several_buckets_is_judged_alike_however_many_are_read_at_once(
-    fresh: Shop, monkeypatch: pytest.MonkeyPatch
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from amalgam.stages.report import evaluation, zero_shot
 
     fresh.write([(f"{text} {number}", label) for number in range(15) for text, label in fresh.texts("test")], "test")
 
-    found = []
+    items = []
     for most in (4096, 1):
         for module in (evaluation, zero_shot):
             monkeypatch.setattr(module, "AT_ONCE", most)
         fresh("report", "--force")
-        found.append(numbers_of(fresh))
-    whole, parts = found
+        items.append(numbers_of(fresh))
+    whole, parts = items
     assert whole["evaluation"]["n"] == 600
     for name, system in whole["evaluation"]["systems"].items():
         scores = {score: system[score] for score in ("accuracy", "macro_f1", "nll_nats", "ece")}

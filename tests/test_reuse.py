@@ -12,7 +12,18 @@ import pytest
 from pydantic import BaseModel
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.tests.workshop import KNOWS, PASSES, SAME, TEST, TRAIN, Shop, apart, reweigh, write_model, write_texts
+from amalgam.tests.workspaces import (
+    PASSES,
+    TEACHER_LABELS,
+    TEST,
+    TOLERANCE,
+    TRAIN,
+    Workspace,
+    largest_difference,
+    shift_weights,
+    write_model,
+    write_texts,
+)
 
 READ, CACHE, TARGETS, STUDENT, REPORT = "read-corpus", "cache-teachers", "build-targets", "train-student", "report"
 FEATURES, WEIGH = "cache-features", "weigh-teachers"
@@ -153,34 +164,36 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for arm in get_args(annotation) if (found := section_in(arm)) is not None), None)
+    return next((section for arm in get_args(annotation) if (section := section_in(arm)) is not None), None)
 
 
 @pytest.fixture(scope="module")
-def stocked(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def stocked(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """The built experiment, and what the table's values name. Only planned upon, so all rows share it."""
-    shop = built.copy(tmp_path_factory.mktemp("stocked") / "shop")
-    stock(shop)
-    return shop
+    workspace = built.copy(tmp_path_factory.mktemp("stocked") / "workspace")
+    stock(workspace)
+    return workspace
 
 
 @pytest.fixture(scope="module")
-def trained(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    shop = built.without_artifacts(tmp_path_factory.mktemp("trained") / "shop")
-    stock(shop)
+def trained(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = built.without_artifacts(tmp_path_factory.mktemp("trained") / "workspace")
+    stock(workspace)
     teachers = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\ncache:"
-    text = shop.config.read_text()
-    shop.config.write_text(text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :])
-    shop("run")
-    return shop
+    text = workspace.config.read_text()
+    workspace.config.write_text(
+        text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :]
+    )
+    workspace("run")
+    return workspace
 
 
-def stock(shop: Shop) -> None:
-    write_texts(shop.folder / "texts/more.csv", shop.texts()[:90])
-    write_texts(shop.folder / "texts/validation.csv", shop.texts("test")[:20])
+def stock(workspace: Workspace) -> None:
+    write_texts(workspace.folder / "texts/more.csv", workspace.texts()[:90])
+    write_texts(workspace.folder / "texts/validation.csv", workspace.texts("test")[:20])
     for copy, seed in (("third", "first"), ("encoder2", "encoder")):
-        shutil.copytree(shop.folder / "models" / seed, shop.folder / "models" / copy)
-        reweigh(shop.folder / "models" / copy, {biased(shop.folder / "models" / copy): 0.5})
+        shutil.copytree(workspace.folder / "models" / seed, workspace.folder / "models" / copy)
+        shift_weights(workspace.folder / "models" / copy, {biased(workspace.folder / "models" / copy): 0.5})
 
 
 def biased(folder: Path) -> str:
@@ -195,187 +208,187 @@ def test_every_field_of_the_experiment_has_a_row() -> None:  # those of generate
 
 
 @pytest.mark.parametrize("field", TABLE)
-def test_a_field_reruns_what_its_row_says(stocked: Shop, field: str) -> None:
+def test_a_field_reruns_what_its_row_says(stocked: Workspace, field: str) -> None:
     check_row(stocked, *TABLE[field])
 
 
 @pytest.mark.parametrize("field", TRAIN_TABLE)
-def test_a_field_of_train_teachers_reruns_what_its_row_says(trained: Shop, field: str) -> None:
+def test_a_field_of_train_teachers_reruns_what_its_row_says(trained: Workspace, field: str) -> None:
     check_row(trained, *TRAIN_TABLE[field])
 
 
-def check_row(shop: Shop, overrides: list[str], expected: set[str] | str) -> None:
-    assert shop.stale() == set()
+def check_row(workspace: Workspace, overrides: list[str], expected: set[str] | str) -> None:
+    assert workspace.stale() == set()
     if expected == REFUSED:
-        assert shop.tries("plan", *overrides).code == 2
+        assert workspace.attempt("plan", *overrides).code == 2
     else:
-        assert shop.stale(*overrides) == expected
+        assert workspace.stale(*overrides) == expected
 
 
 # ---- texts
 
 
-def test_one_edited_text_alone_is_asked(shop: Shop) -> None:
-    rows = shop.texts()
-    shop.write([("the goalkeeper weighed the mortgage", rows[0][1]), *rows[1:]])
-    with shop.counting() as asked:
-        shop("run")
+def test_one_edited_text_alone_is_asked(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([("the goalkeeper weighed the mortgage", rows[0][1]), *rows[1:]])
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (2, 2 * PASSES)
 
 
-def test_appended_texts_alone_are_asked(shop: Shop) -> None:
+def test_appended_texts_alone_are_asked(workspace: Workspace) -> None:
     new = [(f"the banker and the nurse discussed the garden {index}", "law") for index in range(7)]
-    shop.write([*shop.texts(), *new])
-    with shop.counting() as asked:
-        shop("run")
+    workspace.write([*workspace.texts(), *new])
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (2 * 7, 2 * 7 * PASSES)
-    assert len(shop.targets()) == TRAIN + 7
+    assert len(workspace.targets()) == TRAIN + 7
 
 
-def test_appended_texts_give_the_targets_of_a_fresh_run(shop: Shop, tmp_path: Path) -> None:
-    shop.write([*shop.texts(), ("the banker and the nurse discussed the garden", "law")])
-    shop("build-targets")
-    other = shop.without_artifacts(tmp_path / "other")
+def test_appended_texts_give_the_targets_of_a_fresh_run(workspace: Workspace, tmp_path: Path) -> None:
+    workspace.write([*workspace.texts(), ("the banker and the nurse discussed the garden", "law")])
+    workspace("build-targets")
+    other = workspace.without_artifacts(tmp_path / "other")
     other("build-targets")
-    assert apart(shop.targets(), other.targets()) < SAME
+    assert largest_difference(workspace.targets(), other.targets()) < TOLERANCE
 
 
 @pytest.mark.parametrize("how", ["reordered", "duplicated", "renamed", "as parquet", "as jsonl"])
-def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(shop: Shop, how: str) -> None:
-    rows = shop.texts()
+def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(workspace: Workspace, how: str) -> None:
+    rows = workspace.texts()
     if how == "reordered":
-        shop.write(rows[::-1])
+        workspace.write(rows[::-1])
     elif how == "duplicated":
-        shop.write([*rows, *rows[:30]])
+        workspace.write([*rows, *rows[:30]])
     elif how == "renamed":
-        (shop.folder / "texts/train.csv").rename(shop.folder / "texts/other.csv")
-        shop.edit("texts/train.csv", "texts/other.csv")
-        assert shop.stale() == set()
+        (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/other.csv")
+        workspace.edit("texts/train.csv", "texts/other.csv")
+        assert workspace.stale() == set()
     else:
-        shop.write(rows, suffix=how.removeprefix("as "))
-        shop.edit("texts/train.csv", f"texts/train.{how.removeprefix('as ')}")
-    with shop.counting() as asked:
-        said = shop("run")
+        workspace.write(rows, suffix=how.removeprefix("as "))
+        workspace.edit("texts/train.csv", f"texts/train.{how.removeprefix('as ')}")
+    with workspace.counting() as asked:
+        result = workspace("run")
     assert asked[0].units == 0
-    assert {f"{stage}: reused" for stage in CACHE_ON} <= set(said.err.splitlines())
+    assert {f"{stage}: reused" for stage in CACHE_ON} <= set(result.err.splitlines())
 
 
-def test_a_second_corpus_reuses_the_texts_it_shares(shop: Shop) -> None:
-    rows = shop.texts()
-    write_texts(shop.folder / "texts/second.csv", [*rows[:100], ("the vet fed the tractor", "law")])
-    with shop.counting() as asked:
-        shop("run", "corpus.train=texts/second.csv")
+def test_a_second_corpus_reuses_the_texts_it_shares(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    write_texts(workspace.folder / "texts/second.csv", [*rows[:100], ("the vet fed the tractor", "law")])
+    with workspace.counting() as asked:
+        workspace("run", "corpus.train=texts/second.csv")
     assert (asked[0].logits, asked[0].passes) == (2, 2 * PASSES)
-    with shop.counting() as asked:
-        shop("run")
+    with workspace.counting() as asked:
+        workspace("run")
     assert asked[0].units == 0
 
 
-def test_a_text_of_the_test_part_that_moves_to_train_is_asked_its_passes_alone(shop: Shop) -> None:
-    shop.write([*shop.texts(), *shop.texts("test")[:5]])
-    with shop.counting() as asked:
-        shop("run")
+def test_a_text_of_the_test_part_that_moves_to_train_is_asked_its_passes_alone(workspace: Workspace) -> None:
+    workspace.write([*workspace.texts(), *workspace.texts("test")[:5]])
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (0, 2 * 5 * PASSES)
 
 
 # ---- passes
 
 
-def test_more_passes_cost_the_difference_and_fewer_cost_nothing(shop: Shop) -> None:
-    first = {path.name: path.read_bytes() for path in (shop.artifacts / "build-targets").glob("*/units/*.parquet")}
-    with shop.counting() as asked:
-        shop("run", "cache.passes=6")
+def test_more_passes_cost_the_difference_and_fewer_cost_nothing(workspace: Workspace) -> None:
+    first = {path.name: path.read_bytes() for path in (workspace.artifacts / "build-targets").glob("*/units/*.parquet")}
+    with workspace.counting() as asked:
+        workspace("run", "cache.passes=6")
     assert (asked[0].logits, asked[0].passes) == (0, 2 * TRAIN * (6 - PASSES))
-    six = shop.targets()
-    with shop.counting() as asked:
-        shop("run", "cache.passes=6")
+    six = workspace.targets()
+    with workspace.counting() as asked:
+        workspace("run", "cache.passes=6")
     assert asked[0].units == 0
-    with shop.counting() as asked:
-        shop("run")
+    with workspace.counting() as asked:
+        workspace("run")
     assert asked[0].units == 0
-    shop("build-targets", "--force")
-    again = {path.name: path.read_bytes() for path in (shop.artifacts / "build-targets").glob("*/units/*.parquet")}
+    workspace("build-targets", "--force")
+    again = {path.name: path.read_bytes() for path in (workspace.artifacts / "build-targets").glob("*/units/*.parquet")}
     assert first.items() <= again.items()
-    assert apart(shop.targets(), six) > 10 * SAME
+    assert largest_difference(workspace.targets(), six) > 10 * TOLERANCE
 
 
-def test_six_passes_by_steps_equal_six_at_once(shop: Shop, tmp_path: Path) -> None:
-    shop("build-targets", "cache.passes=6")
-    other = shop.without_artifacts(tmp_path / "other")
+def test_six_passes_by_steps_equal_six_at_once(workspace: Workspace, tmp_path: Path) -> None:
+    workspace("build-targets", "cache.passes=6")
+    other = workspace.without_artifacts(tmp_path / "other")
     other("build-targets", "cache.passes=6")
-    assert apart(shop.targets(), other.targets()) < SAME
+    assert largest_difference(workspace.targets(), other.targets()) < TOLERANCE
 
 
-def test_four_of_six_cached_passes_are_the_first_four(fresh: Shop, built: Shop) -> None:
+def test_four_of_six_cached_passes_are_the_first_four(fresh: Workspace, built: Workspace) -> None:
     fresh("build-targets", "cache.passes=6")
     with fresh.counting() as asked:
         fresh("build-targets", "cache.passes=4")
     assert asked[0].units == 0
-    assert apart(fresh.targets(), built.targets()) < SAME
+    assert largest_difference(fresh.targets(), built.targets()) < TOLERANCE
 
 
 # ---- teachers
 
 
-def test_weights_replaced_in_place_rerun_that_teacher_alone(shop: Shop) -> None:
-    reweigh(shop.folder / "models/first", {"classifier.bias": 0.25})
-    stage = shop.plan()[CACHE]
+def test_weights_replaced_in_place_rerun_that_teacher_alone(workspace: Workspace) -> None:
+    shift_weights(workspace.folder / "models/first", {"classifier.bias": 0.25})
+    stage = workspace.plan()[CACHE]
     assert stage["reason"] == "input"
     assert "first.content" in stage["detail"]
-    with shop.counting() as asked:
-        shop("run")
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
 
 
-def test_a_changed_tokenizer_reruns_that_teacher_alone(shop: Shop) -> None:
-    path = shop.folder / "models/second/tokenizer.json"
+def test_a_changed_tokenizer_reruns_that_teacher_alone(workspace: Workspace) -> None:
+    path = workspace.folder / "models/second/tokenizer.json"
     tokenizer = json.loads(path.read_text())
     tokenizer["normalizer"] = None
     path.write_text(json.dumps(tokenizer))
-    with shop.counting() as asked:
-        shop("run")
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
 
 
-def test_a_new_teacher_costs_one_teacher(shop: Shop) -> None:
+def test_a_new_teacher_costs_one_teacher(workspace: Workspace) -> None:
     words = ["the", "a", "onion", "court"]
-    write_model(shop.folder / "models/third", labels=["sailing", "law"], words=words, seed=5)
-    shop.edit("cache:\n", "  - name: third\n    model: ./models/third\ncache:\n")
-    with shop.counting() as asked:
-        shop("run")
+    write_model(workspace.folder / "models/third", labels=["sailing", "law"], words=words, seed=5)
+    workspace.edit("cache:\n", "  - name: third\n    model: ./models/third\ncache:\n")
+    with workspace.counting() as asked:
+        workspace("run")
     assert (asked[0].logits, asked[0].passes) == (TRAIN + TEST, TRAIN * PASSES)
-    target, _ = next(iter(shop.targets().values()))
-    assert len(target) == len(KNOWS["first"]) + len(KNOWS["second"]) + 1
+    target, _ = next(iter(workspace.targets().values()))
+    assert len(target) == len(TEACHER_LABELS["first"]) + len(TEACHER_LABELS["second"]) + 1
 
 
-def test_renaming_a_label_costs_no_pass(shop: Shop) -> None:
-    with shop.counting() as asked:
-        shop("build-targets", "teachers.0.rename={banking: money}", "corpus.on_bad_row=skip")
+def test_renaming_a_label_costs_no_pass(workspace: Workspace) -> None:
+    with workspace.counting() as asked:
+        workspace("build-targets", "teachers.0.rename={banking: money}", "corpus.on_bad_row=skip")
     assert asked[0].units == 0
-    assert "money" in (manifest_of(shop, TARGETS)["facts"])["labels"]
+    assert "money" in (manifest_of(workspace, TARGETS)["facts"])["labels"]
 
 
-def test_a_moved_model_folder_and_a_renamed_teacher_cost_no_pass(shop: Shop) -> None:
-    (shop.folder / "models/first").rename(shop.folder / "models/moved")
-    shop.edit("./models/first", "./models/moved")
-    assert shop.stale() == set()
-    shop.edit("name: first", "name: premier")
-    with shop.counting() as asked:
-        shop("run")
+def test_a_moved_model_folder_and_a_renamed_teacher_cost_no_pass(workspace: Workspace) -> None:
+    (workspace.folder / "models/first").rename(workspace.folder / "models/moved")
+    workspace.edit("./models/first", "./models/moved")
+    assert workspace.stale() == set()
+    workspace.edit("name: first", "name: premier")
+    with workspace.counting() as asked:
+        workspace("run")
     assert asked[0].units == 0
 
 
 # ---- the file
 
 
-def test_comments_blanks_and_the_order_of_keys_rerun_nothing(shop: Shop) -> None:
-    text = shop.config.read_text()
+def test_comments_blanks_and_the_order_of_keys_rerun_nothing(workspace: Workspace) -> None:
+    text = workspace.config.read_text()
     start = text.index("targets:")
-    shop.config.write_text("# a comment\n\n" + text[start:] + "\n" + text[:start])
-    assert shop.stale() == set()
+    workspace.config.write_text("# a comment\n\n" + text[start:] + "\n" + text[:start])
+    assert workspace.stale() == set()
 
 
-def manifest_of(shop: Shop, stage: str) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())
-    return found
+def manifest_of(workspace: Workspace, stage: str) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())
+    return content

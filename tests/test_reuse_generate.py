@@ -8,7 +8,7 @@ import pytest
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.tests.test_reuse import ALL, NOTHING, REFUSED, biased, check_row, fields_of
-from amalgam.tests.workshop import Shop, reweigh
+from amalgam.tests.workspaces import Workspace, shift_weights
 
 WRITTEN = {"generate", *ALL}
 GENERATE_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
@@ -37,12 +37,12 @@ GENERATE_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
 
 
 @pytest.fixture(scope="module")
-def stocked(generated: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def stocked(generated: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Only planned upon, so all rows share it."""
-    shop = generated.copy(tmp_path_factory.mktemp("generated") / "shop")
-    shutil.copytree(shop.folder / "models/lm", shop.folder / "models/lm2")
-    reweigh(shop.folder / "models/lm2", {biased(shop.folder / "models/lm2"): 0.5})
-    return shop
+    workspace = generated.copy(tmp_path_factory.mktemp("generated") / "workspace")
+    shutil.copytree(workspace.folder / "models/lm", workspace.folder / "models/lm2")
+    shift_weights(workspace.folder / "models/lm2", {biased(workspace.folder / "models/lm2"): 0.5})
+    return workspace
 
 
 def test_every_field_of_generate_has_a_row() -> None:
@@ -50,5 +50,5 @@ def test_every_field_of_generate_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("field", GENERATE_TABLE)
-def test_a_field_of_generate_reruns_what_its_row_says(stocked: Shop, field: str) -> None:
+def test_a_field_of_generate_reruns_what_its_row_says(stocked: Workspace, field: str) -> None:
     check_row(stocked, *GENERATE_TABLE[field])

@@ -23,7 +23,7 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.stages.common.answers.coverage import KEPT_UNITS, cached_units, unit_keys
 from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.registry import STAGES
-from amalgam.tests.workshop import flip
+from amalgam.tests.workspaces import flip_bit
 
 SHAPE = Shape(texts=2000, teachers=2)
 
@@ -42,8 +42,8 @@ def states(config: Path) -> dict[str, StageState]:
 def test_all_that_is_made_is_current_and_one_missing_unit_is_found(made: Experiments) -> None:
     units = lacking(made.first)
     write_answers(made.first, units[1:], SHAPE)
-    found = states(made.first)["cache-teachers"]
-    assert (found.state, found.done, found.total) == ("partial", len(units) - 1, len(units))
+    stages = states(made.first)["cache-teachers"]
+    assert (stages.state, stages.done, stages.total) == ("partial", len(units) - 1, len(units))
     assert [unit.name for unit in lacking(made.first)] == [units[0].name]
     write_answers(made.first, units[:1], SHAPE)
     update(STAGES, quiet_run(made.first), target="cache-teachers")
@@ -72,7 +72,7 @@ def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made
     shards = sorted(artifacts.glob("cache-teachers/*/units/[01]*.parquet"))
     texts = [path for path in artifacts.glob("read-corpus/part-*/train-*/[01]*.parquet") if path.stem != "00"]
     for path in [*shards, *texts]:
-        flip(path)
+        flip_bit(path)
     assert (len(shards), len(texts), units[0].payload.prefix) == (7, 6, "00")
     assert states(made.first)["cache-teachers"].done == len(units) - 1
     assert states(made.new_teacher)["cache-teachers"].state == "partial"
@@ -88,10 +88,10 @@ def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeyp
     update(STAGES, run, target="read-corpus")
     units = list(cached_units(run, next(iter(families_of(run).values()))))
     assert KEPT_UNITS > 2
-    held = [unit_keys(run, unit).tobytes() for unit in units]
+    keys = [unit_keys(run, unit).tobytes() for unit in units]
     assert len(units) > 2
     assert len(run.cache["unit keys"]) == 2
-    assert [unit_keys(run, unit).tobytes() for unit in units] == held
+    assert [unit_keys(run, unit).tobytes() for unit in units] == keys
 
 
 def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> None:
@@ -111,6 +111,10 @@ def test_texts_that_are_damaged_are_read_again_and_what_needs_them_waits(made: E
     units = lacking(made.first)
     write_answers(made.first, units[1:], SHAPE)
     for path in made.first.parent.glob("artifacts/read-corpus/part-*/train-*/00.parquet"):
-        flip(path)
-    found = states(made.first)
-    assert (found["read-corpus"].state, found["read-corpus"].done, found["cache-teachers"].done) == ("partial", 1, None)
+        flip_bit(path)
+    stages = states(made.first)
+    assert (stages["read-corpus"].state, stages["read-corpus"].done, stages["cache-teachers"].done) == (
+        "partial",
+        1,
+        None,
+    )

@@ -15,23 +15,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
-from amalgam.tests.workshop import SAME, Asked, Row, Shop, apart, flip
+from amalgam.tests.workspaces import TOLERANCE, Row, TeacherWork, Workspace, flip_bit, largest_difference
 
 START = 24
 SPARE = generate(80, 3)
 INDEX = st.integers(0, 10_000)
 
 
-class Workspace(RuleBasedStateMachine):
+class WorkspaceMachine(RuleBasedStateMachine):
     """`template` is set by the test: a small experiment that is up to date."""
 
-    template: Shop
+    template: Workspace
 
     @initialize()
     def begin(self) -> None:
         self.place = Path(tempfile.mkdtemp(dir=self.template.folder.parent))
-        self.shop = self.template.copy(self.place / "shop")
-        self.rows: list[Row] = self.shop.texts()
+        self.workspace = self.template.copy(self.place / "workspace")
+        self.rows: list[Row] = self.workspace.texts()
         self.spare = iter(SPARE)
         self.passes, self.temperature = 4, 0.2
 
@@ -67,13 +67,13 @@ class Workspace(RuleBasedStateMachine):
     @rule(index=INDEX, how=st.sampled_from(["flip", "cut", "delete"]))
     def lose_a_unit(self, index: int, how: str) -> None:
         recorded = {file["path"] for record in self.records() for file in json.loads(record.read_text())["files"]}
-        units = [path for path in self.shop.units() if str(path.relative_to(self.shop.artifacts)) in recorded]
+        units = [path for path in self.workspace.units() if str(path.relative_to(self.workspace.artifacts)) in recorded]
         if not units:
             return
         path = units[index % len(units)]
         if how == "flip":
-            flip(path)
-            assert self.shop.tries("verify").code == 1
+            flip_bit(path)
+            assert self.workspace.attempt("verify").code == 1
         elif how == "cut":
             path.write_bytes(path.read_bytes()[:-1])
         else:
@@ -84,15 +84,15 @@ class Workspace(RuleBasedStateMachine):
         records = self.records()
         if records:
             records[index % len(records)].unlink()
-            for manifest in (self.shop.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
+            for manifest in (self.workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
                 manifest.unlink()  # it would vouch for the file still
 
     def records(self) -> list[Path]:
-        return sorted((self.shop.artifacts / "cache-teachers").glob("*/units/*.json"))
+        return sorted((self.workspace.artifacts / "cache-teachers").glob("*/units/*.json"))
 
     @rule()
     def collect_garbage(self) -> None:
-        self.shop("gc", "--yes")
+        self.workspace("gc", "--yes")
 
     # ---- work
 
@@ -100,31 +100,31 @@ class Workspace(RuleBasedStateMachine):
     def work(self) -> None:
         self.write()
         expected = self.missing()
-        with self.shop.counting() as asked:
-            self.shop("build-targets")
+        with self.workspace.counting() as asked:
+            self.workspace("build-targets")
         assert (asked[0].logits, asked[0].passes) == (expected.logits, expected.passes)
-        fresh = self.shop.without_artifacts(self.place / "fresh")
+        fresh = self.workspace.without_artifacts(self.place / "fresh")
         fresh("build-targets")
-        assert apart(self.shop.targets(), fresh.targets()) < SAME
-        assert self.shop.stale() <= {"train-student", "report"}
+        assert largest_difference(self.workspace.targets(), fresh.targets()) < TOLERANCE
+        assert self.workspace.stale() <= {"train-student", "report"}
         shutil.rmtree(fresh.folder)
 
     def write(self) -> None:
-        self.shop.write(self.rows)
+        self.workspace.write(self.rows)
         text = self.template.config.read_text()
         text = text.replace("passes: 4", f"passes: {self.passes}")
-        self.shop.config.write_text(text.replace("mode: soft", f"mode: soft\n  temperature: {self.temperature}"))
+        self.workspace.config.write_text(text.replace("mode: soft", f"mode: soft\n  temperature: {self.temperature}"))
 
-    def missing(self) -> Asked:
+    def missing(self) -> TeacherWork:
         """From the whole units on disk, worked out here: the unbroken run of passes that each text still has."""
         train = {text_key((text,)) for text, _ in self.rows}
-        test = {text_key((text,)) for text, _ in self.shop.texts("test")}
+        test = {text_key((text,)) for text, _ in self.workspace.texts("test")}
         logits = passes = 0
-        for key_file in (self.shop.artifacts / "cache-teachers").glob("*/key.json"):
+        for key_file in (self.workspace.artifacts / "cache-teachers").glob("*/key.json"):
             has_logits, upto = self.coverage(key_file.parent)
             logits += sum(key not in has_logits for key in train | test)
             passes += sum(max(0, self.passes - upto.get(key, 0)) for key in train)
-        return Asked(logits, passes, 0)
+        return TeacherWork(logits, passes, 0)
 
     def coverage(self, family: Path) -> tuple[set[bytes], dict[bytes, int]]:
         has_logits, upto = set[bytes](), dict[bytes, int]()
@@ -138,29 +138,29 @@ class Workspace(RuleBasedStateMachine):
     def whole_units(self, family: Path) -> list[tuple[dict[str, Any], list[bytes]]]:
         import pyarrow.parquet as pq
 
-        found = []
+        units_ = []
         for path in (family / "units").glob("*.json"):
             record = json.loads(path.read_text())
             [file] = record["files"]
-            data = self.shop.artifacts / file["path"]
+            data = self.workspace.artifacts / file["path"]
             if data.exists() and data.stat().st_size == file["bytes"]:
-                found.append((record["facts"], pq.read_table(data).column("key").to_pylist()))
-        return found
+                units_.append((record["facts"], pq.read_table(data).column("key").to_pylist()))
+        return units_
 
 
 @pytest.fixture(scope="module")
-def small(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    shop = built.without_artifacts(tmp_path_factory.mktemp("small") / "template")
-    shop.write(shop.texts()[:START])
-    shop.write(shop.texts("test")[:8], "test")
-    shop("build-targets")
-    return shop
+def small(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = built.without_artifacts(tmp_path_factory.mktemp("small") / "template")
+    workspace.write(workspace.texts()[:START])
+    workspace.write(workspace.texts("test")[:8], "test")
+    workspace("build-targets")
+    return workspace
 
 
-def test_every_path_ends_where_a_fresh_run_does(small: Shop) -> None:
-    Workspace.template = small
+def test_every_path_ends_where_a_fresh_run_does(small: Workspace) -> None:
+    WorkspaceMachine.template = small
     run_state_machine_as_test(
-        Workspace,
+        WorkspaceMachine,
         settings=settings(
             max_examples=10,
             stateful_step_count=12,
@@ -173,16 +173,16 @@ def test_every_path_ends_where_a_fresh_run_does(small: Shop) -> None:
     )
 
 
-def test_overlapping_passes_count_once(small: Shop) -> None:
+def test_overlapping_passes_count_once(small: Workspace) -> None:
     """[0, 2) and [2, 6), then [0, 2) is lost and made again as [0, 4): six passes are still six."""
-    Workspace.template = small
-    machine = Workspace()
+    WorkspaceMachine.template = small
+    machine = WorkspaceMachine()
     machine.begin()
-    shutil.rmtree(machine.shop.artifacts)
+    shutil.rmtree(machine.workspace.artifacts)
     machine.passes = 2
     machine.write()
-    machine.shop("build-targets")
-    lost = machine.shop.units()
+    machine.workspace("build-targets")
+    lost = machine.workspace.units()
     for passes, temperature in ((6, 0.2), (4, 0.2), (6, 0.5)):  # or the last would be the second's targets again
         machine.passes, machine.temperature = passes, temperature
         machine.work()

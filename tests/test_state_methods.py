@@ -10,33 +10,37 @@ import pytest
 from safetensors.torch import load_file
 
 from amalgam.tests.test_states import states
-from amalgam.tests.workshop import Shop, ranks, word_list, write_model
+from amalgam.tests.workspaces import Workspace, ranks, word_list, write_model
 
 STATEFUL = ("layerwise", "dfa", "cfl")
 OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
 
 
 @pytest.fixture(scope="module")
-def plain(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def plain(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Up to date, and free of what would stand over a method's defaults."""
-    shop = built.copy(tmp_path_factory.mktemp("plain") / "shop")
-    shop.edit("targets:\n  mode: soft\n", "")
-    return shop
+    workspace = built.copy(tmp_path_factory.mktemp("plain") / "workspace")
+    workspace.edit("targets:\n  mode: soft\n", "")
+    return workspace
 
 
-def second_teacher(shop: Shop, labels: list[str], **settings: Any) -> None:
-    write_model(shop.folder / "models/second", labels=labels, words=word_list(shop), seed=2, **settings)
+def second_teacher(workspace: Workspace, labels: list[str], **settings: Any) -> None:
+    write_model(workspace.folder / "models/second", labels=labels, words=word_list(workspace), seed=2, **settings)
 
 
-def learned(shop: Shop) -> dict[str, Any]:
+def learned(workspace: Workspace) -> dict[str, Any]:
     """The facts of the last training."""
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-    facts: dict[str, Any] = json.loads((shop.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    facts: dict[str, Any] = json.loads((workspace.artifacts / "train-student" / head / "MANIFEST.json").read_text())[
+        "facts"
+    ]
     return facts
 
 
 @pytest.mark.parametrize("method", STATEFUL)
-def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformers(plain: Shop, method: str) -> None:
+def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformers(
+    plain: Workspace, method: str
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
     plain("train-student", f"student.method={method}", f"student.name={method}")
@@ -49,50 +53,50 @@ def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformer
 
 
 @pytest.mark.parametrize("method", STATEFUL)
-def test_teachers_of_other_depth_and_width_than_the_student_serve(fresh: Shop, method: str) -> None:
+def test_teachers_of_other_depth_and_width_than_the_student_serve(fresh: Workspace, method: str) -> None:
     second_teacher(fresh, ["gardening", "law", "medicine", "music"], **OTHER_SHAPE)
     fresh.edit("targets:\n  mode: soft\n", "")
     assert f"student ({method})" in fresh("run", f"student.method={method}").out
 
 
 @pytest.mark.parametrize("method", STATEFUL)
-def test_teachers_may_share_some_labels(fresh: Shop, method: str) -> None:
+def test_teachers_may_share_some_labels(fresh: Workspace, method: str) -> None:
     second_teacher(fresh, ["football", "gardening", "law", "medicine", "music"])
     fresh.edit("targets:\n  mode: soft\n", "")
     fresh("run", f"student.method={method}")
     assert len(fresh.targets()[min(fresh.targets())][0]) == (9 if method == "layerwise" else 8)
 
 
-def test_from_dfa_to_cfl_no_state_and_no_pass_is_computed_again(plain: Shop) -> None:
+def test_from_dfa_to_cfl_no_state_and_no_pass_is_computed_again(plain: Workspace) -> None:
     plain("run", "student.method=dfa")
     before = states(plain)
     with plain.counting() as asked:
-        said = plain("run", "student.method=cfl")
+        result = plain("run", "student.method=cfl")
     assert asked[0].units == 0
     assert states(plain) == before
-    assert {"cache-teachers: reused", "cache-features: reused", "build-targets: reused"} <= set(said.err.splitlines())
+    assert {"cache-teachers: reused", "cache-features: reused", "build-targets: reused"} <= set(result.err.splitlines())
 
 
-def test_the_guide_can_stand_beside_other_targets_too(plain: Shop) -> None:
-    said = plain("run", "student.method=muka-soft", "objective.name=dfa")
-    assert "student (muka-soft and dfa)" in said.out
+def test_the_guide_can_stand_beside_other_targets_too(plain: Workspace) -> None:
+    result = plain("run", "student.method=muka-soft", "objective.name=dfa")
+    assert "student (muka-soft and dfa)" in result.out
 
 
 @pytest.mark.parametrize("learning", ["layer-wise", "joint", "both"])
-def test_layerwise_learns_in_the_phases_it_is_told(plain: Shop, learning: str) -> None:
+def test_layerwise_learns_in_the_phases_it_is_told(plain: Workspace, learning: str) -> None:
     plain("train-student", "student.method=layerwise", f"objective.schedule={learning}")
     facts = learned(plain)
     assert set(facts.get("phases", {})) == ({"layer-wise", "joint"} if learning == "both" else set())
     assert facts["selected_by"] == "difference from held-out targets, no labels used"
 
 
-def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Shop) -> None:
-    said = ranks(plain, "train-student", "student.method=layerwise", "student.seed=5")
-    assert said.code == 0, said.err
+def test_two_processes_learn_layer_by_layer_and_then_end_to_end(plain: Workspace) -> None:
+    result = ranks(plain, "train-student", "student.method=layerwise", "student.seed=5")
+    assert result.code == 0, result.err
     assert {name: facts["steps"] for name, facts in learned(plain)["phases"].items()} == {"layer-wise": 4, "joint": 4}
 
 
-def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Shop) -> None:
+def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Workspace) -> None:
     write_model(fresh.folder / "models/second", labels=["law", "music"], words=word_list(fresh)[::-1], seed=2)
     fresh.edit("targets:\n  mode: soft\n", "")
     fresh("build-targets", "student.method=layerwise", "objective.schedule=joint", "corpus.on_bad_row=skip")
@@ -111,30 +115,30 @@ def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Sho
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_runs(
-    fresh: Shop, overrides: list[str], piece: str
+    fresh: Workspace, overrides: list[str], piece: str
 ) -> None:
-    tried = fresh.tries("run", *overrides)
+    tried = fresh.attempt("run", *overrides)
     assert (tried.code, piece in tried.err) == (2, True), tried.err
     assert not fresh.artifacts.exists()
 
 
-def test_scores_are_not_measured_against_an_oracle(plain: Shop) -> None:
-    tried = plain.tries("build-targets", "targets.mode=scores", "--oracle", "students/student")
+def test_scores_are_not_measured_against_an_oracle(plain: Workspace) -> None:
+    tried = plain.attempt("build-targets", "targets.mode=scores", "--oracle", "students/student")
     assert tried.code == 2
     assert "distribution" in tried.err
 
 
-def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Shop) -> None:
+def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Workspace) -> None:
     plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
-    said = plain("report")
-    assert "objective.weights=[1, 0, 0]" in said.err
+    result = plain("report")
+    assert "objective.weights=[1, 0, 0]" in result.err
 
 
 def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
-    shop.config.write_text(
+    workspace = Workspace(tmp_path)
+    workspace.config.write_text(
         "corpus: {train: a.csv, label: label}\ntargets: {mode: supervised}\nobjective: {name: dfa}\n", "utf-8"
     )
-    tried = shop.tries("plan")
+    tried = workspace.attempt("plan")
     assert tried.code == 2
     assert "teacher" in tried.err

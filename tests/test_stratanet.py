@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.tests.test_state_methods import learned, second_teacher
 from amalgam.tests.test_states import states
-from amalgam.tests.workshop import TRAIN, Shop, ranks, word_list, write_model
+from amalgam.tests.workspaces import TRAIN, Workspace, ranks, word_list, write_model
 
 METHOD = "student.method=stratanet"
 HELD_OUT = "generate.held_out=0.3"
@@ -21,44 +21,46 @@ TARGETS_ON = {"build-targets", *STUDENT_ON}
 OWN = "that it is surest of, of those written for it"
 
 
-def without_mode(shop: Shop) -> Shop:
+def without_mode(workspace: Workspace) -> Workspace:
     """Free of what would stand over a method's defaults."""
-    shop.edit("targets:\n  mode: soft\n", "")
-    return shop
+    workspace.edit("targets:\n  mode: soft\n", "")
+    return workspace
 
 
 @pytest.fixture(scope="module")
-def plain(built: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def plain(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Real texts, up to date by stratanet."""
-    shop = without_mode(built.copy(tmp_path_factory.mktemp("strata") / "shop"))
-    shop("run", METHOD)
-    return shop
+    workspace = without_mode(built.copy(tmp_path_factory.mktemp("strata") / "workspace"))
+    workspace("run", METHOD)
+    return workspace
 
 
 @pytest.fixture(scope="module")
-def written(generated: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def written(generated: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Generated texts with a part held out, up to date by stratanet."""
-    shop = without_mode(generated.copy(tmp_path_factory.mktemp("strata") / "shop"))
-    shop("run", METHOD, HELD_OUT)
-    return shop
+    workspace = without_mode(generated.copy(tmp_path_factory.mktemp("strata") / "workspace"))
+    workspace("run", METHOD, HELD_OUT)
+    return workspace
 
 
-def manifest(shop: Shop, stage: str) -> dict[str, Any]:
-    head = json.loads((shop.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    found: dict[str, Any] = json.loads((shop.artifacts / stage / head / "MANIFEST.json").read_text())
-    return found
+def manifest(workspace: Workspace, stage: str) -> dict[str, Any]:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())
+    return content
 
 
-def confidence(shop: Shop) -> Any:
+def confidence(workspace: Workspace) -> Any:
     """[texts, teachers] of the targets that were built last, by key."""
-    tables = [pq.read_table(shop.artifacts / file["path"]) for file in manifest(shop, "build-targets")["files"]]
+    tables = [
+        pq.read_table(workspace.artifacts / file["path"]) for file in manifest(workspace, "build-targets")["files"]
+    ]
     rows = sorted((row for table in tables for row in table.to_pylist()), key=lambda row: row["key"])
     return np.array([row["confidence"] for row in rows])
 
 
-def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Shop) -> None:
-    said = plain("run", METHOD)
-    assert "student (stratanet)" in said.out
+def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Workspace) -> None:
+    result = plain("run", METHOD)
+    assert "student (stratanet)" in result.out
     assert plain.stale(METHOD) == set()
     taught = manifest(plain, "build-targets")["identity"]["config"]["targets"]
     assert taught == {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
@@ -74,52 +76,56 @@ def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Shop) -> None:
     assert json.loads((plain.folder / "students/student/config.json").read_text())["hidden_dropout_prob"] == 0.2
 
 
-def test_it_runs_from_generated_texts_and_learns_statistics_from_those_held_out(written: Shop) -> None:
+def test_it_runs_from_generated_texts_and_learns_statistics_from_those_held_out(written: Workspace) -> None:
     parts = manifest(written, "read-corpus")["facts"]["parts"]
-    found = manifest(written, "fit-statistics")["facts"]["teachers"]
-    assert {facts["which"] for facts in found.values()} == {OWN}
-    assert {facts["background"] for facts in found.values()} == {parts["held-out"]["texts"]}
-    half = sum(facts["texts"] for facts in found.values())
+    statistics = manifest(written, "fit-statistics")["facts"]["teachers"]
+    assert {facts["which"] for facts in statistics.values()} == {OWN}
+    assert {facts["background"] for facts in statistics.values()} == {parts["held-out"]["texts"]}
+    half = sum(facts["texts"] for facts in statistics.values())
     assert 0 < half < parts["held-out"]["texts"]
     shares = confidence(written)
     assert len(shares) == parts["train"]["texts"]
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
 
 
-def test_without_held_out_texts_it_says_so_and_learns_from_the_training_texts(generated: Shop, tmp_path: Path) -> None:
-    shop = without_mode(generated.copy(tmp_path / "shop"))
-    said = shop("run", METHOD)
-    assert "generate.held_out=0.1" in said.err
-    assert {facts["which"] for facts in manifest(shop, "fit-statistics")["facts"]["teachers"].values()} == {OWN}
+def test_without_held_out_texts_it_says_so_and_learns_from_the_training_texts(
+    generated: Workspace, tmp_path: Path
+) -> None:
+    workspace = without_mode(generated.copy(tmp_path / "workspace"))
+    result = workspace("run", METHOD)
+    assert "generate.held_out=0.1" in result.err
+    assert {facts["which"] for facts in manifest(workspace, "fit-statistics")["facts"]["teachers"].values()} == {OWN}
 
 
-def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Shop, tmp_path: Path) -> None:
-    shop = written.copy(tmp_path / "shop")
-    shop("run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5")
-    found = manifest(shop, "fit-statistics")["facts"]["teachers"]
-    assert {facts["which"] for facts in found.values()} == {"that it is surest of"}
-    for facts in found.values():  # rounded up for each class
+def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Workspace, tmp_path: Path) -> None:
+    workspace = written.copy(tmp_path / "workspace")
+    workspace(
+        "run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5"
+    )
+    statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"]
+    assert {facts["which"] for facts in statistics.values()} == {"that it is surest of"}
+    for facts in statistics.values():  # rounded up for each class
         assert 0 <= facts["texts"] - facts["background"] / 4 < 4
 
 
 def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_student_of_that_name(
-    written: Shop, tmp_path: Path
+    written: Workspace, tmp_path: Path
 ) -> None:
     half = sum(facts["texts"] for facts in manifest(written, "fit-statistics")["facts"]["teachers"].values())
-    shop = written.copy(tmp_path / "shop")
+    workspace = written.copy(tmp_path / "workspace")
     paper = ("targets.reference_fraction=1", HELD_OUT, METHOD)
-    assert shop.stale(*paper) == {"fit-statistics", *TARGETS_ON}
-    assert "student (stratanet (surest 1))" in shop("run", *paper).out
-    found = manifest(shop, "fit-statistics")["facts"]["teachers"].values()
-    held_out = manifest(shop, "read-corpus")["facts"]["parts"]["held-out"]["texts"]
-    assert sum(facts["texts"] for facts in found) >= held_out > half
+    assert workspace.stale(*paper) == {"fit-statistics", *TARGETS_ON}
+    assert "student (stratanet (surest 1))" in workspace("run", *paper).out
+    statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"].values()
+    held_out = manifest(workspace, "read-corpus")["facts"]["parts"]["held-out"]["texts"]
+    assert sum(facts["texts"] for facts in statistics) >= held_out > half
 
 
 # ---- what is done once
 
 
 @pytest.mark.parametrize("word", ["objective.alpha=0.5", "objective.fusion=no-st", "objective.fusion=multiply"])
-def test_another_alpha_or_ablation_is_another_student_and_nothing_else(plain: Shop, word: str) -> None:
+def test_another_alpha_or_ablation_is_another_student_and_nothing_else(plain: Workspace, word: str) -> None:
     assert plain.stale(METHOD, word) == STUDENT_ON
     before = states(plain)
     with plain.counting() as asked:
@@ -129,43 +135,43 @@ def test_another_alpha_or_ablation_is_another_student_and_nothing_else(plain: Sh
 
 
 @pytest.mark.parametrize("measure", ["md", "msp"])
-def test_another_measure_is_other_targets_and_another_student_and_fits_nothing(plain: Shop, measure: str) -> None:
+def test_another_measure_is_other_targets_and_another_student_and_fits_nothing(plain: Workspace, measure: str) -> None:
     plain("run", METHOD)
     before = confidence(plain)
     assert plain.stale(METHOD, f"targets.uncertainty={measure}") == TARGETS_ON
-    said = plain("run", METHOD, f"targets.uncertainty={measure}")
-    assert "fit-statistics: reused" in said.err
+    result = plain("run", METHOD, f"targets.uncertainty={measure}")
+    assert "fit-statistics: reused" in result.err
     assert np.abs(confidence(plain) - before).max() > 0.01
-    assert f"student (stratanet ({measure}))" in said.out
+    assert f"student (stratanet ({measure}))" in result.out
 
 
 def test_appended_texts_get_their_own_states_and_held_out_ones_are_not_asked_again(
-    written: Shop, tmp_path: Path
+    written: Workspace, tmp_path: Path
 ) -> None:
-    shop = written.copy(tmp_path / "shop")
-    before = states(shop)
-    with shop.counting() as asked:
-        shop("run", METHOD, HELD_OUT, "generate.texts=14")
-    assert before.items() < states(shop).items()
-    parts = manifest(shop, "read-corpus")["facts"]["parts"]
+    workspace = written.copy(tmp_path / "workspace")
+    before = states(workspace)
+    with workspace.counting() as asked:
+        workspace("run", METHOD, HELD_OUT, "generate.texts=14")
+    assert before.items() < states(workspace).items()
+    parts = manifest(workspace, "read-corpus")["facts"]["parts"]
     old = manifest(written, "read-corpus")["facts"]["parts"]
     new = {name: parts[name]["texts"] - old[name]["texts"] for name in ("train", "held-out")}
     assert asked[0].logits == 2 * sum(new.values())
     assert asked[0].passes == 2 * 4 * new["train"]
 
 
-def test_what_measures_nothing_asks_nothing_of_held_out_texts(generated: Shop, tmp_path: Path) -> None:
-    shop = generated.copy(tmp_path / "shop")
-    shop("build-targets", HELD_OUT)
-    assert "held-out" not in manifest(shop, "cache-teachers")["identity"]["inputs"]["texts"]
-    assert "fit-statistics" not in shop.plan(HELD_OUT)
+def test_what_measures_nothing_asks_nothing_of_held_out_texts(generated: Workspace, tmp_path: Path) -> None:
+    workspace = generated.copy(tmp_path / "workspace")
+    workspace("build-targets", HELD_OUT)
+    assert "held-out" not in manifest(workspace, "cache-teachers")["identity"]["inputs"]["texts"]
+    assert "fit-statistics" not in workspace.plan(HELD_OUT)
 
 
-def test_what_is_left_out_is_told(plain: Shop) -> None:
-    said = plain("run", METHOD, "targets.uncertainty=md", "objective.fusion=no-st")
-    assert "student (stratanet (md, no-st))" in said.out
-    said = plain("run", METHOD, "objective.name=targets")
-    assert "student (stratanet w/o amalgamated states)" in said.out
+def test_what_is_left_out_is_told(plain: Workspace) -> None:
+    result = plain("run", METHOD, "targets.uncertainty=md", "objective.fusion=no-st")
+    assert "student (stratanet (md, no-st))" in result.out
+    result = plain("run", METHOD, "objective.name=targets")
+    assert "student (stratanet w/o amalgamated states)" in result.out
 
 
 # ---- for other methods, teachers and students
@@ -173,64 +179,64 @@ def test_what_is_left_out_is_told(plain: Shop) -> None:
 
 @pytest.mark.parametrize("method", ["muka-soft", "muka-hard"])
 @pytest.mark.parametrize("measure", ["rmd", "md", "msp"])
-def test_muka_runs_with_it(plain: Shop, method: str, measure: str) -> None:
-    said = plain("run", f"student.method={method}", f"targets.uncertainty={measure}")
-    assert f"student ({method})" in said.out
+def test_muka_runs_with_it(plain: Workspace, method: str, measure: str) -> None:
+    result = plain("run", f"student.method={method}", f"targets.uncertainty={measure}")
+    assert f"student ({method})" in result.out
     shares = confidence(plain)
     assert len(shares) == TRAIN
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
 
 
-def test_passes_and_their_number_are_nothing_to_it(plain: Shop) -> None:
-    told = ("student.method=muka-soft", "targets.uncertainty=rmd")
-    plain("run", *told)
-    assert plain.stale(*told, "targets.passes=2") == set()
+def test_passes_and_their_number_are_nothing_to_it(plain: Workspace) -> None:
+    overrides = ("student.method=muka-soft", "targets.uncertainty=rmd")
+    plain("run", *overrides)
+    assert plain.stale(*overrides, "targets.passes=2") == set()
 
 
-def test_its_states_can_stand_beside_mukas_targets(plain: Shop) -> None:
-    said = plain("run", "student.method=muka-soft", "objective.name=stratanet")
-    assert "student (muka-soft and stratanet)" in said.out
+def test_its_states_can_stand_beside_mukas_targets(plain: Workspace) -> None:
+    result = plain("run", "student.method=muka-soft", "objective.name=stratanet")
+    assert "student (muka-soft and stratanet)" in result.out
     assert manifest(plain, "train-student")["identity"]["config"]["confidence"] == "rmd"
 
 
-def test_four_teachers_of_other_widths_and_depths_and_a_student_from_one_of_them(fresh: Shop) -> None:
+def test_four_teachers_of_other_widths_and_depths_and_a_student_from_one_of_them(fresh: Workspace) -> None:
     second_teacher(fresh, ["gardening", "law"], num_hidden_layers=3, hidden_size=48, intermediate_size=64)
     shape: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32}
     for seed, (name, labels) in enumerate([("third", ["medicine", "football"]), ("fourth", ["music", "law"])], 5):
         write_model(fresh.folder / "models" / name, labels=labels, words=word_list(fresh), seed=seed, **shape)
         fresh.edit("cache:\n", f"  - name: {name}\n    model: ./models/{name}\ncache:\n")
     without_mode(fresh)
-    said = fresh("run", METHOD, "student.encoder=teacher:second", "student.layers=2")
-    assert "student (stratanet)" in said.out
+    result = fresh("run", METHOD, "student.encoder=teacher:second", "student.layers=2")
+    assert "student (stratanet)" in result.out
     assert confidence(fresh).shape == (TRAIN, 4)
     assert json.loads((fresh.folder / "students/student/config.json").read_text())["num_hidden_layers"] == 2
     assert {width["width"] for width in manifest(fresh, "fit-statistics")["facts"]["teachers"].values()} == {32, 48, 16}
 
 
-def test_two_processes_fit_a_teacher_each_and_give_the_very_statistics_of_one(plain: Shop, tmp_path: Path) -> None:
+def test_two_processes_fit_a_teacher_each_and_give_the_very_statistics_of_one(plain: Workspace, tmp_path: Path) -> None:
     plain("run", METHOD)
     other = plain.without_artifacts(tmp_path / "other")
-    said = ranks(other, "train-student", METHOD)
-    assert said.code == 0, said.err
-    found = [manifest(shop, "fit-statistics")["identity"] for shop in (plain, other)]
-    assert found[0] == found[1]
+    result = ranks(other, "train-student", METHOD)
+    assert result.code == 0, result.err
+    statistics = [manifest(workspace, "fit-statistics")["identity"] for workspace in (plain, other)]
+    assert statistics[0] == statistics[1]
     np.testing.assert_allclose(confidence(other), confidence(plain), atol=2e-3)
     assert learned(other)["steps"] == learned(plain)["steps"]
 
 
-def test_the_audit_goes_by_the_same_confidence(plain: Shop) -> None:
-    told = ("student.method=muka-soft", "targets.uncertainty=rmd")
-    plain("run", *told)
-    found = plain("audit", "--json", *told).json
-    assert found["uncertainty"] == "rmd"
-    means = [teacher["mean_confidence"] for teacher in found["teachers"]]
+def test_the_audit_goes_by_the_same_confidence(plain: Workspace) -> None:
+    overrides = ("student.method=muka-soft", "targets.uncertainty=rmd")
+    plain("run", *overrides)
+    result = plain("audit", "--json", *overrides).json
+    assert result["uncertainty"] == "rmd"
+    means = [teacher["mean_confidence"] for teacher in result["teachers"]]
     assert means == pytest.approx(confidence(plain).mean(axis=0).tolist(), abs=1e-5)
 
 
-def test_statistics_are_on_the_bill(plain: Shop, tmp_path: Path) -> None:
-    shop = plain.without_artifacts(tmp_path / "other")
-    shop("cache-teachers", METHOD)
-    bill = shop("plan", "--json", "--estimate", METHOD).json["cost"]
+def test_statistics_are_on_the_bill(plain: Workspace, tmp_path: Path) -> None:
+    workspace = plain.without_artifacts(tmp_path / "other")
+    workspace("cache-teachers", METHOD)
+    bill = workspace("plan", "--json", "--estimate", METHOD).json["cost"]
     assert bill["notes"] == {}
     assert 0 < bill["stages"]["fit-statistics"]["seconds"] < 5
 
@@ -245,8 +251,8 @@ def test_statistics_are_on_the_bill(plain: Shop, tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_runs(
-    fresh: Shop, overrides: list[str], piece: str
+    fresh: Workspace, overrides: list[str], piece: str
 ) -> None:
-    tried = without_mode(fresh).tries("run", *overrides)
+    tried = without_mode(fresh).attempt("run", *overrides)
     assert (tried.code, piece in tried.err) == (2, True), tried.err
     assert not fresh.artifacts.exists()

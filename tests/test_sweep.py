@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.stages.app.sweep import members_of, over_seeds, values_of
-from amalgam.tests.workshop import EXPERIMENT, Shop, amalgam
+from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> None:
-    found = members_of(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
-    assert [member.name for member in found] == ["uhc-seed-0", "uhc-seed-1", "muka-soft-seed-0", "muka-soft-seed-1"]
-    assert found[1].overrides == [
+    members = members_of(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
+    assert [member.name for member in members] == ["uhc-seed-0", "uhc-seed-1", "muka-soft-seed-0", "muka-soft-seed-1"]
+    assert members[1].overrides == [
         "student.epochs=2", "student.method=uhc", "student.seed=1", 'student.name="uhc-seed-1"'
     ]  # fmt: skip
     named = members_of(config, ["student.name=try", "targets.temperature=0.1,0.5"])
@@ -56,33 +56,33 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
     ],
 )
 def test_what_is_no_sweep_is_refused_before_any_work(config: Path, arguments: list[str], piece: str) -> None:
-    found = amalgam("sweep", *arguments, folder=config.parent)
-    assert found.code == 2
-    assert piece in found.err
+    result = amalgam("sweep", *arguments, folder=config.parent)
+    assert result.code == 2
+    assert piece in result.err
     assert sorted(path.name for path in config.parent.iterdir()) == ["amalgam.yaml"]
 
 
-def test_a_sweep_makes_the_students_that_runs_make_and_asks_no_teacher_twice(shop: Shop) -> None:
-    with shop.counting() as asked:
-        said = shop("sweep", "student.seed=0,1", "--json").json
+def test_a_sweep_makes_the_students_that_runs_make_and_asks_no_teacher_twice(workspace: Workspace) -> None:
+    with workspace.counting() as asked:
+        result = workspace("sweep", "student.seed=0,1", "--json").json
     assert asked[0].units == 0
-    one, other = said["students"]
-    assert (shop.folder / "students/seed-1/model.safetensors").exists()
+    one, other = result["students"]
+    assert (workspace.folder / "students/seed-1/model.safetensors").exists()
     assert one["fingerprint"] != other["fingerprint"]
-    plans = shop.plan("student.seed=0"), shop.plan("student.seed=1")
+    plans = workspace.plan("student.seed=0"), workspace.plan("student.seed=1")
     assert [plan["train-student"]["fingerprint"] for plan in plans] == [one["fingerprint"], other["fingerprint"]]
     assert {stage["state"] for plan in plans for stage in plan.values()} == {"current"}
-    scores = [student["judged"]["accuracy"] for student in said["students"]]
-    mean, deviation = said["over_seeds"][0]["accuracy"]
+    scores = [student["judged"]["accuracy"] for student in result["students"]]
+    mean, deviation = result["over_seeds"][0]["accuracy"]
     assert mean == pytest.approx(sum(scores) / 2)
     assert deviation == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
-    again = shop("sweep", "student.seed=0,1")
+    again = workspace("sweep", "student.seed=0,1")
     assert "running" not in again.err
     assert [line.split("  ")[0] for line in again.out.splitlines()[3:]] == ["seed-0", "seed-1", "all, mean of 2"]
 
 
 def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
     judged = dict.fromkeys(("accuracy", "macro_f1", "nll_nats", "ece"), 0.5)
-    said = [{"student.method": "uhc", "student.seed": "0"}, {"student.method": "amalgam", "student.seed": "1"}]
-    assert list(over_seeds([{"said": one, "judged": judged} for one in said])) == []
+    settings = [{"student.method": "uhc", "student.seed": "0"}, {"student.method": "amalgam", "student.seed": "1"}]
+    assert list(over_seeds([{"said": one, "judged": judged} for one in settings])) == []
     assert list(over_seeds([{"said": {"student.method": name}, "judged": judged} for name in "ab"])) == []

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workshop import KNOWS, TRAIN, Shop, word_list, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
 
-LABELS = sorted(label for labels in KNOWS.values() for label in labels)
+LABELS = sorted(label for labels in TEACHER_LABELS.values() for label in labels)
 SECTION = """\
 train_teachers:
   co_train: {one: ./models/encoder, two: ./models/deeper}
@@ -23,7 +23,7 @@ METHOD = "student.method=mt-bert"
 
 
 @pytest.fixture
-def together(fresh: Shop) -> Shop:
+def together(fresh: Workspace) -> Workspace:
     """Two encoders of other depth and other tokenizers."""
     write_model(fresh.folder / "models/deeper", words=word_list(fresh)[::-1], seed=5, num_hidden_layers=2)
     text = fresh.config.read_text()
@@ -32,10 +32,10 @@ def together(fresh: Shop) -> Shop:
     return fresh
 
 
-def test_they_serve_every_stage_and_learn_once(together: Shop) -> None:
-    said = together("run", METHOD)
-    assert "student (mt-bert)" in said.out
-    assert all(f"teacher:{name}" in said.out for name in ("one", "two"))
+def test_they_serve_every_stage_and_learn_once(together: Workspace) -> None:
+    result = together("run", METHOD)
+    assert "student (mt-bert)" in result.out
+    assert all(f"teacher:{name}" in result.out for name in ("one", "two"))
     for name in ("one", "two"):
         config = json.loads((together.folder / f"teachers/{name}/config.json").read_text())
         assert list(config["id2label"].values()) == LABELS
@@ -54,14 +54,14 @@ def test_they_serve_every_stage_and_learn_once(together: Shop) -> None:
     assert len(together.targets()) == TRAIN
 
 
-def weights(shop: Shop, teacher: str) -> dict[str, Any]:
+def weights(workspace: Workspace, teacher: str) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    found: dict[str, Any] = load_file(shop.folder / f"teachers/{teacher}/model.safetensors")
-    return found
+    tensors: dict[str, Any] = load_file(workspace.folder / f"teachers/{teacher}/model.safetensors")
+    return tensors
 
 
-def test_a_changed_encoder_trains_all_of_them_again(together: Shop) -> None:
+def test_a_changed_encoder_trains_all_of_them_again(together: Workspace) -> None:
     together("train-teachers")
     assert together.plan()["train-teachers"]["units"] == {"done": 2, "total": 2}
     assert together.stale("train_teachers.co_train={one: ./models/encoder, three: ./models/deeper}") > {
@@ -71,7 +71,7 @@ def test_a_changed_encoder_trains_all_of_them_again(together: Shop) -> None:
     assert units["units"] == {"done": 0, "total": 2}
 
 
-def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(together: Shop) -> None:
+def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(together: Workspace) -> None:
     together("train-teachers")
     [record] = together.artifacts.glob("train-teachers/teacher-*/two.json")
     before = sorted(path.name for path in together.artifacts.glob("train-teachers/teacher-*/*/model.safetensors"))
@@ -94,20 +94,20 @@ def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(to
         ("student.encoder=teacher:three", "one, two"),
     ],
 )
-def test_what_does_not_go_together_is_refused(together: Shop, override: str, piece: str) -> None:
-    refused = together.tries("plan", override)
+def test_what_does_not_go_together_is_refused(together: Workspace, override: str, piece: str) -> None:
+    refused = together.attempt("plan", override)
     assert refused.code == 2
     assert piece in refused.err
 
 
-def test_encoders_of_different_width_are_refused(together: Shop) -> None:
+def test_encoders_of_different_width_are_refused(together: Workspace) -> None:
     write_model(together.folder / "models/deeper", words=word_list(together), seed=5, hidden_size=48)
-    refused = together.tries("train-teachers")
+    refused = together.attempt("train-teachers")
     assert refused.code == 2
     assert "one 32, two 48" in refused.err
     assert "fix: " in refused.err
 
 
-def test_the_bill_knows_them(together: Shop) -> None:
+def test_the_bill_knows_them(together: Workspace) -> None:
     bill = together("plan", "--json", "--estimate").json["cost"]
     assert bill["stages"]["train-teachers"]["seconds"] > 0

@@ -15,7 +15,7 @@ from amalgam.stages.app.completion import fields
 from amalgam.stages.app.usage import EXAMPLES
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
-from amalgam.tests.workshop import EXPERIMENT, amalgam
+from amalgam.tests.workspaces import EXPERIMENT, amalgam
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group, by its commands
 
@@ -29,21 +29,21 @@ def folder(tmp_path: Path) -> Path:
 def examples_of(command: str) -> list[list[str]]:
     text = amalgam(command, "--help", folder=Path.cwd()).out
     lines = re.sub(r"\n  (?=\S)(?!amalgam |grep )", " ", text.partition("Example")[2]).splitlines()
-    found = [line.split("amalgam ", 1)[1] for line in lines if "  amalgam " in f"  {line}"]
-    return [shlex.split(line.partition("   ")[0].partition(" > ")[0]) for line in found]
+    examples = [line.split("amalgam ", 1)[1] for line in lines if "  amalgam " in f"  {line}"]
+    return [shlex.split(line.partition("   ")[0].partition(" > ")[0]) for line in examples]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_that_the_command_line_accepts(command: str) -> None:
-    found = examples_of(command)
-    assert found
-    for words in found:
+    examples = examples_of(command)
+    assert examples
+    for words in examples:
         assert words[0] == command
         group = typer.main.get_command(app)
         inner = group.commands[command]  # type: ignore[attr-defined]
         context = inner.make_context(command, words[1:], resilient_parsing=False)
-        said = context.params.get("overrides") or []
-        assert [override for override in said if override.partition("=")[0] not in fields()] == []
+        overrides = context.params.get("overrides") or []
+        assert [override for override in overrides if override.partition("=")[0] not in fields()] == []
 
 
 def test_examples_are_of_commands_that_exist() -> None:
@@ -58,10 +58,10 @@ def offered(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, kind: st
         monkeypatch.setenv("COMP_CWORD", str(len(words)))
     else:
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(["amalgam", *words]))
-    said = amalgam(folder=folder)
-    assert "Traceback" not in said.err
+    result = amalgam(folder=folder)
+    assert "Traceback" not in result.err
     os.environ.pop("_AMALGAM_COMPLETE")
-    return said.out.split()
+    return result.out.split()
 
 
 def test_bash_which_breaks_words_at_the_sign_is_offered_bare_values(
@@ -89,5 +89,5 @@ def test_teachers_are_those_of_the_file_at_hand(folder: Path, monkeypatch: pytes
 
 
 def test_a_shell_that_keeps_the_word_whole_is_offered_it_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = offered(folder, monkeypatch, "run", "student.method=uh", kind="zsh")
-    assert "student.method=uhc" in " ".join(found)
+    completions = offered(folder, monkeypatch, "run", "student.method=uh", kind="zsh")
+    assert "student.method=uhc" in " ".join(completions)

@@ -6,44 +6,46 @@ from dataclasses import replace
 
 import pytest
 
-from amalgam.tests.workshop import Shop, rewrite
+from amalgam.tests.workspaces import Workspace, rewrite
 
 CACHE = "cache-teachers"
 TARGETS_ON = {"build-targets", "train-student", "report"}
 
 
-def test_a_raised_version_reruns_that_stage_and_what_follows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_version_reruns_that_stage_and_what_follows(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from amalgam.stages.build_targets.stage import BuildTargets
 
     before = BuildTargets.VERSION
     monkeypatch.setattr(BuildTargets, "VERSION", before + 1)
-    plan = shop.plan()
+    plan = workspace.plan()
     assert {name for name, stage in plan.items() if stage["state"] != "current"} == TARGETS_ON
     assert plan["build-targets"]["reason"] == "code"
     assert plan["build-targets"]["detail"] == f"build-targets: code {before} -> {before + 1}"
 
 
 def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in shop.artifacts.glob("cache-teachers/*/MANIFEST.json"):
+    for path in workspace.artifacts.glob("cache-teachers/*/MANIFEST.json"):
         rewrite(path, lambda record: replace(record, made={"libraries": {"transformers": "4.0.0"}}))
-    plan = shop.plan()
+    plan = workspace.plan()
     assert {name for name, stage in plan.items() if stage["state"] != "current"} == set()
     [warning] = plan[CACHE]["warnings"]
     assert "transformers 4.0.0" in warning
-    said = shop("plan")
-    assert "execution.on_version_change=strict" in said.err
-    assert CACHE in shop.stale("execution.on_version_change=strict")
+    result = workspace("plan")
+    assert "execution.on_version_change=strict" in result.err
+    assert CACHE in workspace.stale("execution.on_version_change=strict")
 
 
-def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(shop: Shop) -> None:
+def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(workspace: Workspace) -> None:
     """The first record wins; what is computed twice is harmless."""
     from amalgam.pipeline.storage.store import Store
 
-    path = next((shop.artifacts / "cache-teachers").glob("*/units/*.json"))
+    path = next((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))
     before = path.read_bytes()
-    with Store(shop.artifacts).draft(path.parent, path.stem, ".parquet") as draft:
+    with Store(workspace.artifacts).draft(path.parent, path.stem, ".parquet") as draft:
         (draft.folder / "unit.parquet").write_bytes(b"another result")
     assert path.read_bytes() == before
-    assert shop.stale() == set()
+    assert workspace.stale() == set()

@@ -72,10 +72,10 @@ def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
     assert sorted(_bytes(tmp_path / "out")) == list(facts.files)
     seen: list[tuple[bytes, str | tuple[str, str], str | None, str | None]] = []
     for bucket in facts.buckets:
-        found = read_texts(tmp_path / "out" / bucket.file)
-        assert len(found) == bucket.rows
-        assert {prefix_of(key, 2) for key in key_list(found.keys)} == {bucket.prefix}
-        seen += zip(key_list(found.keys), found.texts, found.labels, found.ids, strict=True)
+        texts = read_texts(tmp_path / "out" / bucket.file)
+        assert len(texts) == bucket.rows
+        assert {prefix_of(key, 2) for key in key_list(texts.keys)} == {bucket.prefix}
+        seen += zip(key_list(texts.keys), texts.texts, texts.labels, texts.ids, strict=True)
     assert seen == sorted((text_key([text]), text, label, key) for key, text, label in rows)
     assert facts.texts_digest == sha256(b"".join(key for key, *_ in seen)).hexdigest()
 
@@ -104,9 +104,9 @@ def test_the_files_do_not_depend_on_order_copies_names_or_format(
 
 def test_polars_reads_what_is_written(tmp_path: Path) -> None:
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", _rows(20)), id="id")
-    found = pl.read_parquet(tmp_path / "out" / "all.parquet")
-    assert found.columns == ["key", "text", "text_2", "id", "label"]
-    assert set(found["id"]) == {key for key, *_ in _rows(20)}
+    table = pl.read_parquet(tmp_path / "out" / "all.parquet")
+    assert table.columns == ["key", "text", "text_2", "id", "label"]
+    assert set(table["id"]) == {key for key, *_ in _rows(20)}
     assert facts.buckets[0].prefix == "all"
 
 
@@ -122,15 +122,15 @@ def test_one_text_twice_is_kept_once_under_its_smallest_id(tmp_path: Path) -> No
         id="id",
     )
     assert (facts.rows, facts.texts, facts.duplicates, facts.conflicts) == (3, 2, 1, 0)
-    found = read_texts(tmp_path / "out" / "all.parquet")
-    assert dict(zip(found.texts, found.ids, strict=True)) == {"same": "a", "other": "c"}
+    texts = read_texts(tmp_path / "out" / "all.parquet")
+    assert dict(zip(texts.texts, texts.ids, strict=True)) == {"same": "a", "other": "c"}
 
 
 def test_copies_that_disagree_take_the_label_most_of_them_give(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "z"), ("a", "y"), ("b", "q"), ("a", "y"), ("c", ""), ("c", "z")]
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows, ("text", "label")))
-    found = read_texts(tmp_path / "out" / "all.parquet")
-    assert dict(zip(found.texts, found.labels, strict=True)) == {"a": "y", "b": "q", "c": "z"}
+    texts = read_texts(tmp_path / "out" / "all.parquet")
+    assert dict(zip(texts.texts, texts.labels, strict=True)) == {"a": "y", "b": "q", "c": "z"}
     assert (facts.conflicts, facts.labels) == (2, {"q": 1, "y": 1, "z": 1})
 
 

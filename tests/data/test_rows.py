@@ -45,17 +45,17 @@ def test_the_same_rows_are_read_from_every_format(tmp_path: Path) -> None:
     )
     table = pa.table({"id": [7, 8], "label": pa.array(labels).dictionary_encode(), "more": [0, 1], "text": texts})
     expected = list(zip(texts, ids, labels, strict=True))
-    found = {
+    by_format = {
         name: _good(_read(tmp_path / name, content, id="id", label="label"))
         for name, content in {"a.csv": csv, "a.tsv": tsv, "a.jsonl": lines, "a.parquet": table}.items()
     }
-    assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
+    assert {name: [row[0] for row in rows] for name, rows in by_format.items()} == {
         "a.csv": [2, 5],
         "a.tsv": [2, 4],
         "a.jsonl": [1, 2],
         "a.parquet": [1, 2],
     }
-    for rows in found.values():
+    for rows in by_format.values():
         assert [row[1:] for row in rows] == expected
 
 

@@ -28,11 +28,11 @@ def _make(folder: Path, *names: str) -> None:
 
 def test_a_file_a_folder_and_a_glob_are_found_in_order_of_name(tmp_path: Path) -> None:
     _make(tmp_path / "in", "b.csv", "a.CSV", "README.md")
-    found = [tmp_path / "in" / "a.CSV", tmp_path / "in" / "b.csv"]
-    assert find_files("in/b.csv", tmp_path) == found[1:]
-    assert find_files("in", tmp_path) == found
-    assert find_files("in/[ab].*", tmp_path) == found
-    assert find_files(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == found[1:]
+    expected = [tmp_path / "in" / "a.CSV", tmp_path / "in" / "b.csv"]
+    assert find_files("in/b.csv", tmp_path) == expected[1:]
+    assert find_files("in", tmp_path) == expected
+    assert find_files("in/[ab].*", tmp_path) == expected
+    assert find_files(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == expected[1:]
 
 
 def test_a_name_that_looks_like_a_glob_is_taken_as_it_stands(tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ def alike(texts: list[str]) -> float:
         if item not in SHARED
     }
     pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, owner), key=len, reverse=True)) + r")\b")
-    found = [[owner[word] for word in pattern.findall(text.lower())] for text in texts]
-    pairs = [one == other for topics_in in found for one, other in combinations(topics_in, 2)]
+    topics = [[owner[word] for word in pattern.findall(text.lower())] for text in texts]
+    pairs = [one == other for topics_in in topics for one, other in combinations(topics_in, 2)]
     return sum(pairs) / len(pairs)
 
 

@@ -94,12 +94,12 @@ def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch)
     for name in ("_put", "create", "replace", "remove"):
         inner = getattr(ObjectStorage, name)
 
-        def dying(*said: object, inner: Callable[..., object] = inner) -> object:
+        def dying(*arguments: object, inner: Callable[..., object] = inner) -> object:
             nonlocal left
             left -= 1
             if left <= 0:
                 raise KilledError
-            return inner(*said)
+            return inner(*arguments)
 
         patch.setattr(ObjectStorage, name, dying)
     try:

@@ -14,7 +14,7 @@ from amalgam.pipeline.storage.object_store import ObjectStorage
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workshop import flip
+from amalgam.tests.workspaces import flip_bit
 
 TEXT = bytes(range(256)) * 3
 
@@ -47,9 +47,9 @@ def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> St
 def put(store: Store, name: str, data: bytes = TEXT) -> Record:
     with store.draft(store.root / "stage/abc", name, ".bin") as draft:
         (draft.folder / "data.bin").write_bytes(data)
-    found = store.record(store.root / f"stage/abc/{name}.json")
-    assert found is not None
-    return found
+    record = store.record(store.root / f"stage/abc/{name}.json")
+    assert record is not None
+    return record
 
 
 # ---- what is published
@@ -59,10 +59,10 @@ def test_a_unit_is_read_on_another_machine_as_it_was_written(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = put(opened(address), "one")
-    there = elsewhere(address, tmp_path / "other", monkeypatch)
-    assert there.record(there.root / "stage/abc/one.json") == record
-    assert there.missing_files(record) == []
-    path = there.verified_path(record.files[0])
+    remote = elsewhere(address, tmp_path / "other", monkeypatch)
+    assert remote.record(remote.root / "stage/abc/one.json") == record
+    assert remote.missing_files(record) == []
+    path = remote.verified_path(record.files[0])
     assert path.read_bytes() == TEXT
     assert path.is_relative_to(tmp_path / "other")
     assert objects(address) == [record.files[0].path, "stage/abc/one.json"]
@@ -76,10 +76,10 @@ def test_a_unit_of_several_files_is_a_folder_on_another_machine(
         (draft.folder / "deep").mkdir()
         (draft.folder / "deep/b.txt").write_text("b")
         (draft.folder / "a.txt").write_text("a")
-    there = elsewhere(address, tmp_path / "other", monkeypatch)
-    record = there.record(there.root / "stage/abc/model.json")
+    remote = elsewhere(address, tmp_path / "other", monkeypatch)
+    record = remote.record(remote.root / "stage/abc/model.json")
     assert record is not None
-    folder = there.verified_folder(record.files)
+    folder = remote.verified_folder(record.files)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*.txt")} == {"a.txt", "deep/b.txt"}
 
 
@@ -159,7 +159,7 @@ def test_a_manifest_is_written_once(address: str) -> None:
 def test_a_damaged_copy_is_fetched_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(address)
     file = put(store, "one").files[0]
-    flip(store.path(file))
+    flip_bit(store.path(file))
     again = opened(address)
     assert again.verified_path(file).read_bytes() == TEXT
     assert objects(address) == [file.path, "stage/abc/one.json"]
@@ -178,15 +178,15 @@ def test_a_damaged_object_is_named_set_aside_and_may_be_written_again(
     file = put(opened(ours), "one").files[0]
     [key] = [key for key in server.objects if key.endswith(".bin")]
     server.objects[key] = harm(TEXT), 0
-    there = elsewhere(ours, tmp_path / "other", monkeypatch)
+    remote = elsewhere(ours, tmp_path / "other", monkeypatch)
     with pytest.raises(DamagedError) as raised:
-        there.verified_path(file)
+        remote.verified_path(file)
     assert file.path in raised.value.what
     assert fault in raised.value.what
     assert raised.value.where == f"{ours}/{file.path}"
     assert key not in server.objects
     assert [data for name, (data, _) in server.objects.items() if "/quarantine/" in name] == [harm(TEXT)]
-    assert there.verified_path(put(there, "one").files[0]).read_bytes() == TEXT
+    assert remote.verified_path(put(remote, "one").files[0]).read_bytes() == TEXT
 
 
 def test_a_store_that_does_not_answer_is_not_an_empty_one(

@@ -82,17 +82,17 @@ def test_through_a_pipe_there_are_whole_lines_and_few_of_them(clock: list[float]
     assert "\x1b" not in err.getvalue()
 
 
-@pytest.mark.parametrize(("found", "said"), [(0, "81 texts (1.4/s)"), (16, "81 texts (1.4/s), 16 reused")])
-def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(found: int, said: str) -> None:
+@pytest.mark.parametrize(("reused", "expected"), [(0, "81 texts (1.4/s)"), (16, "81 texts (1.4/s), 16 reused")])
+def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(reused: int, expected: str) -> None:
     """Stage 0 writes blocks, then gathers them."""
     err = io.StringIO()
     console = console_of(err)
     console.stage_started("cache-teachers", "first-run")
-    for done, there in [(80, found), (1, found + 80)]:
-        with console.progress("generate", "texts", done, there):
+    for done, cached in [(80, reused), (1, reused + 80)]:
+        with console.progress("generate", "texts", done, cached):
             console.advance(done)
     console.finished("cache-teachers", 60, str(Path("x").absolute()))
-    assert err.getvalue().splitlines()[-1] == f"cache-teachers: done in 1 min 00 s, {said} -> x"
+    assert err.getvalue().splitlines()[-1] == f"cache-teachers: done in 1 min 00 s, {expected} -> x"
 
 
 def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
@@ -138,8 +138,8 @@ def test_where_only_ascii_can_be_shown_everything_is_and_nothing_fails() -> None
     console.table("", ["label", "n"], [["größe", "1"]])
     for stream in (err, out):
         stream.flush()
-    said = err.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
-    assert said == "gr\\xfc\\xdfe -> \\u65e5\\u672c \\x1b[31m\n"
+    text = err.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert text == "gr\\xfc\\xdfe -> \\u65e5\\u672c \\x1b[31m\n"
     assert "gr\\xf6\\xdfe" in out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
 
 

@@ -31,8 +31,8 @@ def _complete(base: Path, **sections: Any) -> Run:
 
 def _records(run: Run) -> list[Path]:
     """Every record of a unit or stage that a reader could come upon."""
-    found = [path for stage in ("letters", "joined", "pair") for path in run.store.root.glob(f"{stage}/*/*.json")]
-    return [path for path in found if not path.name.startswith(TEMPORARY)]
+    paths = [path for stage in ("letters", "joined", "pair") for path in run.store.root.glob(f"{stage}/*/*.json")]
+    return [path for path in paths if not path.name.startswith(TEMPORARY)]
 
 
 def _assert_all_or_nothing(run: Run) -> list[str]:

@@ -72,7 +72,7 @@ def test_two_identities_differ_exactly_when_a_difference_can_be_named(one: Any, 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ({"a": {"b": 0.2}}, {"a": {"b": 0.5}}, [("a.b", "0.2 -> 0.5")]),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, [("a.1.b", "2 -> 3")]),
@@ -86,8 +86,8 @@ def test_two_identities_differ_exactly_when_a_difference_can_be_named(one: Any, 
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, []),
     ],
 )
-def test_differences_name_the_field_and_both_values(old: Any, new: Any, said: list[tuple[str, str]]) -> None:
-    assert list(differences(old, new)) == said
+def test_differences_name_the_field_and_both_values(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+    assert list(differences(old, new)) == expected
 
 
 # ---- digests of files outside the workspace

@@ -21,11 +21,11 @@ HEAVY = ("torch", "transformers", "polars", "pyarrow", "numpy", "accelerate", "h
 
 
 def _modules(*places: str) -> list[Path]:
-    found = [
+    paths = [
         path for place in places for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
     ]
-    assert found
-    return sorted(path for path in found if "__pycache__" not in path.parts)
+    assert paths
+    return sorted(path for path in paths if "__pycache__" not in path.parts)
 
 
 @cache

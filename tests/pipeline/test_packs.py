@@ -18,7 +18,7 @@ from amalgam.pipeline.storage.compaction import compact, loose_units
 from amalgam.pipeline.storage.store import Record, Store, open_store
 from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
-from amalgam.tests.workshop import flip
+from amalgam.tests.workspaces import flip_bit
 
 UNITS = 40
 FOLDER = "cache-teachers/family/units"
@@ -52,9 +52,9 @@ def content(number: int) -> bytes:
 def put(store: Store, number: int, data: bytes | None = None) -> Record:
     with store.draft(store.root / FOLDER, f"u{number:02}", ".bin") as draft:
         (draft.folder / "data.bin").write_bytes(content(number) if data is None else data)
-    found = store.record(store.root / FOLDER / f"u{number:02}.json")
-    assert found is not None
-    return found
+    record = store.record(store.root / FOLDER / f"u{number:02}.json")
+    assert record is not None
+    return record
 
 
 def filled(workspace: str, units: int = UNITS) -> dict[Path, Record]:
@@ -147,7 +147,7 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
     piece = store.backend.index(FOLDER).pieces[record.files[0].path]
     pack = store.backend.inner.local_path(piece.pack)
     assert pack is not None
-    flip(pack, piece.offset + 5)
+    flip_bit(pack, piece.offset + 5)
     store.backend.inner.publish({pack: piece.pack}, f"{FOLDER}/packs")
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
     other = opened(workspace)

@@ -20,8 +20,8 @@ def _targets(folder: Path, text: str, *overrides: str) -> Targets:
 
 def test_a_method_sets_defaults_and_the_file_and_the_command_line_stand_over_them(tmp_path: Path) -> None:
     def targets(text: str, *overrides: str) -> tuple[str, float]:
-        found = _targets(tmp_path, TEXTS + text, *overrides)
-        return found.mode, found.temperature
+        section = _targets(tmp_path, TEXTS + text, *overrides)
+        return section.mode, section.temperature
 
     assert targets("") == ("soft", 0.2)
     assert targets("student: {method: warm}\n") == ("hard", 0.7)

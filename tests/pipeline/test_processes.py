@@ -26,8 +26,8 @@ PATIENCE_SECONDS = 60.0
 
 @contextmanager
 def _command(base: Path, *arguments: str, seconds: float = 0.0, **env: str) -> Iterator[subprocess.Popen[str]]:
-    said = ", ".join(repr(argument) for argument in arguments)
-    command = [sys.executable, "-c", CHILD.format(seconds=seconds, arguments=said)]
+    literals = ", ".join(repr(argument) for argument in arguments)
+    command = [sys.executable, "-c", CHILD.format(seconds=seconds, arguments=literals)]
     around = {**os.environ, **env}
     with subprocess.Popen(
         command, cwd=base, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,9 +23,9 @@ def _put(store: Store, name: str, data: bytes, *, folder: str = "stage/abc") -> 
     with store.draft(store.root / folder, name, ".bin") as draft:
         (draft.folder / "data.bin").write_bytes(data)
         draft.facts = {"bytes": len(data)}
-    found = store.record(store.root / folder / f"{name}.json")
-    assert found is not None
-    return found
+    record = store.record(store.root / folder / f"{name}.json")
+    assert record is not None
+    return record
 
 
 def _files(root: Path) -> list[str]:
@@ -195,7 +195,7 @@ def test_a_record_that_is_garbage_means_not_committed_and_is_replaced(tmp_path: 
     path.write_bytes(garbage)
     assert store.record(path) is None
     assert _put(store, "one", TEXT) == record
-    assert [found.read_bytes() for found in (tmp_path / "quarantine").iterdir()] == [garbage]
+    assert [quarantined.read_bytes() for quarantined in (tmp_path / "quarantine").iterdir()] == [garbage]
 
 
 def test_a_record_whose_file_is_gone_gives_way_to_a_new_one(tmp_path: Path) -> None:
@@ -271,17 +271,17 @@ class _Overtaken(Store):
         look = Path.exists
 
         def exists(asked: Path) -> bool:
-            found = look(asked)
+            seen = look(asked)
             self._once(asked, path)
-            return found
+            return seen
 
         self.overtaken: Path | None = path
         monkeypatch.setattr(Path, "exists", exists)
 
     def record(self, path: Path) -> Record | None:
-        found = super().record(path)
+        stored = super().record(path)
         self._once(path, path)
-        return found
+        return stored
 
     def _once(self, asked: Path, path: Path) -> None:
         if asked == path == self.overtaken:

@@ -137,9 +137,9 @@ def toy_base(base: Path, lines: str = LINES) -> Path:
 
 
 def toy_run(base: Path, *, share: WorkerShare | None = None, err: io.StringIO | None = None, **sections: Any) -> Run:
-    said = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
+    settings = {"corpus": {"train": "source.txt"}, "teachers": [{"name": "a", "model": "a"}], **sections}
     console = Console(err=err or io.StringIO(), out=io.StringIO())
-    experiment = ExperimentConfig.model_validate(said)
+    experiment = ExperimentConfig.model_validate(settings)
     store = open_store(experiment.execution.workspace, base)
     return Run(experiment, base, store, console, share or WorkerShare(), file_digest)
 
@@ -153,14 +153,14 @@ def calls(base: Path) -> list[str]:
 def outcome(run: Run) -> dict[str, Any]:
     """Every stage's result as bytes and facts; what HEAD says; asserts that it is what was written."""
     head = run.store.head()
-    found: dict[str, Any] = {}
+    bytes_by_name: dict[str, Any] = {}
     for stage, entry in head.items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         assert manifest is not None
         assert [fault for file in manifest.files if (fault := run.store.check_file(file))] == []
         contents = {file.path: run.store.path(file).read_bytes() for file in manifest.files}
-        found[stage] = (entry["fingerprint"], contents, manifest.facts, manifest.identity)
-    return found
+        bytes_by_name[stage] = (entry["fingerprint"], contents, manifest.facts, manifest.identity)
+    return bytes_by_name
 
 
 def main(seconds: float, *arguments: str) -> None:

@@ -85,16 +85,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """What an upload asks: may the card be read, make the repository, how to send each file, here they are."""
-        said = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
         self.hub.requests.append(f"{self.command} {self.path}")
         if self.headers.get("Authorization") != "Bearer writer":
             return self._refuse(403, "Forbidden", "this token may not write")
         if self.path == "/api/validate-yaml" or BATCH.fullmatch(self.path):
             return self._json(
-                {"errors": [], "warnings": []} if "validate" in self.path else self._places(json.loads(said))
+                {"errors": [], "warnings": []} if "validate" in self.path else self._places(json.loads(body))
             )
         if self.path == "/api/repos/create":
-            wish = json.loads(said)
+            wish = json.loads(body)
             model_id = f"{wish['organization']}/{wish['name']}" if wish.get("organization") else wish["name"]
             commit = self.hub.push(model_id, self.hub.nothing)
             self.hub.repositories[model_id].private = wish.get("visibility", wish.get("private")) in {"private", True}
@@ -103,11 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
         if match is None:
             return self._refuse(404, "NotFound", "no such question")
         if match["what"] == "preupload":
-            names = [file["path"] for file in json.loads(said)["files"]]
+            names = [file["path"] for file in json.loads(body)["files"]]
             kinds = {name: "lfs" if name.endswith(LARGE) else "regular" for name in names}
             modes = [{"path": name, "uploadMode": kind, "shouldIgnore": False} for name, kind in kinds.items()]
             return self._json({"files": modes})
-        lines = [json.loads(line)["value"] for line in said.splitlines()]
+        lines = [json.loads(line)["value"] for line in body.splitlines()]
         files = {
             line["path"]: base64.b64decode(line["content"]) if "content" in line else self.hub.large[line["oid"]]
             for line in lines
@@ -152,8 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
         if commit not in repository.commits:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if match.re is FILE and repository.gated:
-            known = "Authorization" in self.headers
-            return self._refuse(403 if known else 401, "GatedRepo", f"Access to model {match['id']} is restricted.")
+            authorised = "Authorization" in self.headers
+            return self._refuse(
+                403 if authorised else 401, "GatedRepo", f"Access to model {match['id']} is restricted."
+            )
         return self._serve(match, repository, commit)
 
     def _serve(self, match: re.Match[str], repository: Repository, commit: str) -> None:

@@ -47,9 +47,9 @@ def test_attentive_pooling_is_a_mean_weighted_by_what_a_query_finds_in_each_toke
             parameter.fill_(value)
     half = math.atanh(0.5)
     states = torch.tensor([[[0.0], [half], [99.0]]], dtype=torch.float64)
-    found = pooling(states, torch.tensor([[1, 1, 0]]))
-    assert found.tolist() == [pytest.approx([half * math.e / (1 + math.e)])]
-    assert pooling(states[:, :2], None).tolist() == found.tolist()
+    output = pooling(states, torch.tensor([[1, 1, 0]]))
+    assert output.tolist() == [pytest.approx([half * math.e / (1 + math.e)])]
+    assert pooling(states[:, :2], None).tolist() == output.tolist()
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "deberta-v2", "modernbert"])
@@ -75,9 +75,9 @@ def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     files = resolve(
         str(tmp_path / "teacher"), revision=None, base=tmp_path, pins=Store(tmp_path / "pins"), digest_of=file_digest
     )
-    found = load_classifier(files, dropout=0.1, dtype="bf16", labels=3)
-    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
-    assert found(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+    model = load_classifier(files, dropout=0.1, dtype="bf16", labels=3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
 
 
 def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_each_encoder_reads_its_own_tokens_of_a_text_that_holds_all() -> None:
 def test_the_sum_of_the_teachers_cross_entropies_is_what_is_minimised() -> None:
     logits = torch.log(torch.tensor([[1.0, 3.0, 2.0, 2.0]], dtype=torch.float64))
     batch = {"targets": torch.tensor([[0.0, 1.0, 0.0, 1.0]]), "weights": torch.ones(1)}
-    found = RestrictedKL(((0, 1), (2, 3)))(logits, batch)
-    assert found.tolist() == pytest.approx([-math.log(0.75) - math.log(0.5)])
+    loss = RestrictedKL(((0, 1), (2, 3)))(logits, batch)
+    assert loss.tolist() == pytest.approx([-math.log(0.75) - math.log(0.5)])
 
 
 @pytest.mark.parametrize("kinds", [["bert"], ["bert", "roberta"]])

@@ -16,8 +16,8 @@ SOFT = WeightRule(temperature=0.2, hard=False)
 def block(
     distributions: list[list[list[float]]], confidence: list[list[float]], gold: list[int] | None = None
 ) -> Block:
-    known = np.array(gold if gold is not None else [-1] * len(confidence))
-    return Block([np.array(one) for one in distributions], np.array(confidence), None, known)
+    gold_labels = np.array(gold if gold is not None else [-1] * len(confidence))
+    return Block([np.array(one) for one in distributions], np.array(confidence), None, gold_labels)
 
 
 def two_strangers(rule: WeightRule) -> AuditCounts:
@@ -99,8 +99,8 @@ def test_weights_of_all_texts_stand_in_place_of_confidences() -> None:
 
 
 def test_weights_by_confidence_are_the_softmax_over_those_who_speak() -> None:
-    found = SOFT.weights(block([], [[0.8, 0.2, 0.5]]), [0, 1])
-    assert found[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
+    weights = SOFT.weights(block([], [[0.8, 0.2, 0.5]]), [0, 1])
+    assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
 
 
 def test_a_single_teacher_is_missed_by_nobody() -> None:

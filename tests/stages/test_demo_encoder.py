@@ -78,13 +78,13 @@ def test_another_seed_changes_the_weights_and_leaves_the_callers_random_numbers_
 def test_words_that_keep_company_lie_together(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     table = AutoModel.from_pretrained(folder).embeddings.word_embeddings.weight.detach()
-    known = {
+    vectors = {
         topic: [
             table[tokenizer.convert_tokens_to_ids(word)] for word in fields.things if len(tokenizer.tokenize(word)) == 1
         ]
         for topic, fields in TOPICS.items()
     }
-    units = {topic: torch.nn.functional.normalize(torch.stack(rows), dim=1) for topic, rows in known.items()}
+    units = {topic: torch.nn.functional.normalize(torch.stack(rows), dim=1) for topic, rows in vectors.items()}
     means = torch.stack([rows.mean(0) for rows in units.values()])
     for number, (topic, rows) in enumerate(units.items()):
         nearest = (rows @ means.T).argmax(1)

@@ -41,11 +41,11 @@ def test_texts_come_back_from_its_tokens_as_they_were(folder: Path) -> None:
 
 def test_stage_0_writes_with_it_in_slots_and_it_begins_and_ends_texts(folder: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    found = LanguageModel(model, tokenizer, slots=2, longest=33, device="cpu")
-    assert found.notes == []
-    assert isinstance(found.slots, BatchedCache)
-    assert found.ends == {tokenizer.eos_token_id}
-    assert bool(found.banned[tokenizer.unk_token_id])
+    language_model_ = LanguageModel(model, tokenizer, slots=2, longest=33, device="cpu")
+    assert language_model_.notes == []
+    assert isinstance(language_model_.slots, BatchedCache)
+    assert language_model_.ends == {tokenizer.eos_token_id}
+    assert bool(language_model_.banned[tokenizer.unk_token_id])
 
 
 def test_it_has_learned_something(folder: Path) -> None:

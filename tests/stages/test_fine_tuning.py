@@ -144,8 +144,8 @@ def test_the_loss_equals_the_formula_in_float64(temperature: float) -> None:
     targets[:3, 2:] = 0  # padded labels: 0 log 0 = 0
     weights = draw.uniform(size=6).astype(np.float32)
     batch = {"targets": torch.from_numpy(targets), "weights": torch.from_numpy(weights)}
-    found = float(WeightedKL(temperature)(torch.from_numpy(logits), batch).mean())
-    assert found == pytest.approx(kl_by_hand(logits, targets, weights, temperature), rel=2e-6)
+    loss = float(WeightedKL(temperature)(torch.from_numpy(logits), batch).mean())
+    assert loss == pytest.approx(kl_by_hand(logits, targets, weights, temperature), rel=2e-6)
 
 
 def test_one_hot_targets_make_it_cross_entropy_exactly() -> None:
@@ -184,19 +184,19 @@ def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "arn" not in done.stderr, done.stderr
-    found = json.loads((tmp_path / "rank0.json").read_text())
+    content = json.loads((tmp_path / "rank0.json").read_text())
 
     alone, model = Watch(), unused_weight_bert()
     fitted = train(model, tmp_path / "one", replace(UNEVEN, accumulate=1), examples=some_examples(15), watch=alone)
-    assert list(found["losses"].values()) == pytest.approx(list(alone.losses.values()), rel=1e-4)
-    assert [entry["step"] for entry in found["history"]] == [entry["step"] for entry in fitted.history]
+    assert list(content["losses"].values()) == pytest.approx(list(alone.losses.values()), rel=1e-4)
+    assert [entry["step"] for entry in content["history"]] == [entry["step"] for entry in fitted.history]
     for name, weight in model.named_parameters():
-        assert torch.allclose(weight, torch.tensor(found["weights"][name]), atol=2e-4), name
+        assert torch.allclose(weight, torch.tensor(content["weights"][name]), atol=2e-4), name
 
     # Rank 1 alone was asked to stop, during step 4: both left after it, with one whole checkpoint, of both.
     other = json.loads((tmp_path / "rank1.json").read_text())
-    assert found["stopped"] == other["stopped"] == 4
-    assert found["resumed_equal"] is other["resumed_equal"] is True
+    assert content["stopped"] == other["stopped"] == 4
+    assert content["resumed_equal"] is other["resumed_equal"] is True
     assert other["losses"] == {}, "on_step is rank 0's"
     with pytest.raises(WorkError, match=r"processes: 2.*1"):
         train(unused_weight_bert(), tmp_path / "stopped", UNEVEN, examples=some_examples(15))
@@ -361,7 +361,7 @@ def one_of_two_ranks(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     examples, model, watch = some_examples(15), unused_weight_bert(), Watch()
     fitted = train(model, folder / "two", UNEVEN, examples=examples, watch=watch)
-    found: dict[str, Any] = {"losses": watch.losses, "history": fitted.history, "stopped": None}
+    report: dict[str, Any] = {"losses": watch.losses, "history": fitted.history, "stopped": None}
     try:
         train(
             unused_weight_bert(),
@@ -371,13 +371,13 @@ def one_of_two_ranks(folder: Path) -> None:
             watch=Watch(stop_after=4 if rank else None),
         )
     except TrainingInterrupted as stopped:
-        found["stopped"] = stopped.step
+        report["stopped"] = stopped.step
         shutil.copytree(folder / "stopped", folder / f"resumed-{rank}")
     resumed = unused_weight_bert()
     train(resumed, folder / f"resumed-{rank}", UNEVEN, examples=examples)
-    found["resumed_equal"] = equal(weights_of(resumed), weights_of(model))
-    found["weights"] = {name: weight.tolist() for name, weight in model.named_parameters()}
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    report["resumed_equal"] = equal(weights_of(resumed), weights_of(model))
+    report["weights"] = {name: weight.tolist() for name, weight in model.named_parameters()}
+    (folder / f"rank{rank}.json").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
 
 

@@ -42,8 +42,8 @@ class MeanOfWords(torch.nn.Module):
         self.seen: set[torch.dtype] = set()
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        there = attention_mask.unsqueeze(-1)
-        logits = self.head((self.words(input_ids) * there).sum(1) / there.sum(1))
+        present = attention_mask.unsqueeze(-1)
+        logits = self.head((self.words(input_ids) * present).sum(1) / present.sum(1))
         self.seen.add(logits.dtype)
         return SimpleNamespace(logits=logits)
 

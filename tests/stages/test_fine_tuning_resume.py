@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path, uninterr
 
 
 def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path: Path) -> None:
-    found = []
+    best_steps = []
     for sign in (-1, 1):
         whole, resumed = tiny_bert(), tiny_bert()
         fitted = train(whole, tmp_path / f"whole{sign}", sign=sign)
@@ -147,8 +147,8 @@ def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path:
         again = train(resumed, tmp_path / f"{sign}", sign=sign)
         assert same_weights(resumed, whole)
         assert (again.best_step, again.best_score) == (fitted.best_step, fitted.best_score)
-        found.append(fitted.best_step)
-    assert min(found) < 8, "one of the two scores was best before the stop"
+        best_steps.append(fitted.best_step)
+    assert min(best_steps) < 8, "one of the two scores was best before the stop"
 
 
 def test_a_run_that_died_goes_on_from_the_last_timed_checkpoint(tmp_path: Path, uninterrupted: Any) -> None:
@@ -216,8 +216,8 @@ def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None
 def test_another_number_of_processes_may_go_on_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
     for step in (4, 5):
         stopped_at(tmp_path / str(step), step)
-        held = checkpoint.read(tmp_path / str(step), step)
-        checkpoint.save(tmp_path / str(step), replace(held, state=held.state | {"world": 3}))
+        snapshot = checkpoint.read(tmp_path / str(step), step)
+        checkpoint.save(tmp_path / str(step), replace(snapshot, state=snapshot.state | {"world": 3}))
     with pytest.raises(WorkError, match=r"step 4.*: 3.* 1\nwhere: .*\nfix: .*\(3\)"):
         train(tiny_bert(), tmp_path / "4")
     assert train(tiny_bert(), tmp_path / "5").reused_from_step == 5
@@ -295,10 +295,10 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
 
 def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert {step for step, _ in found} == {1, 2}
-    assert len(found) > 10
-    assert all(weights == [float(step)] * 64 for step, weights in found)
+    outcomes = json.loads(done.stdout)
+    assert {step for step, _ in outcomes} == {1, 2}
+    assert len(outcomes) > 10
+    assert all(weights == [float(step)] * 64 for step, weights in outcomes)
 
 
 # --- what is killed ----------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def die_at(event_number: int, folder: Path) -> None:
 
 def kill_at_every_write(folder: Path) -> list[tuple[int, list[float]]]:
     """For every n: a child that saves step 2 over step 1 and dies at its n-th write; then what can be read."""
-    found = []
+    outcomes = []
     for event_number in range(1, 1000):
         here = folder / str(event_number)
         checkpoint.save(here, small_snapshot(1))
@@ -333,9 +333,9 @@ def kill_at_every_write(folder: Path) -> list[tuple[int, list[float]]]:
         survived = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         snapshot, _ = checkpoint.newest(here)
         assert snapshot is not None, event_number
-        found.append((snapshot.step, snapshot.tensors["weights"]["tied"].tolist()))
+        outcomes.append((snapshot.step, snapshot.tensors["weights"]["tied"].tolist()))
         if survived:
-            return found
+            return outcomes
     raise AssertionError("the child never came to its end")
 
 

@@ -57,8 +57,8 @@ def test_the_functions_give_the_plain_ways_numbers(kind: str, dtype: torch.dtype
     teacher.fuse(compiler)
     assert teacher.notes == ()
     for rows in launches(teacher):
-        found, plain = both_ways(teacher, rows)
-        apart = (found - plain).abs().max() / plain.abs().max()
+        results, plain = both_ways(teacher, rows)
+        apart = (results - plain).abs().max() / plain.abs().max()
         assert apart < (1e-6 if dtype == torch.float64 else 0.05)
     layers = 2
     assert compiler.calls["probabilities"] > layers
@@ -74,8 +74,8 @@ def test_they_are_traced_whole_and_once_for_all_shapes() -> None:
     assert teacher.notes == ()
     first = counters["stats"]["unique_graphs"]
     for rows in launches(teacher):
-        found, plain = both_ways(teacher, rows)
-        assert torch.allclose(found, plain, rtol=1e-6)
+        results, plain = both_ways(teacher, rows)
+        assert torch.allclose(results, plain, rtol=1e-6)
     assert counters["stats"]["unique_graphs"] == first
     assert not counters["graph_break"]
 
@@ -148,6 +148,6 @@ def test_few_rows_are_left_to_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> 
     teacher.fuse(compiler)
     monkeypatch.setattr(fused, "FEWEST", 10_000)
     compiler.calls.update(added=0, probabilities=0)
-    found, plain = both_ways(teacher, launches(teacher)[0])
-    assert torch.equal(found, plain)
+    results, plain = both_ways(teacher, launches(teacher)[0])
+    assert torch.equal(results, plain)
     assert compiler.calls == {"added": 0, "probabilities": 0}

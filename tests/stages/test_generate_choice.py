@@ -23,13 +23,13 @@ def settled(choice: LazySampler, log_teacher: Numbers) -> LazySampler:
 def cases(count: int) -> list[tuple[Numbers, Numbers, Numbers]]:
     """What 30 candidates bring: log p_LM, noise, log p_T: flat and steep, a teacher sure and unsure, greedy and not."""
     random = np.random.default_rng(0)
-    found = []
+    pairs = []
     for number in range(count):
         log_lm = np.sort(np.log(random.dirichlet(np.full(30, [0.05, 0.5, 5.0][number % 3])).clip(1e-12)))[::-1]
         noise = np.zeros(30) if number % 2 else random.gumbel(size=30)
         teacher = np.log(random.beta(*[(0.2, 0.2), (5.0, 1.0), (1.0, 20.0)][number // 3 % 3], size=30).clip(1e-30, 1))
-        found.append((log_lm, noise, teacher))
-    return found
+        pairs.append((log_lm, noise, teacher))
+    return pairs
 
 
 @pytest.mark.parametrize("steer", [0.5, 1.0, 2.0, 5.0, 10.0])

@@ -42,13 +42,13 @@ def test_architectures_write_what_they_would_by_themselves(kind: str, settings: 
     assert isinstance(model.slots, way)
     assert model.longest == LONGEST  # whether the model knows a limit or not
     asked = orders(2, SamplingParams(0.0), ["word1 word2", "word7"])
-    found = written(model, None, asked, SteeringParams(0.0, 6))
+    texts = written(model, None, asked, SteeringParams(0.0, 6))
     for order in asked:
         row, own = [*model.begin, *model.encode(order.prompt)], list[int]()
         while len(own) < 6 and not (own and own[-1] in model.ends):
             logits = whole(model, [*row, *own], first=not own)
             own.append(int(logits.argmax()))
-        assert list(found[order.tag].choices) == own
+        assert list(texts[order.tag].choices) == own
 
 
 def test_an_encoder_is_no_language_model() -> None:
@@ -68,13 +68,15 @@ def test_a_language_model_without_any_special_token_begins_with_a_word_and_runs_
     model, tokenizer = tiny_language_model(words=("The", *WORDS[1:]))
     tokenizer = word_tokenizer(("the", *WORDS[1:]))
     without_special(tokenizer, model)
-    found = LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu")
-    assert found.begin == [len(SPECIAL)]
-    assert not found.ends
-    begins, ends = found.notes
+    language_model_ = LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu")
+    assert language_model_.begin == [len(SPECIAL)]
+    assert not language_model_.ends
+    begins, ends = language_model_.notes
     assert "begins" in begins
     assert "ends" in ends
-    assert {text.tokens for text in written(found, teacher_of(), orders(2), SteeringParams(1.0, 7)).values()} == {7}
+    assert {
+        text.tokens for text in written(language_model_, teacher_of(), orders(2), SteeringParams(1.0, 7)).values()
+    } == {7}
 
 
 class Speechless:
@@ -103,14 +105,14 @@ def test_one_that_cannot_begin_at_all_is_refused_with_the_fix() -> None:
 def test_its_own_positions_limit_a_text_where_they_are_fewer_than_wanted() -> None:
     model = language_model(longest=1000)
     assert model.longest == 64
-    found = written(model, None, orders(3, SamplingParams(1.0, None, 1.0, 50)), SteeringParams(0.0, 1000))
-    assert max(text.tokens for text in found.values()) <= 64
+    texts = written(model, None, orders(3, SamplingParams(1.0, None, 1.0, 50)), SteeringParams(0.0, 1000))
+    assert max(text.tokens for text in texts.values()) <= 64
 
 
 def test_special_tokens_and_rows_without_a_token_are_never_written() -> None:
     model = language_model(vocab_size=len(SPECIAL) + len(WORDS) + 9)
-    found = written(model, None, orders(20, SamplingParams(1.0, None, 1.0, 200)), SteeringParams(0.0, 8))
-    used = {token for text in found.values() for token in text.choices}
+    texts = written(model, None, orders(20, SamplingParams(1.0, None, 1.0, 200)), SteeringParams(0.0, 8))
+    used = {token for text in texts.values() for token in text.choices}
     assert used <= {3, *range(len(SPECIAL), len(SPECIAL) + len(WORDS))}
     assert 3 in used
 
@@ -138,7 +140,7 @@ def test_the_cache_s_memory_decides_how_many_texts_advance_together() -> None:
     text = 2 * 4 * model.config.n_layer * model.config.n_embd * LONGEST
 
     def count(memory: int) -> int:
-        found = LanguageModel(model, tokenizer, slots=8, longest=LONGEST, device="cpu", memory=memory)
-        return found.slots.count
+        language_model_ = LanguageModel(model, tokenizer, slots=8, longest=LONGEST, device="cpu", memory=memory)
+        return language_model_.slots.count
 
     assert [count(memory) for memory in (0, 3 * text, 99 * text)] == [1, 3, 8]

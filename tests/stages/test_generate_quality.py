@@ -35,8 +35,8 @@ def test_more_texts_change_nothing_of_the_earlier_ones() -> None:
 
 
 def test_ten_thousand_copies_cost_little() -> None:
-    found = qualities(["all the very same words " * 10] * 10_000)
-    assert {one.near_duplicate for one in found[1:]} == {1}
+    rows_ = qualities(["all the very same words " * 10] * 10_000)
+    assert {one.near_duplicate for one in rows_[1:]} == {1}
 
 
 @pytest.mark.parametrize("label", ["LABEL_0", "7", "c3", "class 12", "A", "--"])

@@ -102,18 +102,18 @@ def test_a_text_that_ends_makes_room_for_another(prompts: Sequence[str]) -> None
     """More texts than slots; each launch of the language model is as full as it can be, and a prompt is read once."""
     model, steps, read = language_model(slots=4), list[int](), list[int]()
 
-    def listen(_: Any, __: Any, told: dict[str, Any]) -> None:
-        if told["use_cache"] and "past_key_values" not in told:
-            read.append(told["input_ids"].shape[1])
+    def listen(_: Any, __: Any, event: dict[str, Any]) -> None:
+        if event["use_cache"] and "past_key_values" not in event:
+            read.append(event["input_ids"].shape[1])
 
     model.model.register_forward_pre_hook(listen, with_kwargs=True)
     own = model.slots.step
     model.slots.step = lambda at, rows: (steps.append(len(at)), own(at, rows))[1]  # type: ignore[func-returns-value, method-assign]
-    found = written(model, teacher_of(), orders(8, prompt=prompts), SteeringParams(2.0, 8))
+    texts = written(model, teacher_of(), orders(8, prompt=prompts), SteeringParams(2.0, 8))
     assert sorted(read) == ([] if prompts == ("",) else [2, 3])
-    assert len(found) == 24
+    assert len(texts) == 24
     assert steps[0] == 4
-    assert sum(steps) == sum(text.tokens for text in found.values())
+    assert sum(steps) == sum(text.tokens for text in texts.values())
     assert steps.count(4) > len(steps) - 8
 
 
@@ -121,9 +121,9 @@ def test_the_last_texts_pay_for_no_slot_behind_them() -> None:
     """Six texts of one token in four slots."""
     model, rows = language_model(slots=4), list[int]()
 
-    def listen(_: Any, __: Any, told: dict[str, Any]) -> None:
-        if told.get("past_key_values"):
-            rows.append(told["input_ids"].numel())
+    def listen(_: Any, __: Any, event: dict[str, Any]) -> None:
+        if event.get("past_key_values"):
+            rows.append(event["input_ids"].numel())
 
     model.model.register_forward_pre_hook(listen, with_kwargs=True)
     assert len(written(model, None, orders(2), SteeringParams(0.0, 1))) == 6
@@ -142,11 +142,11 @@ def test_fast_is_cheaper_and_not_exact() -> None:
 
 
 def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:
-    found = written(
+    texts = written(
         language_model(spread=20.0), None, orders(60, SamplingParams(1.3, None, 1.0, 95)), SteeringParams(0.0, 3)
     )
-    assert all(text.text for text in found.values())
-    assert {text.tokens for text in found.values()} == {2, 3}
+    assert all(text.text for text in texts.values())
+    assert {text.tokens for text in texts.values()} == {2, 3}
 
 
 def test_a_prompt_stands_before_a_text_and_is_no_part_of_it() -> None:
@@ -176,13 +176,13 @@ def test_a_teacher_that_is_certain_everywhere_ends_all_the_same() -> None:
     model, teacher = language_model(), teacher_of()
     teacher.model.classifier.weight.data.zero_()
     teacher.model.classifier.bias.data = torch.tensor([500.0, 0.0, 0.0])
-    found = written(model, teacher, orders(3), SteeringParams(2.0, 5))
-    mine, other = found[0, 0], found[1, 0]
+    texts = written(model, teacher, orders(3), SteeringParams(2.0, 5))
+    mine, other = texts[0, 0], texts[1, 0]
     assert mine.probability == 1
     assert mine.scored <= 4 * mine.tokens
     assert other.probability == pytest.approx(0, abs=1e-100)
     plain = written(model, None, orders(3), SteeringParams(0.0, 5))
-    assert [text.choices for text in found.values()] == [plain[tag].choices for tag in found]
+    assert [text.choices for text in texts.values()] == [plain[tag].choices for tag in texts]
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])

@@ -76,14 +76,14 @@ def test_replays_give_the_plain_launchs_logits_bit_for_bit(passes: list[int], wi
 def test_other_passes_and_other_texts_of_one_shape_are_told_apart() -> None:
     plain = teacher_of()
     teacher, capture = with_graphs()
-    found = []
+    answers = []
     for passes in ([0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 3, 4]):
         rows = rows_of(teacher, [0, 1, 2], passes)
-        found.append(teacher.run(rows))
-        assert torch.equal(found[-1], plain.run(rows))
+        answers.append(teacher.run(rows))
+        assert torch.equal(answers[-1], plain.run(rows))
     assert capture.captures == 1
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[1], found[2])
+    assert torch.equal(answers[0], answers[1])
+    assert not torch.equal(answers[1], answers[2])
 
 
 def test_answers_stay_what_they_are_when_later_launches_run() -> None:
@@ -126,8 +126,8 @@ def test_a_whole_run_gives_the_same_answers(padding: float) -> None:
     how: dict[str, Any] = {"deterministic": True, "batch_tokens": 16}
     wanted = run_passes(plain, tokens, KEYS, range(6), **how)
     for _ in range(2):
-        found = run_passes(teacher, tokens, KEYS, range(6), **how)
-        for ours, theirs in zip(found, wanted, strict=True):
+        logits = run_passes(teacher, tokens, KEYS, range(6), **how)
+        for ours, theirs in zip(logits, wanted, strict=True):
             assert ours is not None
             assert theirs is not None
             assert np.array_equal(ours, theirs)
@@ -215,8 +215,8 @@ def test_captures_are_let_go_when_memory_does_not_suffice() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     teacher.model.register_forward_pre_hook(check, with_kwargs=True)
-    found = run_passes(teacher, tokens, KEYS, range(4), deterministic=False, batch_tokens=40)[1]
-    assert np.allclose(found, wanted, rtol=2e-3, atol=1e-3)
+    logits = run_passes(teacher, tokens, KEYS, range(4), deterministic=False, batch_tokens=40)[1]
+    assert np.allclose(logits, wanted, rtol=2e-3, atol=1e-3)
     assert teacher.graphs.shapes == 0
     assert len(teacher.notes) == 1
     assert "wanted for launches" in teacher.notes[0]
@@ -228,12 +228,12 @@ def test_what_a_capture_reads_by_address_outlives_larger_buffers() -> None:
         teacher.run(rows_of(teacher, [0, 1], [0, 1]))
     assert teacher.graphs is not None
     [captured] = teacher.graphs._captured.values()  # noqa: SLF001
-    held = {one.data_ptr() for one in captured.kept}
+    addresses = {one.data_ptr() for one in captured.kept}
     lean = teacher.lean
     assert lean is not None
-    assert {one.data_ptr() for one in lean.buffers.held()} <= held
+    assert {one.data_ptr() for one in lean.buffers.held()} <= addresses
     teacher.run(rows_of(teacher, [9] * 8, list(range(8))))
-    assert not {one.data_ptr() for one in lean.buffers.held()} <= held
+    assert not {one.data_ptr() for one in lean.buffers.held()} <= addresses
 
 
 # --- what may be captured --------------------------------------------------------------------------------------------

@@ -79,8 +79,8 @@ def test_logits_depend_neither_on_order_nor_on_batch_nor_on_padding(kind: str) -
     halves = [half for launch in shuffled for half in (launch[: len(launch) // 3], launch[len(launch) // 3 :])]
     for cut, width in ((launches, 0), (shuffled, 0), (halves, 0), (shuffled, 17), (halves, 29)):
         for launch in cut:
-            found = logits_of(teacher, tokens, launch, width=width)
-            assert torch.stack([alone[row] for row in launch]).sub(found).abs().max() < TOLERANCE
+            logits = logits_of(teacher, tokens, launch, width=width)
+            assert torch.stack([alone[row] for row in launch]).sub(logits).abs().max() < TOLERANCE
     passes = torch.stack(
         [torch.stack([alone[text, number] for number in range(PASSES)]) for text in range(len(tokens))]
     )
@@ -91,9 +91,9 @@ def test_logits_depend_neither_on_order_nor_on_batch_nor_on_padding(kind: str) -
 def test_pairs_of_texts_agree_in_any_batch(kind: str) -> None:
     teacher = teacher_of(kind)
     tokens = teacher.tokenise([(a, b) for (a,), (b,) in zip(corpus(6), corpus(6, seed=1), strict=True)])
-    found = logits_of(teacher, tokens, [(text, 0) for text in range(6)])
+    logits = logits_of(teacher, tokens, [(text, 0) for text in range(6)])
     for text in range(6):
-        assert (logits_of(teacher, tokens, [(text, 0)], width=25)[0] - found[text]).abs().max() < TOLERANCE
+        assert (logits_of(teacher, tokens, [(text, 0)], width=25)[0] - logits[text]).abs().max() < TOLERANCE
 
 
 # --- every site ------------------------------------------------------------------------------------------------------
@@ -138,11 +138,11 @@ def test_dropout_off_is_the_model_in_eval() -> None:
     teacher = teacher_of()
     tokens = teacher.tokenise(corpus(5))
     logits_of(teacher, tokens, [(0, 0)])
-    found = logits_of(teacher, tokens, [(i, DROPOUT_OFF) for i in range(5)])
+    logits = logits_of(teacher, tokens, [(i, DROPOUT_OFF) for i in range(5)])
     for i in range(5):
         with torch.no_grad():
             wanted = teacher.model.eval()(input_ids=torch.from_numpy(tokens[i].ids).long()[None]).logits
-        assert (wanted[0] - found[i]).abs().max() < TOLERANCE
+        assert (wanted[0] - logits[i]).abs().max() < TOLERANCE
 
 
 # --- what model.train() would have estimated --------------------------------------------------------------------------
@@ -241,14 +241,14 @@ def test_keyed_attention_is_attention_with_masked_probabilities(
     (query, key, value), options = attention_of(kind)
     bank, words = Bank(0, device=CPU, dtype=torch.float32), WORDS_OF_SIX
     with KeyedDropout(bank, [Site("attention", 0.25, HEADS)], words) as mode:
-        found = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.25, **options)
+        output = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.25, **options)
     mode.finish()
     # The library's own probabilities: its attention, of values that are the unit vectors.
     units = torch.eye(7).expand(*key.shape[:2], 7, 7)
     probabilities = functional.scaled_dot_product_attention(query, key, units, **options)
     dropped = probabilities * bank.mask(words[0], HEADS, 0.25, (6, 4, 7, 7))
     wanted = dropped @ value.repeat_interleave(4 // value.shape[1], 1)
-    assert torch.allclose(found, wanted, atol=1e-6)
+    assert torch.allclose(output, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -258,9 +258,9 @@ def test_a_row_that_may_look_nowhere_stays_finite(dtype: torch.dtype, of: str) -
     mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
     mask[..., 1, 1] = True
     given = mask if of == "bool" else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
-    found = attended(Attention(query, key, value, given, 0.1, 0.5), torch.ones(1, 1, 3, 3, dtype=dtype))
-    assert found.isfinite().all()
-    assert torch.equal(found[..., 1, :], value[..., 1, :])
+    output = attended(Attention(query, key, value, given, 0.1, 0.5), torch.ones(1, 1, 3, 3, dtype=dtype))
+    assert output.isfinite().all()
+    assert torch.equal(output[..., 1, :], value[..., 1, :])
 
 
 @pytest.mark.parametrize("drop", [functional.dropout1d, functional.dropout2d])
@@ -268,9 +268,9 @@ def test_channel_dropout_drops_whole_channels(drop: Any) -> None:
     x = torch.ones(8, 16, 5) if drop is functional.dropout1d else torch.ones(8, 16, 5, 2)
     site = Site("channels", 0.5, (HEADS[0], Axis("fixed", 16), *[Axis("fixed", 1)] * (x.dim() - 2)))
     with KeyedDropout(Bank(0, device=CPU, dtype=torch.float32), [site], torch.arange(8)[None]):
-        found = drop(x, 0.5)
-    assert set(found.unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(found.flatten(2).amin(-1), found.flatten(2).amax(-1))
+        output = drop(x, 0.5)
+    assert set(output.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(output.flatten(2).amin(-1), output.flatten(2).amax(-1))
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

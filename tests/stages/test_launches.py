@@ -132,10 +132,10 @@ def test_the_dropout_off_run_is_eval_and_comes_only_if_asked_for() -> None:
     assert logits is not None
     assert (str(logits.dtype), logits.shape) == ("float32", (len(TEXTS), 3))
     assert (str(passes.dtype), passes.shape) == ("float16", (len(TEXTS), 2, 3))
-    for one, found in zip(tokens, logits, strict=True):
+    for one, row in zip(tokens, logits, strict=True):
         with torch.no_grad():
             wanted = teacher.model.eval()(torch.from_numpy(one.ids).long()[None]).logits[0].numpy()
-        assert np.allclose(found, wanted, atol=1e-5)
+        assert np.allclose(row, wanted, atol=1e-5)
     nothing, none = run_passes(teacher, tokens, KEYS, range(0), deterministic=False, batch_tokens=64)
     assert nothing is None
     assert none.shape == (len(TEXTS), 0, 3)
@@ -170,8 +170,8 @@ def test_launches_started_before_earlier_ones_are_looked_at_change_nothing(rows:
     teacher.ahead = 1
     asked = starve(teacher, rows=rows)
     seen: list[int] = []
-    found = passes_of(teacher, range(5), batch_tokens=64, on_progress=lambda _: seen.append(len(asked)))
-    assert np.allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
+    logits = passes_of(teacher, range(5), batch_tokens=64, on_progress=lambda _: seen.append(len(asked)))
+    assert np.allclose(logits.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
     assert len(seen) > 2
     assert seen[0] >= 2
     assert seen[-1] == len(asked)
@@ -208,8 +208,8 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
     teacher = teacher_of()
     _ = teacher.lean
     asked = starve(teacher, rows=3, error=error)
-    found = passes_of(teacher, range(5))
-    assert np.allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
+    logits = passes_of(teacher, range(5))
+    assert np.allclose(logits.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
     assert teacher.halved == sum(rows > 3 for rows in asked) > 0
     # What was learnt holds for the launches after it.
     assert max(asked[len(asked) // 2 :]) <= 5

@@ -75,7 +75,7 @@ def test_a_head_that_reads_every_token_keeps_the_whole_last_layer() -> None:
 def test_layers_that_compute_something_else_are_left_to_the_model() -> None:
     teacher = teacher_of("bert")
     layer = teacher.model.bert.encoder.layer[0]
-    layer.output.register_forward_hook(lambda _module, _args, found: found * 1.5)
+    layer.output.register_forward_hook(lambda _module, _args, odd: odd * 1.5)
     assert lean_encoder(teacher.model, first_token=True) is not None
     assert teacher.lean is None
     assert torch.isfinite(teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))).all()

@@ -107,8 +107,8 @@ def test_the_rate_is_the_asked_one(rate: float, axes: tuple[Axis, ...], shape: t
 
 def correlations(masks: torch.Tensor) -> torch.Tensor:
     """Between every two rows of [rows, draws], times the square root of draws: standard normal if independent."""
-    found: torch.Tensor = torch.corrcoef(masks.flatten(1).double()) * math.sqrt(masks[0].numel())
-    return found[torch.ones_like(found, dtype=torch.bool).triu(1)]
+    matrix: torch.Tensor = torch.corrcoef(masks.flatten(1).double()) * math.sqrt(masks[0].numel())
+    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
 
 
 def test_masks_of_passes_texts_sites_heads_and_tokens_are_uncorrelated() -> None:

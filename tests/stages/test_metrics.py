@@ -21,19 +21,19 @@ GOLD = np.array([0, 1, 2, 2])
 
 
 def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
-    found = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
-    assert found["n"] == 4
-    assert found["accuracy"] == 0.5
+    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
+    assert metrics["n"] == 4
+    assert metrics["accuracy"] == 0.5
     # a: 1 right of gold 1 + predicted 2; b: never right; c: 1 right of gold 2 + predicted 1; d occurs nowhere.
-    assert found["label_f1"] == {"a": pytest.approx(2 / 3), "b": 0.0, "c": pytest.approx(2 / 3), "d": None}
-    assert found["macro_f1"] == pytest.approx((2 / 3 + 0 + 2 / 3) / 3)
-    assert found["nll_nats"] == pytest.approx(-(math.log(0.7) + math.log(0.2) + math.log(1.0) + math.log(0.4)) / 4)
-    assert found["nll_infinite"] == 0
+    assert metrics["label_f1"] == {"a": pytest.approx(2 / 3), "b": 0.0, "c": pytest.approx(2 / 3), "d": None}
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 0 + 2 / 3) / 3)
+    assert metrics["nll_nats"] == pytest.approx(-(math.log(0.7) + math.log(0.2) + math.log(1.0) + math.log(0.4)) / 4)
+    assert metrics["nll_infinite"] == 0
     # (0.4, 0.6]: 0.6 and 0.5, none right; (0.6, 0.8]: 0.7, right; (0.8, 1]: 1.0, right.
-    assert found["ece"] == pytest.approx((2 * 0.55 + 1 * 0.3 + 1 * 0.0) / 4)
-    assert found["slice_accuracy"] == {"left": 0.5, "right": 0.5}
-    assert found["slice_n"] == {"left": 2, "right": 2}
-    assert found["confusion"] == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    assert metrics["ece"] == pytest.approx((2 * 0.55 + 1 * 0.3 + 1 * 0.0) / 4)
+    assert metrics["slice_accuracy"] == {"left": 0.5, "right": 0.5}
+    assert metrics["slice_n"] == {"left": 2, "right": 2}
+    assert metrics["confusion"] == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
 
 
 def test_texts_read_part_by_part_are_judged_as_if_read_at_once() -> None:
@@ -45,31 +45,31 @@ def test_texts_read_part_by_part_are_judged_as_if_read_at_once() -> None:
 def test_a_slice_is_judged_over_the_union_and_not_among_its_own_labels() -> None:
     # Within {c, d} alone this text would be right.
     probabilities = np.array([[0.5, 0.0, 0.4, 0.1]])
-    found = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)
-    assert found["slice_accuracy"] == {"left": None, "right": 0.0}
-    assert found["slice_n"] == {"left": 0, "right": 1}
+    metrics = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)
+    assert metrics["slice_accuracy"] == {"left": None, "right": 0.0}
+    assert metrics["slice_n"] == {"left": 0, "right": 1}
 
 
 def test_an_infinite_likelihood_is_counted_and_the_result_is_plain_json() -> None:
-    found = evaluate(
+    metrics = evaluate(
         Predictions.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, GROUPS, bins=5
     )
-    assert found["nll_nats"] is None
-    assert found["nll_infinite"] == 2
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert metrics["nll_nats"] is None
+    assert metrics["nll_infinite"] == 2
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
 def test_of_equal_probabilities_the_first_label_is_predicted() -> None:
-    found = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, GROUPS, bins=4)
-    assert found["accuracy"] == 1.0
+    metrics = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, GROUPS, bins=4)
+    assert metrics["accuracy"] == 1.0
     # 0.25 is the upper end of the first bin, so the gap is 0.75 whatever the rounding.
-    assert found["ece"] == pytest.approx(0.75)
+    assert metrics["ece"] == pytest.approx(0.75)
 
 
 def test_a_label_of_two_teachers_counts_in_both_slices() -> None:
-    found = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, {"left": [0, 1], "right": [1, 2]}, bins=5)
-    assert found["slice_n"] == {"left": 2, "right": 3}
-    assert found["slice_accuracy"]["right"] == pytest.approx(1 / 3)
+    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, {"left": [0, 1], "right": [1, 2]}, bins=5)
+    assert metrics["slice_n"] == {"left": 2, "right": 3}
+    assert metrics["slice_accuracy"]["right"] == pytest.approx(1 / 3)
 
 
 def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
@@ -83,7 +83,7 @@ def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
 
 def test_the_chosen_teacher_is_right_if_it_has_the_gold_label() -> None:
     groups = {"left": [0, 1], "right": [1, 2]}
-    found = selection_accuracy(np.array([0, 1, 1, 0, 0]), np.array([0, 0, 1, 2, 3]), groups)
+    accuracy = selection_accuracy(np.array([0, 1, 1, 0, 0]), np.array([0, 0, 1, 2, 3]), groups)
     # left has a; right has not a; right has b; left has not c; nobody has d.
-    assert found == {"accuracy": 0.5, "n": 4, "ownerless": 1}
+    assert accuracy == {"accuracy": 0.5, "n": 4, "ownerless": 1}
     assert selection_accuracy(np.array([0]), np.array([3]), groups) == {"accuracy": None, "n": 0, "ownerless": 1}

@@ -96,9 +96,9 @@ def test_files_that_change_no_behaviour_do_not_matter(tmp_path: Path) -> None:
 def test_the_same_files_elsewhere_are_the_same_model_and_that_is_told(tmp_path: Path) -> None:
     one, two = small_model(tmp_path / "one"), small_model(tmp_path / "two")
     small_model(tmp_path / "three", labels=("c", "d"))
-    found = {name: resolved(f"./{name}", tmp_path) for name in ("one", "three", "two")}
+    models = {name: resolved(f"./{name}", tmp_path) for name in ("one", "three", "two")}
     assert one != two
-    assert same_models(found) == [["one", "two"]]
+    assert same_models(models) == [["one", "two"]]
 
 
 def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() -> None:

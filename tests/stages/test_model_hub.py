@@ -87,12 +87,12 @@ RESOLVE = {"function": "resolve", "given": "org/news"}
 def test_main_is_pinned_at_first_sight_and_later_runs_ask_nobody(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     first = hub.push("org/news", small_model(tmp_path / "news"))
     wanted = {"function": "needs_network", "given": "org/news"}
-    before, found, after = ask(wanted, RESOLVE, wanted)
-    assert (before, found["commit"], after) == (True, first, False)
+    before, answers, after = ask(wanted, RESOLVE, wanted)
+    assert (before, answers["commit"], after) == (True, first, False)
     second = hub.push("org/news", small_model(tmp_path / "news", numbers=b"87654321"))
     hub.requests.clear()
     again, *_ = ask(RESOLVE, {**RESOLVE, "given": "hub:org/news"})
-    assert again == found
+    assert again == answers
     assert hub.requests == []
     newer, fixed = ask(
         {"function": "newer_revision", "given": "org/news"},
@@ -100,7 +100,7 @@ def test_main_is_pinned_at_first_sight_and_later_runs_ask_nobody(hub: FakeHub, a
     )
     assert (newer, fixed) == (second, None)
     del hub.repositories["org/news"]
-    assert ask(RESOLVE, {"function": "newer_revision", "given": "org/news"}) == [found, None]
+    assert ask(RESOLVE, {"function": "newer_revision", "given": "org/news"}) == [answers, None]
 
 
 def test_only_what_a_classifier_needs_is_downloaded(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_fixed_commit_and_a_branch_and_a_tag_are_what_they_say(hub: FakeHub, a
 
 def test_a_warm_cache_serves_a_new_workspace_without_the_hub(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
-    found = ask(RESOLVE)
+    answers = ask(RESOLVE)
     hub.push("org/news", small_model(tmp_path / "news", numbers=b"87654321"))
     offline = Asker(hub, tmp_path / "elsewhere", ask.home, {"HF_HUB_OFFLINE": "1"})
     hub.requests.clear()
-    assert offline(RESOLVE) == found
+    assert offline(RESOLVE) == answers
     assert hub.requests == []
     online = Asker(hub, tmp_path / "elsewhere", ask.home)
-    assert online(RESOLVE) == found
+    assert online(RESOLVE) == answers
 
 
 def test_all_missing_models_come_in_one_error_and_nothing_large_is_fetched(
@@ -211,33 +211,33 @@ def test_a_folder_that_was_meant_is_shown_when_the_hub_has_no_such_model(hub: Fa
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "piece"),
     [({"auto_map": {"AutoModel": "code.Model"}}, "own code"), ({"pickle": True}, "only pickle weights")],
 )
 def test_an_unsafe_model_is_refused_before_its_weights_are_downloaded(
-    hub: FakeHub, ask: Asker, tmp_path: Path, change: dict[str, Any], said: str
+    hub: FakeHub, ask: Asker, tmp_path: Path, change: dict[str, Any], piece: str
 ) -> None:
     folder = small_model(tmp_path / "news", **change)
     if "pickle" in change:
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     hub.push("org/news", folder)
     [error] = ask(RESOLVE)
-    assert said in error["what"]
+    assert piece in error["what"]
     assert not {"model.safetensors", "pytorch_model.bin"} & set(hub.downloads())
 
 
-def _weights(found: dict[str, str]) -> Path:
+def _weights(values: dict[str, str]) -> Path:
     from pathlib import Path
 
-    return Path(found["folder"]) / "model.safetensors"
+    return Path(values["folder"]) / "model.safetensors"
 
 
 def test_a_flipped_bit_in_the_cache_is_found_even_at_first_use(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
-    [found] = ask(RESOLVE)
-    content = bytearray(_weights(found).read_bytes())
+    [answers] = ask(RESOLVE)
+    content = bytearray(_weights(answers).read_bytes())
     content[-1] ^= 1
-    _weights(found).resolve().write_bytes(bytes(content))
+    _weights(answers).resolve().write_bytes(bytes(content))
     for workspace in (ask, Asker(hub, tmp_path / "new", ask.home)):
         [error] = workspace(RESOLVE)
         assert "bytes" in error["what"]
@@ -248,19 +248,19 @@ def test_a_small_file_changed_in_the_cache_is_found_by_the_pinned_digest(
     hub: FakeHub, ask: Asker, tmp_path: Path
 ) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
-    [found] = ask(RESOLVE)
-    (_weights(found).parent / "tokenizer.json").resolve().write_text('{"version": "9.9"}')
+    [answers] = ask(RESOLVE)
+    (_weights(answers).parent / "tokenizer.json").resolve().write_text('{"version": "9.9"}')
     [error] = ask(RESOLVE)
     assert "workspace" in error["what"]
 
 
 def test_a_cut_off_download_is_completed(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
-    [found] = ask(RESOLVE)
-    for path in (_weights(found).resolve(), _weights(found)):
+    [answers] = ask(RESOLVE)
+    for path in (_weights(answers).resolve(), _weights(answers)):
         path.unlink()
     hub.requests.clear()
-    assert ask(RESOLVE) == [found]
+    assert ask(RESOLVE) == [answers]
     assert hub.downloads() == ["model.safetensors"]
 
 

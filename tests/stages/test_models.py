@@ -353,14 +353,14 @@ def test_every_model_that_counts_positions_after_padding_is_known() -> None:
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-    found = set()
+    kinds = set()
     for kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(kind)
         sources = [source.read_text("utf-8") for source in folder.glob("modeling_*.py")]
         if any("position_ids_from_input_ids(" in source for source in sources):
-            found.add(kind)
-    assert len(found) > 10
-    assert found - POSITIONS_AFTER_PADDING == set()
+            kinds.add(kind)
+    assert len(kinds) > 10
+    assert kinds - POSITIONS_AFTER_PADDING == set()
 
 
 def test_a_tokenizers_own_limit_counts_unless_it_is_absurd(tmp_path: Path) -> None:
@@ -414,6 +414,6 @@ def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> 
         assert str(tmp_path) not in (tmp_path / "student" / name).read_text("utf-8")
     state = json.loads((tmp_path / "student" / "tokenizer.json").read_text("utf-8"))
     assert (state["padding"], state["truncation"]) == (None, None)
-    found = pipeline("text-classification", model=str(tmp_path / "student"), device="cpu", top_k=None)(["word1"])[0]
-    assert {entry["label"] for entry in found} == set(LABELS)
-    assert sum(entry["score"] for entry in found) == pytest.approx(1.0, abs=1e-5)
+    scores = pipeline("text-classification", model=str(tmp_path / "student"), device="cpu", top_k=None)(["word1"])[0]
+    assert {entry["label"] for entry in scores} == set(LABELS)
+    assert sum(entry["score"] for entry in scores) == pytest.approx(1.0, abs=1e-5)

@@ -38,9 +38,11 @@ def evidence(name: str, *probability: float) -> Evidence:
 TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both say x, b by its second label
 
 
-def targets_of(gold: str | None, **said: Any) -> tuple[list[float], float]:
-    found = mt_bert_targets(TEACHERS, pl.Series("label", [gold], pl.String), SPACE, Targets(mode="mt-bert", **said))
-    return found.target.to_list()[0], found.weight.to_list()[0]
+def targets_of(gold: str | None, **settings: Any) -> tuple[list[float], float]:
+    targets = mt_bert_targets(
+        TEACHERS, pl.Series("label", [gold], pl.String), SPACE, Targets(mode="mt-bert", **settings)
+    )
+    return targets.target.to_list()[0], targets.weight.to_list()[0]
 
 
 def test_each_teacher_weighs_by_how_right_it_is_whatever_the_order_of_its_labels() -> None:
@@ -77,22 +79,22 @@ def test_a_label_that_no_teacher_knows_weighs_nothing() -> None:
 def test_a_teacher_that_is_wrong_beyond_what_a_softmax_holds_weighs_little_and_stays_a_number() -> None:
     logits = pl.Series([[0.0, 2000.0]], dtype=pl.Array(pl.Float64, 2))
     one = Evidence("a", logits, logits, pl.Series([1.0]))
-    found = mt_bert_targets([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
-    assert found.target.to_list()[0] == pytest.approx([0, 1 / 2001, 1, 0])
+    targets = mt_bert_targets([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
+    assert targets.target.to_list()[0] == pytest.approx([0, 1 / 2001, 1, 0])
 
 
 def test_the_loss_is_the_teachers_cross_entropy_at_t_and_the_golds_at_one() -> None:
     """Logits are logs of 1 and 3: 1/4, 3/4 at t = 1, and at t = 2 1 : sqrt 3."""
     logits = torch.log(torch.tensor([[1.0, 3.0]], dtype=torch.float64))
-    said = {
+    settings = {
         "targets": torch.tensor([[1.2, 0.4, 0.0, 1.0]], dtype=torch.float64),
         "weights": torch.tensor([2.0], dtype=torch.float64),
     }
     hot = [1 / (1 + math.sqrt(3)), math.sqrt(3) / (1 + math.sqrt(3))]
     wanted = -1.2 * math.log(hot[0]) - 0.4 * math.log(hot[1]) - math.log(0.75)
-    assert MTBertLoss(2.0)(logits, said).tolist() == pytest.approx([2 * wanted])
+    assert MTBertLoss(2.0)(logits, settings).tolist() == pytest.approx([2 * wanted])
     plain = -1.2 * math.log(0.25) - 0.4 * math.log(0.75) - math.log(0.75)
-    assert MTBertLoss()(logits, said).tolist() == pytest.approx([2 * plain])
+    assert MTBertLoss()(logits, settings).tolist() == pytest.approx([2 * plain])
     assert objective_of({"student_temperature": 2.0, "objective": "mt-bert"}) == MTBertLoss(2.0)
 
 
@@ -103,8 +105,8 @@ def states(values: Any) -> States:
     return States("t", [array], np.zeros(len(array), np.int64), np.cumsum(one) - one, one)
 
 
-def led(teachers: list[States], *, width: int, layers: int, **said: Any) -> MTBertObjective:
-    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **said), MTBertLoss(), teachers, layers, width))
+def led(teachers: list[States], *, width: int, layers: int, **settings: Any) -> MTBertObjective:
+    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **settings), MTBertLoss(), teachers, layers, width))
 
 
 def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:

@@ -22,14 +22,14 @@ from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page
 from amalgam.stages.report.student_quality import LETTERS, MATRIX, PAIRS, _confusions, _matrix, calibration, shortened
 from amalgam.stages.report.summary import interval, losses, verdict
 from amalgam.stages.report.target_quality import _histogram, _told_apart
-from amalgam.tests.workshop import Shop
+from amalgam.tests.workspaces import Workspace
 
 Found = dict[str, Any]
 
 
-def numbers(built: Shop) -> Found:
-    found: Found = json.loads((built.folder / "reports/student.json").read_text("utf-8"))
-    return found
+def numbers(built: Workspace) -> Found:
+    report: Found = json.loads((built.folder / "reports/student.json").read_text("utf-8"))
+    return report
 
 
 # ---- the verdict
@@ -63,21 +63,21 @@ def measured(oracle: int, targets: int, accuracy: float, n: int = 1000) -> Found
     ],
 )
 def test_what_limits_a_student_is_where_most_is_lost(oracle: int, targets: int, accuracy: float, pattern: str) -> None:
-    found = measured(oracle, targets, accuracy)
-    found["losses"] = losses(found)
-    assert sum(row["lost"] for row in found["losses"]) == pytest.approx(1 - accuracy)
-    first, second = verdict(found)
+    figures = measured(oracle, targets, accuracy)
+    figures["losses"] = losses(figures)
+    assert sum(row["lost"] for row in figures["losses"]) == pytest.approx(1 - accuracy)
+    first, second = verdict(figures)
     assert re.search(f"{accuracy:.3f} .*1,000 test texts", first)
     assert re.search(r"\(a\).* 0\.250", first)
     assert re.search(pattern, second)
 
 
 def test_without_gold_labels_in_training_choice_and_fit_are_one_step() -> None:
-    found = measured(900, 0, 0.7)
-    found["taught"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
-    found["losses"] = losses(found)
-    assert [row["step"] for row in found["losses"]] == ["teachers", "choice and fit"]
-    assert verdict(found)[1]
+    figures = measured(900, 0, 0.7)
+    figures["taught"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
+    figures["losses"] = losses(figures)
+    assert [row["step"] for row in figures["losses"]] == ["teachers", "choice and fit"]
+    assert verdict(figures)[1]
 
 
 def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
@@ -86,11 +86,11 @@ def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
         return {"test": "t", "evaluation": {"n": len(right), "left_out": 0}, "judged": {"right_hex": bits}}
 
     one, other = run([1, 1, 1, 0, 1, 0, 1, 1, 1, 1]), run([1, 0, 1, 1, 0, 0, 1, 1, 1, 0])
-    found = difference(one, other)
-    assert found is not None
-    assert (found["gained"], found["lost"]) == (3, 1)
-    assert found["mean"] == pytest.approx(0.2)
-    assert found["high"] - found["mean"] == pytest.approx(1.96 * math.sqrt(4 - 10 * 0.04) / 10)
+    comparison = difference(one, other)
+    assert comparison is not None
+    assert (comparison["gained"], comparison["lost"]) == (3, 1)
+    assert comparison["mean"] == pytest.approx(0.2)
+    assert comparison["high"] - comparison["mean"] == pytest.approx(1.96 * math.sqrt(4 - 10 * 0.04) / 10)
     assert difference(one, {**other, "test": "elsewhere"}) is None
 
 
@@ -105,15 +105,15 @@ def test_a_right_teacher_is_told_from_a_wrong_one_by_pairs_of_one_text() -> None
 
 
 def test_a_value_past_an_end_by_rounding_is_counted_at_that_end() -> None:
-    found = _histogram(np.array([-1e-7, 0.5, 1 + 1e-6]), (0.0, 1.0))
-    assert (sum(found["counts"]), found["counts"][0], found["counts"][-1]) == (3, 1, 1)
+    bins = _histogram(np.array([-1e-7, 0.5, 1 + 1e-6]), (0.0, 1.0))
+    assert (sum(bins["counts"]), bins["counts"][0], bins["counts"][-1]) == (3, 1, 1)
 
 
 def test_calibration_bins_are_those_of_ece() -> None:
     answers = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     gold = np.array([0, 1, 1])
-    found = calibration(Predictions.of(answers, gold), gold, 5)
-    assert [(one["low"], one["n"], one["accuracy"]) for one in found] == [(0.4, 1, 1.0), (0.6, 1, 0.0), (0.8, 1, 1.0)]
+    bins = calibration(Predictions.of(answers, gold), gold, 5)
+    assert [(one["low"], one["n"], one["accuracy"]) for one in bins] == [(0.4, 1, 1.0), (0.6, 1, 0.0), (0.8, 1, 1.0)]
 
 
 def test_of_many_labels_those_with_the_most_errors_are_shown_and_no_text_is_lost() -> None:
@@ -121,10 +121,10 @@ def test_of_many_labels_those_with_the_most_errors_are_shown_and_no_text_is_lost
     confusion = rng.integers(0, 3, (500, 500)) + 50 * np.eye(500, dtype=np.int64)
     confusion[17, 300] = 99
     names = tuple(f"label {place}" for place in range(500))
-    found, pairs = _matrix(confusion, names), _confusions(confusion, names)
-    assert (len(found["counts"]), found["others"]) == (MATRIX, 500 - MATRIX + 1)
-    assert {"label 17", "label 300"} <= set(found["labels"])
-    assert sum(map(sum, found["counts"])) == confusion.sum()
+    html, pairs = _matrix(confusion, names), _confusions(confusion, names)
+    assert (len(html["counts"]), html["others"]) == (MATRIX, 500 - MATRIX + 1)
+    assert {"label 17", "label 300"} <= set(html["labels"])
+    assert sum(map(sum, html["counts"])) == confusion.sum()
     assert len(pairs["pairs"]) == PAIRS
     assert pairs["pairs"][0] == {"gold": "label 17", "said": "label 300", "n": 99, "of": int(confusion[17].sum())}
     assert pairs["of"] == int((confusion * ~np.eye(500, dtype=bool) > 0).sum())
@@ -176,10 +176,10 @@ def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
 
 @pytest.mark.parametrize("text", ["<b>", "a\u202eb", "a\x00b", "a\ud800b", "a\u2066b", "\ufeff"])
 def test_what_cannot_be_seen_is_written_out(text: str) -> None:
-    found = shown(text)
-    assert found.encode()
-    assert all(letter.isprintable() for letter in found)
-    assert "<" not in found
+    printed = shown(text)
+    assert printed.encode()
+    assert all(letter.isprintable() for letter in printed)
+    assert "<" not in printed
 
 
 def test_emoji_and_persian_keep_their_joiners() -> None:
@@ -190,28 +190,28 @@ def test_emoji_and_persian_keep_their_joiners() -> None:
 # ---- many
 
 
-def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Shop) -> None:
-    found = numbers(built)
+def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Workspace) -> None:
+    report = numbers(built)
     labels = [f"a label with quite a long name, number {place}" for place in range(500)]
     names = [f"teacher-{place}" for place in range(50)]
     one = {"n": 20, "right": 11, "predicted": 19, "known": 18}
-    found["judged"]["classes"] = [{"label": label, "teachers": names[:5], **one} for label in labels]
+    report["judged"]["classes"] = [{"label": label, "teachers": names[:5], **one} for label in labels]
     own = {"n": 10, "alone": 10, "shown": labels[:8], "content": "0" * 64}
-    found["labels"] = {"n": 500, "shared": 3, "teachers": [{"teacher": name, **own} for name in names]}
-    found["taught"]["mixture"]["mean"] = {name: place / 1225 for place, name in enumerate(names)}
-    audit = found["taught"]["audit"]
+    report["labels"] = {"n": 500, "shared": 3, "teachers": [{"teacher": name, **own} for name in names]}
+    report["taught"]["mixture"]["mean"] = {name: place / 1225 for place, name in enumerate(names)}
+    audit = report["taught"]["audit"]
     audit["teachers"] = [audit["teachers"][0] | {"teacher": name} for name in names]
     audit["conflicts"] = {"teachers": names, "confident_from": 0.5, "shares": np.full((50, 50), 0.25).tolist()}
-    systems = found["evaluation"]["systems"]
+    systems = report["evaluation"]["systems"]
     systems |= {f"teacher:{name}": systems["teacher:first"] for name in names}
-    text = page(found)
+    text = page(report)
     assert len(text.encode()) < 200_000
     assert f"{CLASSES_SHOWN} of 500 labels" in text
     assert f"{TEACHERS_SHOWN} of 50" in text
     assert f"The {TEACHERS_SHOWN} of 1,225 pairs" in text
     assert "teacher-49" in text
     assert "16 of 55 systems" in text
-    assert page(found) == text
+    assert page(report) == text
 
 
 def test_the_wheel_takes_the_templates() -> None:

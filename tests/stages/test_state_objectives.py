@@ -34,8 +34,8 @@ def states(values: Any, lengths: list[int] | None = None) -> States:
     return States("t", [array], np.zeros(len(each), np.int64), np.cumsum(each) - each, each)
 
 
-def setting(teachers: list[States], *, width: int, layers: int = 1, **said: Any) -> ObjectiveContext:
-    return ObjectiveContext(Said(**said), WeightedKL(), teachers, layers, width)
+def setting(teachers: list[States], *, width: int, layers: int = 1, **settings: Any) -> ObjectiveContext:
+    return ObjectiveContext(Said(**settings), WeightedKL(), teachers, layers, width)
 
 
 def fill(module: torch.nn.Module, **values: Any) -> None:
@@ -129,8 +129,10 @@ def test_adaption_is_the_identity_at_first_and_always_where_it_does_not_learn() 
 # ---- dfa
 
 
-def guided(**said: Any) -> DFAObjective:
-    objective = DFAObjective(setting([states([[[2.0]]]), states([[[1.0, 3.0]]])], width=2, name="dfa", **said)).double()
+def guided(**settings: Any) -> DFAObjective:
+    objective = DFAObjective(
+        setting([states([[[2.0]]]), states([[[1.0, 3.0]]])], width=2, name="dfa", **settings)
+    ).double()
     squeezed(objective.amalgamation)
     fill(objective.adapter, maps__0__weight=[[2.0, 0], [0, 1]], maps__0__bias=[0.0, 0])
     return objective
@@ -205,8 +207,8 @@ def test_cfl_is_the_targets_the_discrepancy_and_the_reconstruction_of_the_last_b
     given = batch(objective, [[[[5.0] * 4]] * 2, last], [[1], [1]], [0, 1])
     apart = (14 + 2 * FAR) / 4 + 7 - 2 * (14 + 2 * FAR) / 4
     reconstruction = 0.5  # [2, 7] comes back as [2, 6]
-    found = objective(SURE.expand(2, 2), given)
-    assert found.tolist() == pytest.approx([KL + 10 * apart + 10 * reconstruction] * 2)
+    output = objective(SURE.expand(2, 2), given)
+    assert output.tolist() == pytest.approx([KL + 10 * apart + 10 * reconstruction] * 2)
 
 
 def test_only_the_last_block_is_read_for_cfl() -> None:
@@ -217,13 +219,13 @@ def test_only_the_last_block_is_read_for_cfl() -> None:
 # ---- layer-wise
 
 
-def layer_by_layer(kind: str = "bert", **said: Any) -> tuple[Any, LayerwiseObjective, dict[str, Any]]:
+def layer_by_layer(kind: str = "bert", **settings: Any) -> tuple[Any, LayerwiseObjective, dict[str, Any]]:
     model, _ = tiny(kind, labels=("a", "b"))
     random = np.random.default_rng(0)
     teachers = [states(random.normal(size=(5, 2, width)), [5]) for width in (6, 10)]
     torch.manual_seed(0)
     objective = LayerwiseObjective(
-        setting(teachers, width=32, layers=2, name="layerwise", states="tokens", **said)
+        setting(teachers, width=32, layers=2, name="layerwise", states="tokens", **settings)
     ).double()
     with torch.no_grad():
         for parameter in objective.adapter.parameters():
@@ -256,7 +258,7 @@ def gradient(module: torch.nn.Module) -> float:
 
 def test_each_layer_makes_of_the_adapted_state_below_that_of_its_own_block() -> None:
     model, objective, given = layer_by_layer()
-    found = asked(model, objective, given)
+    output = asked(model, objective, given)
     amalgamated, reconstruction = objective.amalgamation(objective.teachers(given), given["attention_mask"])
     adapted = objective.adapter(amalgamated)
     body = model.bert
@@ -268,7 +270,7 @@ def test_each_layer_makes_of_the_adapted_state_below_that_of_its_own_block() -> 
     logits = model.classifier(body.pooler(adapted[:, :, 1]))
     apart = sum(((one - adapted[:, :, place]) ** 2).mean() for place, one in enumerate(made))
     kl = (EVEN * (EVEN.log() - torch.log_softmax(logits, -1))).sum()
-    assert found.item() == pytest.approx((kl + apart + reconstruction).item())
+    assert output.item() == pytest.approx((kl + apart + reconstruction).item())
 
 
 def test_what_a_layer_is_to_give_does_not_come_towards_it() -> None:
@@ -304,11 +306,11 @@ def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None
     ("learning", "names"), [("layer-wise", ["layer-wise"]), ("joint", ["joint"]), ("both", ["layer-wise", "joint"])]
 )
 def test_learning_is_layer_by_layer_or_end_to_end_or_one_after_the_other(learning: str, names: list[str]) -> None:
-    found = phases(
+    values = phases(
         setting([states(np.zeros((1, 1, 2)))], width=4, name="layerwise", states="tokens", schedule=learning)
     )
-    assert [name for name, _ in found] == names
-    assert found[-1][1] == WeightedKL() or learning == "layer-wise"
+    assert [name for name, _ in values] == names
+    assert values[-1][1] == WeightedKL() or learning == "layer-wise"
 
 
 def test_scores_are_compared_logit_by_logit_and_a_shared_label_with_every_teacher() -> None:

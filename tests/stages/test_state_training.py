@@ -55,14 +55,14 @@ def some_examples() -> Examples:
 
 def objective_of(way: str) -> Any:
     """Three teachers of other widths than the student's; states of two blocks."""
-    said, draw = Said(**WAYS[way]), np.random.default_rng(1)
-    lengths = some_examples().lengths if said.states == "tokens" else np.ones(TEXTS, np.int64)
+    settings, draw = Said(**WAYS[way]), np.random.default_rng(1)
+    lengths = some_examples().lengths if settings.states == "tokens" else np.ones(TEXTS, np.int64)
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
     confidence = draw.dirichlet(np.ones(3), size=(TEXTS, 2)).astype(np.float32)
     torch.manual_seed(2)
-    [(_, objective)] = PHASES[said.name](ObjectiveContext(said, WeightedKL(), teachers, 2, 32, 3, confidence))
+    [(_, objective)] = PHASES[settings.name](ObjectiveContext(settings, WeightedKL(), teachers, 2, 32, 3, confidence))
     return objective
 
 

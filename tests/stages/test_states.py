@@ -60,9 +60,9 @@ def test_blocks_share_out_consecutive_layers_and_repeat_them_where_there_are_too
 
 def test_a_block_is_the_mean_of_its_layers() -> None:
     states = [torch.full((1, 2, 3), float(layer)) for layer in (1, 3, 10, 20)]
-    found = in_blocks(states, 2)
-    assert found.shape == (1, 2, 2, 3)
-    assert found[0, 0, :, 0].tolist() == [2.0, 15.0]
+    blocks = in_blocks(states, 2)
+    assert blocks.shape == (1, 2, 2, 3)
+    assert blocks[0, 0, :, 0].tolist() == [2.0, 15.0]
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_states_in_a_padded_launch_are_those_of_each_text_alone(tmp_path: Path, 
     pooled = written(tmp_path / "pooled", teacher, blocks=2, by_token=False)
     for row, text in enumerate(TEXTS):
         wanted = alone(teacher, text)
-        found = torch.from_numpy(by_token.take(np.array([row]))[0]).float()
+        rows = torch.from_numpy(by_token.take(np.array([row]))[0]).float()
         assert by_token.lengths[row] == wanted.shape[1]
-        torch.testing.assert_close(found, wanted.permute(1, 0, 2), atol=4e-3, rtol=2e-3)
+        torch.testing.assert_close(rows, wanted.permute(1, 0, 2), atol=4e-3, rtol=2e-3)
         mean = torch.from_numpy(pooled.take(np.array([row]))[0, 0]).float()
         torch.testing.assert_close(mean, wanted.mean(1), atol=4e-3, rtol=2e-3)
 
 
 def test_rows_are_read_back_in_the_order_asked_filled_with_zeros(tmp_path: Path) -> None:
     states = written(tmp_path, teacher_of(), blocks=1, by_token=True)
-    found = states.take(np.array([1, 0]))
-    assert found.shape == (2, 8, 1, 32)
-    assert not found[0, 3:].any()
-    assert np.array_equal(found[0, :3], states.take(np.array([1]))[0])
+    rows = states.take(np.array([1, 0]))
+    assert rows.shape == (2, 8, 1, 32)
+    assert not rows[0, 3:].any()
+    assert np.array_equal(rows[0, :3], states.take(np.array([1]))[0])
 
 
 def test_one_block_can_be_read_without_the_others(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def states(values: Any) -> States:
 
 
 def gaussians(values: Any, groups: list[int]) -> Gaussians:
-    found = np.asarray(values, np.float64)
-    moments = Moments.none(found[0], max(groups) + 1)
-    moments.add(found, np.array(groups))
+    results = np.asarray(values, np.float64)
+    moments = Moments.none(results[0], max(groups) + 1)
+    moments.add(results, np.array(groups))
     return Gaussians.of(moments)
 
 
@@ -47,13 +47,13 @@ def test_rmd_is_the_distance_from_the_nearest_class_less_that_from_the_backgroun
 
 def test_a_distance_in_two_dimensions_takes_the_shrunk_covariance_of_all_classes_together() -> None:
     """Deviations (1, 1), (-1, -1), (1, 0), (-1, 0): covariance [[1, 1/2], [1/2, 1/2]], trace 3/2, squares 7/4."""
-    found = gaussians([[1, 1], [-1, -1], [9, 0], [7, 0]], [0, 0, 1, 1])
+    statistics = gaussians([[1, 1], [-1, -1], [9, 0], [7, 0]], [0, 0, 1, 1])
     share = (3 / 2) ** 2 / ((4 + 1 - 1) * (7 / 4 - 9 / 8))
     a, b, d = (1 - share) + share * 0.75, (1 - share) / 2, (1 - share) / 2 + share * 0.75
-    assert float(found.shrinkage) == pytest.approx(share)
+    assert float(statistics.shrinkage) == pytest.approx(share)
     # From (2, 3), nearest to (0, 0): [2 3] S^-1 [2 3]'
     expected = (4 * d - 12 * b + 9 * a) / (a * d - b * b)
-    assert found.distance(np.array([[2.0, 3.0]])).tolist() == pytest.approx([expected])
+    assert statistics.distance(np.array([[2.0, 3.0]])).tolist() == pytest.approx([expected])
 
 
 def test_shrinkage_goes_by_the_texts_and_by_how_uneven_the_covariance_is() -> None:
@@ -66,22 +66,22 @@ def test_shrinkage_goes_by_the_texts_and_by_how_uneven_the_covariance_is() -> No
 
 def test_fewer_texts_than_dimensions_give_finite_distances() -> None:
     draw = np.random.default_rng(0)
-    found = gaussians(draw.normal(size=(5, 40)), [0, 0, 1, 1, 1])
-    far = found.distance(draw.normal(size=(7, 40)))
+    statistics = gaussians(draw.normal(size=(5, 40)), [0, 0, 1, 1, 1])
+    far = statistics.distance(draw.normal(size=(7, 40)))
     assert np.isfinite(far).all()
     assert (far > 0).all()
-    assert 0 < float(found.shrinkage) <= 1
+    assert 0 < float(statistics.shrinkage) <= 1
 
 
 def test_states_that_are_all_the_same_are_no_division_by_zero() -> None:
-    found = gaussians(np.ones((4, 3)), [0, 0, 1, 1])
-    assert found.distance(np.array([[1.0, 1, 1], [1, 1, 2]])).tolist() == pytest.approx([0, 1e6])
+    statistics = gaussians(np.ones((4, 3)), [0, 0, 1, 1])
+    assert statistics.distance(np.array([[1.0, 1, 1], [1, 1, 2]])).tolist() == pytest.approx([0, 1e6])
 
 
 def test_a_class_without_texts_is_nobodys_nearest() -> None:
-    found = gaussians([[0], [2], [10], [12]], [0, 0, 2, 2])
-    assert found.means.tolist() == [[1], [11]]
-    assert found.distance(np.array([[0.0]])).tolist() == pytest.approx([1])
+    statistics = gaussians([[0], [2], [10], [12]], [0, 0, 2, 2])
+    assert statistics.means.tolist() == [[1], [11]]
+    assert statistics.distance(np.array([[0.0]])).tolist() == pytest.approx([1])
 
 
 # ---- of a teacher
@@ -97,9 +97,9 @@ def drawn(texts: int = 2500, width: int = 5) -> tuple[States, Any, Any]:
 
 def whole(values: Any, groups: Any) -> tuple[Any, Any]:
     """Means of the classes there are and the inverse of the shrunk covariance, from the matrix of all texts."""
-    there = np.unique(groups)
-    means = np.stack([values[groups == label].mean(0) for label in there])
-    apart = values - means[np.searchsorted(there, groups)]
+    existing = np.unique(groups)
+    means = np.stack([values[groups == label].mean(0) for label in existing])
+    apart = values - means[np.searchsorted(existing, groups)]
     return means, np.linalg.inv(shrunk(apart.T @ apart / len(values), len(values))[0])
 
 
@@ -109,13 +109,13 @@ def far(values: Any, fitted: tuple[Any, Any]) -> Any:
 
 
 def test_streamed_statistics_are_those_of_the_whole_matrix() -> None:
-    held, logits, groups = drawn()
-    assert len(held) > 2 * statistics.ROWS
-    found, own = Statistics.of(held, logits, groups), groups >= 0
-    values = held.take(np.arange(len(held)))[:, 0].astype(np.float64)
+    content, logits, groups = drawn()
+    assert len(content) > 2 * statistics.ROWS
+    gaussian, own = Statistics.of(content, logits, groups), groups >= 0
+    values = content.take(np.arange(len(content)))[:, 0].astype(np.float64)
     folds = folds_of(groups)
     for block in range(2):
-        pair, some = found.pairs[block], values[:, block]
+        pair, some = gaussian.pairs[block], values[:, block]
         background = np.zeros(len(groups), np.int64)
         for one, (means, inverse) in zip(pair, (whole(some[own], groups[own]), whole(some, background)), strict=True):
             np.testing.assert_allclose(one.means, means, rtol=1e-10)
@@ -125,16 +125,16 @@ def test_streamed_statistics_are_those_of_the_whole_matrix() -> None:
             kept, mine = folds != fold, (folds == fold) & own
             nearest = far(some[mine], whole(some[kept & own], groups[kept & own]))
             scores[:, mine] = nearest - far(some[mine], whole(some[kept], background[kept])), nearest
-        np.testing.assert_allclose(found.mean[:2, block], scores[:, own].mean(1), rtol=1e-8)
-        np.testing.assert_allclose(found.deviation[:2, block], scores[:, own].std(1), rtol=1e-8)
+        np.testing.assert_allclose(gaussian.mean[:2, block], scores[:, own].mean(1), rtol=1e-8)
+        np.testing.assert_allclose(gaussian.deviation[:2, block], scores[:, own].std(1), rtol=1e-8)
 
 
 def test_msp_is_minus_the_largest_probability_in_deviations_of_the_own_texts() -> None:
     """The own texts' are 0.9, 0.5 and 0.7: mean 0.7."""
     logits = np.log([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.99, 0.01]])
-    found = Statistics.of(states(np.zeros((4, 2, 3))), logits, np.array([0, 0, 1, -1]))
+    statistics = Statistics.of(states(np.zeros((4, 2, 3))), logits, np.array([0, 0, 1, -1]))
     deviation = math.sqrt(0.08 / 3)
-    given = found.standardised(np.zeros((2, 2, 3)), np.log([[0.6, 0.4], [0.2, 0.8]]), "msp")
+    given = statistics.standardised(np.zeros((2, 2, 3)), np.log([[0.6, 0.4], [0.2, 0.8]]), "msp")
     assert given.tolist() == pytest.approx(np.array([[0.1 / deviation] * 2, [-0.1 / deviation] * 2]))
 
 
@@ -144,11 +144,11 @@ def test_new_texts_of_a_teacher_score_as_its_own_do_however_few_they_were() -> N
     scale = np.exp(-np.arange(200) / 30)
     own, other, new = (draw.normal(size=(count, 1, 200)) * scale for count in (60, 60, 500))
     other[:, :, :30] += 2
-    found = Statistics.of(states(np.concatenate([own, other])), np.zeros((120, 1)), np.repeat([0, -1], 60))
+    statistics = Statistics.of(states(np.concatenate([own, other])), np.zeros((120, 1)), np.repeat([0, -1], 60))
     for measure in ("rmd", "md"):
-        assert abs(found.standardised(new, None, measure).mean()) < 1.5
-        assert found.standardised(other, None, measure).mean() > 3
-    naive, later = (scores_of(found.pairs[0], some[:, 0])[MD] for some in (own, new))
+        assert abs(statistics.standardised(new, None, measure).mean()) < 1.5
+        assert statistics.standardised(other, None, measure).mean() > 3
+    naive, later = (scores_of(statistics.pairs[0], some[:, 0])[MD] for some in (own, new))
     assert (later.mean() - naive.mean()) / naive.std() > 3
 
 
@@ -156,26 +156,28 @@ def test_new_texts_of_a_teacher_score_as_its_own_do_however_few_they_were() -> N
 def test_a_handful_of_own_texts_gives_numbers_all_the_same(own: int) -> None:
     draw = np.random.default_rng(1)
     groups = np.where(np.arange(9) < own, 0, -1)
-    found = Statistics.of(states(draw.normal(size=(9, 2, 6))), draw.normal(size=(9, 2)), groups)
+    statistics = Statistics.of(states(draw.normal(size=(9, 2, 6))), draw.normal(size=(9, 2)), groups)
     for measure in MEASURES:
-        assert np.isfinite(found.standardised(draw.normal(size=(3, 2, 6)), draw.normal(size=(3, 2)), measure)).all()
+        assert np.isfinite(
+            statistics.standardised(draw.normal(size=(3, 2, 6)), draw.normal(size=(3, 2)), measure)
+        ).all()
 
 
 def test_a_teacher_that_is_certain_of_everything_alike_says_nothing() -> None:
-    found = Statistics.of(states(np.ones((8, 1, 3))), np.tile([900.0, 0.0], (8, 1)), np.repeat([0, -1], 4))
-    assert found.deviation.tolist() == [[0], [0], [0]]
+    statistics = Statistics.of(states(np.ones((8, 1, 3))), np.tile([900.0, 0.0], (8, 1)), np.repeat([0, -1], 4))
+    assert statistics.deviation.tolist() == [[0], [0], [0]]
     for measure in MEASURES:
-        assert found.standardised(np.full((2, 1, 3), 7.0), np.zeros((2, 2)), measure).tolist() == [[0], [0]]
+        assert statistics.standardised(np.full((2, 1, 3), 7.0), np.zeros((2, 2)), measure).tolist() == [[0], [0]]
 
 
 def test_what_is_kept_is_read_back_number_by_number(tmp_path: Path) -> None:
-    held, logits, groups = drawn(60)
-    found = Statistics.of(held, logits, groups)
-    found.save(tmp_path / "one.safetensors")
+    kept, logits, groups = drawn(60)
+    statistics = Statistics.of(kept, logits, groups)
+    statistics.save(tmp_path / "one.safetensors")
     again = Statistics.load(tmp_path / "one.safetensors")
-    values = held.take(np.arange(9))[:, 0].astype(np.float64)
+    values = kept.take(np.arange(9))[:, 0].astype(np.float64)
     for measure in MEASURES:
-        one = found.standardised(values, logits[:9], measure)
+        one = statistics.standardised(values, logits[:9], measure)
         assert np.array_equal(one, again.standardised(values, logits[:9], measure))
 
 
@@ -206,9 +208,9 @@ def test_confidence_is_the_softmax_over_teachers_of_minus_what_is_foreign() -> N
 
 def test_absent_classes_few_texts_and_empty_measures_are_told() -> None:
     facts = {"texts": 10, "width": 32, "absent": ["law"], "shrinkage": [0.5, 0.25], "same": [False, False, True]}
-    said = " ".join(notes("first", facts))
-    assert "law" in said
-    assert "10 texts" in said
-    assert "0.50 and 0.25" in said
-    assert "msp" in said
+    body = " ".join(notes("first", facts))
+    assert "law" in body
+    assert "10 texts" in body
+    assert "0.50 and 0.25" in body
+    assert "msp" in body
     assert notes("first", {**facts, "texts": 99, "absent": [], "same": [False] * 3}) == []

@@ -75,7 +75,7 @@ def test_st_is_one_layer_over_amalg_and_the_teachers_tokens_and_gives_what_comes
     module = Strata([3, 5], 16, how).double().train(training)
     given = [torch.randn(2, width, dtype=torch.float64) for width in (3, 5)]
     shares = torch.tensor([[0.25, 0.75], [0.9, 0.1]], dtype=torch.float64)
-    found = module(given, shares).detach().numpy()
+    output = module(given, shares).detach().numpy()
     for row in range(2):
         tokens = []
         for teacher, into in enumerate(module.into):
@@ -85,7 +85,7 @@ def test_st_is_one_layer_over_amalg_and_the_teachers_tokens_and_gives_what_comes
                 tokens.append(state + numbers(module.enrich.weight)[:, 0] * share + numbers(module.enrich.bias))
             else:
                 tokens.append(share * state)
-        np.testing.assert_allclose(found[row], by_hand(module, np.stack([numbers(module.amalg), *tokens]), 8))
+        np.testing.assert_allclose(output[row], by_hand(module, np.stack([numbers(module.amalg), *tokens]), 8))
 
 
 @pytest.mark.parametrize(("width", "heads"), [(384, 8), (12, 6), (7, 7), (22, 2), (1, 1)])
@@ -97,53 +97,53 @@ def test_heads_are_as_many_as_divide_the_width(width: int, heads: int) -> None:
 
 
 def objective(
-    teachers: Any, confidence: Any, *, width: int = 2, guard: float = GUARD, **said: Any
+    teachers: Any, confidence: Any, *, width: int = 2, guard: float = GUARD, **settings: Any
 ) -> StrataNetObjective:
     """`teachers`: the states of each, [texts, blocks, W]."""
-    told = Said(name="stratanet", **said)
-    held = [states(one) for one in teachers]
+    overrides = Said(name="stratanet", **settings)
+    kept = [states(one) for one in teachers]
     shares = np.asarray(confidence, np.float64)
     return StrataNetObjective(
-        ObjectiveContext(told, WeightedKL(), held, held[0].blocks, width, 2, shares), guard
+        ObjectiveContext(overrides, WeightedKL(), kept, kept[0].blocks, width, 2, shares), guard
     ).double()
 
 
-def plain(**said: Any) -> StrataNetObjective:
+def plain(**settings: Any) -> StrataNetObjective:
     """Student and head as they are; amalgamated is 0.25 * (0, 8) + 0.75 * (0, 4) = (0, 5)."""
-    found = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], fusion="no-st", **said)
+    output = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], fusion="no-st", **settings)
     eye = [[1.0, 0], [0, 1]]
     for name in ("strata__0__into__0", "strata__0__into__1", "strata__0__merge", "maps__0"):
-        fill(found, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
-    fill(found, heads__0__weight=[[0.0, 0], [0, 0]], heads__0__bias=SURE[0].tolist())
-    return found
+        fill(output, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
+    fill(output, heads__0__weight=[[0.0, 0], [0, 0]], heads__0__bias=SURE[0].tolist())
+    return output
 
 
 def test_the_loss_is_the_states_share_the_targets_rest_and_the_heads_targets() -> None:
     """The student's tokens (2, 4) and (4, 4) have the mean (3, 4): (0.6, 0.8) against (0, 1)."""
     given = [[[[2, 4], [4, 4], [99, 99]]]]
     for alpha in (0.7, 0.0, 1.0):
-        found = plain(alpha=alpha)
-        loss = found(SURE, batch(found, given, [[1, 1, 0]], [0]))
+        result = plain(alpha=alpha)
+        loss = result(SURE, batch(result, given, [[1, 1, 0]], [0]))
         assert loss.tolist() == pytest.approx([alpha * (0.36 + 0.04) + (1 - alpha) * KL + KL])
 
 
 def test_states_are_summed_over_blocks_and_the_heads_averaged() -> None:
     """Both blocks alike: twice the distance, once the targets."""
-    found = objective([[[[0.0, 5.0], [0.0, 5.0]]]], [[[1.0], [1.0]]], fusion="no-st")
+    output = objective([[[[0.0, 5.0], [0.0, 5.0]]]], [[[1.0], [1.0]]], fusion="no-st")
     eye = [[1.0, 0], [0, 1]]
     for block in (0, 1):
         for name in (f"strata__{block}__into__0", f"strata__{block}__merge", f"maps__{block}"):
-            fill(found, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
+            fill(output, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
         weight, bias = f"heads__{block}__weight", f"heads__{block}__bias"
-        fill(found, **{weight: [[0.0, 0], [0, 0]], bias: SURE[0].tolist()})
-    given = batch(found, [[[[3, 4]]], [[[3, 4]]]], [[1]], [0])
-    assert found(SURE, given).tolist() == pytest.approx([0.7 * 2 * 0.4 + 0.3 * KL + KL])
+        fill(output, **{weight: [[0.0, 0], [0, 0]], bias: SURE[0].tolist()})
+    given = batch(output, [[[[3, 4]]], [[[3, 4]]]], [[1]], [0])
+    assert output(SURE, given).tolist() == pytest.approx([0.7 * 2 * 0.4 + 0.3 * KL + KL])
 
 
 def test_confidences_of_a_batch_are_those_of_its_rows() -> None:
     shares = np.random.default_rng(0).dirichlet(np.ones(2), size=(5, 1))
-    found = objective([np.zeros((5, 1, 3)), np.zeros((5, 1, 4))], shares)
-    assert np.array_equal(found.beside(np.array([3, 1]))["confidence"].numpy(), shares[[3, 1]])
+    output = objective([np.zeros((5, 1, 3)), np.zeros((5, 1, 4))], shares)
+    assert np.array_equal(output.beside(np.array([3, 1]))["confidence"].numpy(), shares[[3, 1]])
 
 
 # ---- the guard
@@ -155,16 +155,16 @@ def amalgamated_variance(how: str, guard: float) -> float:
     draw = np.random.default_rng(0)
     texts, width = 128, 8
     teachers = [draw.normal(size=(texts, 1, one)) for one in (6, 10)]
-    found = objective(teachers, draw.dirichlet(np.ones(2), size=(texts, 1)), width=width, guard=guard, fusion=how)
-    given = batch(found, [draw.normal(size=(texts, 1, width))], [[1]] * texts, list(range(texts)))
+    output = objective(teachers, draw.dirichlet(np.ones(2), size=(texts, 1)), width=width, guard=guard, fusion=how)
+    given = batch(output, [draw.normal(size=(texts, 1, width))], [[1]] * texts, list(range(texts)))
     given["targets"] = torch.from_numpy(np.eye(2)[(teachers[0][:, 0, 0] > 0).astype(int)])
-    optimizer = torch.optim.Adam(found.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(output.parameters(), 1e-2)
     for _ in range(100):
         optimizer.zero_grad()
-        torch.autograd.backward(found(SURE.expand(texts, 2), given).mean())
+        torch.autograd.backward(output(SURE.expand(texts, 2), given).mean())
         optimizer.step()
     with torch.no_grad():
-        state = normalize(found.amalgamated(given)[0], dim=-1)
+        state = normalize(output.amalgamated(given)[0], dim=-1)
     return float(state.var(dim=0).sum())
 
 

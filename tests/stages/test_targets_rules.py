@@ -36,23 +36,23 @@ SPACE = union_of({"a": ["x", "y"], "b": ["z", "w", "v"]})
 
 
 def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence() -> None:
-    found = build_targets(
+    batch = build_targets(
         [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2)
     )
     first = 1 / (1 + math.exp(-0.4 / 0.2))
     expected = [0.9 * first, 0.1 * first, 0.5 * (1 - first), 0.3 * (1 - first), 0.2 * (1 - first)]
-    assert found.target.to_list()[0] == pytest.approx(expected)
-    assert found.weight.to_list() == pytest.approx([0.4 + 1e-6])
-    assert found.teacher.to_list() == ["a"]
-    assert found.confidence.to_list()[0] == pytest.approx([0.8, 0.4])
+    assert batch.target.to_list()[0] == pytest.approx(expected)
+    assert batch.weight.to_list() == pytest.approx([0.4 + 1e-6])
+    assert batch.teacher.to_list() == ["a"]
+    assert batch.confidence.to_list()[0] == pytest.approx([0.8, 0.4])
 
 
 def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_elsewhere() -> None:
-    found = build_targets(
+    batch = build_targets(
         [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
     )
-    assert found.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
-    assert found.teacher.to_list() == ["b"]
+    assert batch.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
+    assert batch.teacher.to_list() == ["b"]
 
 
 def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is_asked_for() -> None:
@@ -71,33 +71,33 @@ def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is
 
 
 def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
-    found = build_targets(
+    batch = build_targets(
         [evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
     )
-    assert found.teacher.to_list() == ["a"]
-    assert found.weight.to_list() == pytest.approx([1e-6])
+    assert batch.teacher.to_list() == ["a"]
+    assert batch.weight.to_list() == pytest.approx([1e-6])
 
 
 def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one() -> None:
-    found = build_targets(
+    batch = build_targets(
         [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores")
     )
-    assert found.target.to_list()[0] == pytest.approx([*logs(0.9, 0.1), *logs(0.5, 0.3, 0.2)])
-    assert found.weight.to_list() == [1.0]
-    assert found.teacher.to_list() == [None]
+    assert batch.target.to_list()[0] == pytest.approx([*logs(0.9, 0.1), *logs(0.5, 0.3, 0.2)])
+    assert batch.weight.to_list() == [1.0]
+    assert batch.teacher.to_list() == [None]
 
 
 def test_a_single_teacher_weighs_one() -> None:
     space = union_of({"a": ["x", "y"]})
-    found = build_targets([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
-    assert found.weight.to_list() == [1.0]
-    assert found.target.to_list()[0] == pytest.approx([0.9, 0.1])
+    batch = build_targets([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
+    assert batch.weight.to_list() == [1.0]
+    assert batch.target.to_list()[0] == pytest.approx([0.9, 0.1])
 
 
 def test_where_labels_meet_what_is_padded_is_added() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
-    found = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
-    assert found.target.to_list()[0] == pytest.approx([0.5 * 0.9 + 0.5 * 0.4, 0.5 * 0.1 + 0.5 * 0.6])
+    batch = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
+    assert batch.target.to_list()[0] == pytest.approx([0.5 * 0.9 + 0.5 * 0.4, 0.5 * 0.1 + 0.5 * 0.6])
 
 
 def test_without_reweighting_every_text_weighs_one() -> None:
@@ -108,11 +108,11 @@ def test_without_reweighting_every_text_weighs_one() -> None:
 def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
     a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
     b = Evidence("b", arrays([2.0, 0.0, -1.0]), arrays([0.8, 0.15, 0.05]), pl.Series([0.2]))
-    found = build_targets([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
+    batch = build_targets([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
     raised = [math.exp(z / 2) for z in (1, 0, 2, 0, -1)]
-    assert found.target.to_list()[0] == pytest.approx([r / sum(raised) for r in raised])
-    assert found.weight.to_list() == [1.0]
-    assert found.teacher.to_list() == [None]
+    assert batch.target.to_list()[0] == pytest.approx([r / sum(raised) for r in raised])
+    assert batch.weight.to_list() == [1.0]
+    assert batch.teacher.to_list() == [None]
 
 
 def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
@@ -121,8 +121,8 @@ def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
     b = Evidence("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
     raised = [math.exp(z) for z in (1, 0, 2, 0)]
     expected = [raised[0], raised[1] + raised[2], raised[3]]
-    found = build_targets([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
-    assert found == pytest.approx([part / sum(raised) for part in expected])
+    batch = build_targets([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
+    assert batch == pytest.approx([part / sum(raised) for part in expected])
 
 
 def entropy(*p: float) -> float:
@@ -172,20 +172,20 @@ def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
 
 def test_weights_that_are_given_take_the_place_of_confidences() -> None:
     teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    found = build_targets(teachers, SPACE, Targets(teacher_weights="mixture"), arrays([0.25, 0.75]))
-    assert found.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
-    assert found.weight.to_list() == pytest.approx([0.5 + 1e-6])
-    assert found.teacher.to_list() == ["b"]
+    weights = build_targets(teachers, SPACE, Targets(teacher_weights="mixture"), arrays([0.25, 0.75]))
+    assert weights.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
+    assert weights.weight.to_list() == pytest.approx([0.5 + 1e-6])
+    assert weights.teacher.to_list() == ["b"]
     hard = build_targets(teachers, SPACE, Targets(teacher_weights="mixture", mode="hard"), arrays([0.25, 0.75]))
     assert hard.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
 
 
 def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_temperature() -> None:
     teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
-    found = build_targets(teachers, SPACE, Targets(mode="uhc"))
-    assert found.target.to_list()[0] == pytest.approx([0.9, 0.1, 0.5, 0.3, 0.2])
-    assert found.weight.to_list() == [1.0]
-    assert found.teacher.to_list() == [None]
+    batch = build_targets(teachers, SPACE, Targets(mode="uhc"))
+    assert batch.target.to_list()[0] == pytest.approx([0.9, 0.1, 0.5, 0.3, 0.2])
+    assert batch.weight.to_list() == [1.0]
+    assert batch.teacher.to_list() == [None]
     hot = build_targets(teachers, SPACE, Targets(mode="uhc", kd_temperature=2.0)).target.to_list()[0]
     assert hot[:2] == pytest.approx([3 / 4, 1 / 4])  # square roots of 0.9 and 0.1
 
@@ -193,9 +193,9 @@ def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_tempera
 def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidences_themselves() -> None:
     """At temperature 0.5 probabilities are squared: 0.81 and 0.01, 0.25, 0.09 and 0.04."""
     teachers = [evidence("a", [0.9, 0.1], 0.25), evidence("b", [0.5, 0.3, 0.2], 0.75)]
-    found = build_targets(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
+    batch = build_targets(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
     first, second = (0.25 / 0.82 * part for part in (0.81, 0.01)), (0.75 / 0.38 * part for part in (0.25, 0.09, 0.04))
-    assert found.target.to_list()[0] == pytest.approx([*first, *second])
-    assert found.weight.to_list() == [1.0]
-    assert found.teacher.to_list() == ["b"]
-    assert found.confidence.to_list()[0] == pytest.approx([0.25, 0.75])
+    assert batch.target.to_list()[0] == pytest.approx([*first, *second])
+    assert batch.weight.to_list() == [1.0]
+    assert batch.teacher.to_list() == ["b"]
+    assert batch.confidence.to_list()[0] == pytest.approx([0.25, 0.75])

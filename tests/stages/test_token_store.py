@@ -19,19 +19,19 @@ from amalgam.stages.common.load import encoder_files, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.token_cache import tokenizer_digest, tokens_of
 from amalgam.tests.stages.tiny_models import word_tokenizer
-from amalgam.tests.workshop import Shop, flip
+from amalgam.tests.workspaces import Workspace, flip_bit
 
 PAIRS = [("word1 word2 word3", "word4"), ("word5", "word6 WORD7 unknown word8 word9"), ("[SEP] word1", "")]
 SINGLES = [(text,) for pair in PAIRS for text in pair]
 
 
-def kept_files(shop: Shop) -> list[Path]:
-    return sorted((shop.artifacts / "tokens").glob("*/*.parquet"))
+def kept_files(workspace: Workspace) -> list[Path]:
+    return sorted((workspace.artifacts / "tokens").glob("*/*.parquet"))
 
 
-def opened(shop: Shop) -> Run:
+def opened(workspace: Workspace) -> Run:
     """A run whose corpus is known."""
-    _, run = open_run(shop.config, [])
+    _, run = open_run(workspace.config, [])
     manifest = run.store.manifest("read-corpus", run.store.head()["read-corpus"]["fingerprint"])
     assert manifest is not None
     run.results["read-corpus"] = ("known", manifest)
@@ -75,69 +75,73 @@ def no_tokenizer(*_: object, **__: object) -> TokenRows:
 
 @pytest.mark.parametrize("limit", [5, 500])
 def test_kept_tokens_are_the_very_ones_the_tokenizer_gives(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, limit: int
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    run = opened(shop)
+    run = opened(workspace)
     anew = made_anew(run, limit)
     assert_same(tokens_of_training(run, limit), anew)
     monkeypatch.setattr(token_store, "encode", no_tokenizer)
-    assert_same(tokens_of_training(opened(shop), limit), anew)
+    assert_same(tokens_of_training(opened(workspace), limit), anew)
     assert anew.cut.any() == (limit == 5)
 
 
-def test_a_second_student_with_the_same_tokenizer_makes_no_token(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_store, "encode", no_tokenizer)
-    shop("train-student", "student.seed=5")
-    monkeypatch.undo()
-    before = kept_files(shop)
-    shop("train-student", "student.max_tokens=9")
-    assert len(kept_files(shop)) == len(before) + 1  # the training texts, cut elsewhere
-
-
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(b"PAR1")])
-def test_damaged_tokens_are_made_again_and_the_student_is_the_same(
-    shop: Shop, damage: Callable[[Path], object]
+def test_a_second_student_with_the_same_tokenizer_makes_no_token(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    student = shop.folder / "students"
+    monkeypatch.setattr(token_store, "encode", no_tokenizer)
+    workspace("train-student", "student.seed=5")
+    monkeypatch.undo()
+    before = kept_files(workspace)
+    workspace("train-student", "student.max_tokens=9")
+    assert len(kept_files(workspace)) == len(before) + 1  # the training texts, cut elsewhere
+
+
+@pytest.mark.parametrize("damage", [flip_bit, Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+def test_damaged_tokens_are_made_again_and_the_student_is_the_same(
+    workspace: Workspace, damage: Callable[[Path], object]
+) -> None:
+    student = workspace.folder / "students"
     weights = next(student.glob("*/model.safetensors")).read_bytes()
-    path = kept_files(shop)[0]
+    path = kept_files(workspace)[0]
     whole = path.read_bytes()
     damage(path)
-    shop("train-student", "--force")
+    workspace("train-student", "--force")
     assert path.read_bytes() == whole
     assert next(student.glob("*/model.safetensors")).read_bytes() == weights
-    assert shop("verify", "--json").json["damaged"] == []
+    assert workspace("verify", "--json").json["damaged"] == []
 
 
-def test_a_flipped_bit_is_told(shop: Shop) -> None:
-    flip(kept_files(shop)[0])
-    assert "damaged" in shop("train-student", "--force").err
-    assert len(list((shop.artifacts / "quarantine").iterdir())) >= 1
+def test_a_flipped_bit_is_told(workspace: Workspace) -> None:
+    flip_bit(kept_files(workspace)[0])
+    assert "damaged" in workspace("train-student", "--force").err
+    assert len(list((workspace.artifacts / "quarantine").iterdir())) >= 1
 
 
-def test_verify_looks_at_tokens_too(shop: Shop) -> None:
-    path = kept_files(shop)[0]
-    flip(path)
-    said = shop.tries("verify", "--json")
-    assert [row["path"] for row in said.json["damaged"]] == [str(path.relative_to(shop.artifacts))]
+def test_verify_looks_at_tokens_too(workspace: Workspace) -> None:
+    path = kept_files(workspace)[0]
+    flip_bit(path)
+    result = workspace.attempt("verify", "--json")
+    assert [row["path"] for row in result.json["damaged"]] == [str(path.relative_to(workspace.artifacts))]
 
 
-def test_gc_keeps_the_tokens_of_the_corpus_and_no_others(shop: Shop) -> None:
-    before = kept_files(shop)
-    shop("gc", "--unused", "--yes")
-    assert kept_files(shop) == before
-    shop.write([*shop.texts(), ("a wholly new text about the law", "law")])
-    shop("run")
-    grown = kept_files(shop)
-    shop("gc", "--unused", "--yes")
-    left = kept_files(shop)
+def test_gc_keeps_the_tokens_of_the_corpus_and_no_others(workspace: Workspace) -> None:
+    before = kept_files(workspace)
+    workspace("gc", "--unused", "--yes")
+    assert kept_files(workspace) == before
+    workspace.write([*workspace.texts(), ("a wholly new text about the law", "law")])
+    workspace("run")
+    grown = kept_files(workspace)
+    workspace("gc", "--unused", "--yes")
+    left = kept_files(workspace)
     assert set(left) < set(grown)
     assert len(set(left) & set(before)) == 1  # the test part's, which did not change
-    assert_same(tokens_of_training(opened(shop)), made_anew(opened(shop)))
+    assert_same(tokens_of_training(opened(workspace)), made_anew(opened(workspace)))
 
 
-def test_teachers_and_student_share_tokens_when_their_tokenizers_do_the_same(shop: Shop, tmp_path: Path) -> None:
-    run = opened(shop)
+def test_teachers_and_student_share_tokens_when_their_tokenizers_do_the_same(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    run = opened(workspace)
     tokenizer, digest = tokenizer_of_the_student(run)
     for teacher in teachers_of(run):
         assert tokenizer_digest(load_tokenizer(teacher.files), teacher.files) == digest
@@ -145,14 +149,14 @@ def test_teachers_and_student_share_tokens_when_their_tokenizers_do_the_same(sho
     tokenizer(["word1 word2"], truncation=True, max_length=3, padding=True)
     tokenizer.model_max_length, tokenizer.name_or_path = 7, "elsewhere"
     tokenizer.save_pretrained(tmp_path)
-    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**said, "name_or_path": "somewhere"}))
+    text = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**text, "name_or_path": "somewhere"}))
     files = teachers_of(run)[0].files
     assert tokenizer_digest(tokenizer.from_pretrained(str(tmp_path)), files) == digest
 
 
-def test_a_tokenizer_that_does_otherwise_has_another_digest(shop: Shop) -> None:
-    run = opened(shop)
+def test_a_tokenizer_that_does_otherwise_has_another_digest(workspace: Workspace) -> None:
+    run = opened(workspace)
     files = teachers_of(run)[0].files
 
     def changed(change: Callable[[Any], object]) -> str:
@@ -190,9 +194,9 @@ def test_the_backend_asked_directly_says_what_the_tokenizer_says(
     tokens = encode(tokenizer, texts, limit, types=True)
     fields = [list(field) for field in zip(*texts, strict=True)]
     cutting = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
-    said = tokenizer(*fields, **cutting, return_token_type_ids=True)
-    assert [one.ids.tolist() for one in tokens] == said["input_ids"]
-    assert [one.type_ids.tolist() for one in tokens if one.type_ids is not None] == said["token_type_ids"]
+    encoding = tokenizer(*fields, **cutting, return_token_type_ids=True)
+    assert [one.ids.tolist() for one in tokens] == encoding["input_ids"]
+    assert [one.type_ids.tolist() for one in tokens if one.type_ids is not None] == encoding["token_type_ids"]
     whole = tokenizer(*fields)["input_ids"]
     assert tokens.cut.tolist() == [len(ids) > limit for ids in whole]
 
@@ -205,9 +209,9 @@ def test_ragged_rows_are_taken_and_padded_as_lists_would_be() -> None:
     assert ragged[0].base is not None  # a view
     assert [row.tolist() for row in ragged.take(np.array([3, 0, 3, 1]))] == [[9, 10], [5, 6, 7], [9, 10], []]
     assert [row.tolist() for row in ragged[1:3]] == [[], [8]]
-    filled, there = ragged.padded(np.array([2, 0]), -1)
+    filled, existing = ragged.padded(np.array([2, 0]), -1)
     assert filled.tolist() == [[8, -1, -1], [5, 6, 7]]
-    assert there.tolist() == [[True, False, False], [True, True, True]]
+    assert existing.tolist() == [[True, False, False], [True, True, True]]
     with pytest.raises(IndexError):
         ragged[4]
     assert len(Ragged.of([])) == 0

@@ -43,8 +43,8 @@ def scores(shares: list[float], *, separation: float = 3.0, texts: int = 8000, s
     return signal * np.arange(1, len(shares) + 1) + 10 * np.arange(len(shares)), right
 
 
-def rightly(found: TeacherWeights, right: Array) -> float:
-    return float((found.weights.argmax(axis=1) == right).mean())
+def rightly(weights: TeacherWeights, right: Array) -> float:
+    return float((weights.weights.argmax(axis=1) == right).mean())
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def rightly(found: TeacherWeights, right: Array) -> float:
 )
 def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]) -> None:
     signal, right = scores(shares)
-    found = mixture(signal)
-    assert np.abs(found.shares - np.bincount(right) / len(right)).max() < 0.04
-    assert rightly(found, right) > 0.9
-    assert found.weights.sum(axis=1) == pytest.approx(1)
+    weights = mixture(signal)
+    assert np.abs(weights.shares - np.bincount(right) / len(right)).max() < 0.04
+    assert rightly(weights, right) > 0.9
+    assert weights.weights.sum(axis=1) == pytest.approx(1)
 
 
 def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_where_they_are_not() -> None:
@@ -78,10 +78,10 @@ def test_shares_that_are_known_are_kept_to() -> None:
     """Signals of which one scatters with the text's length, say, would have the mixture believe in other shares."""
     signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
     signal[:, 0] = np.exp(signal[:, 0] / 2)
-    estimated, known = mixture(signal), mixture(signal, np.array([0.5, 0.5]))
-    assert known.shares.tolist() == [0.5, 0.5]
+    estimated, labels = mixture(signal), mixture(signal, np.array([0.5, 0.5]))
+    assert labels.shares.tolist() == [0.5, 0.5]
     assert abs(estimated.shares[0] - 0.5) > 0.1
-    assert rightly(known, right) > rightly(estimated, right)
+    assert rightly(labels, right) > rightly(estimated, right)
 
 
 @pytest.mark.parametrize("weigh", [standardised, mixture])
@@ -118,10 +118,10 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     similarity = features @ features.T
     np.fill_diagonal(similarity, -2)
-    found = nearest(features, 5)
-    assert found.shape == (2100, 5)
-    assert not (found == np.arange(2100)[:, None]).any()
-    found_similarity = np.take_along_axis(similarity, found, axis=1)
+    neighbours = nearest(features, 5)
+    assert neighbours.shape == (2100, 5)
+    assert not (neighbours == np.arange(2100)[:, None]).any()
+    found_similarity = np.take_along_axis(similarity, neighbours, axis=1)
     assert np.allclose(np.sort(found_similarity), np.sort(similarity)[:, -5:], atol=1e-6)
 
 
@@ -172,44 +172,44 @@ def views(right: Array, *, noise: list[float], seed: int = 5) -> dict[str, Array
 
 def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() -> None:
     right = np.random.default_rng(0).choice(3, 4000, p=[0.4, 0.35, 0.25])
-    found = views(right, noise=[0.7, 0.8, 0.9])
+    evidence = views(right, noise=[0.7, 0.8, 0.9])
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed(found, facts)
+    kept = agreed(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
     signal = together(list(kept.values()))
-    best = max(rightly(standardised(one), right) for one in found.values())
+    best = max(rightly(standardised(one), right) for one in evidence.values())
     assert rightly(standardised(signal), right) > best + 0.03
 
 
 def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
     right = np.random.default_rng(0).choice(2, 4000)
-    found = views(right, noise=[0.8, 0.8])
+    evidence = views(right, noise=[0.8, 0.8])
     random = np.random.default_rng(1).normal(size=(4000, 2))
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed({**found, "names": random}, facts)
+    kept = agreed({**evidence, "names": random}, facts)
     assert kept is not None
     assert "names" in facts["notes"][0]
-    assert set(kept) == set(found)
+    assert set(kept) == set(evidence)
 
 
 def test_the_teachers_that_texts_were_written_for_are_believed_as_far_as_the_kinds_bear_them_out() -> None:
     right = np.random.default_rng(0).choice(3, 4000)
-    found = views(right, noise=[0.8, 0.8])
+    evidence = views(right, noise=[0.8, 0.8])
     facts: dict[str, Any] = {"notes": [], "agreement": {}}
     written = standard(np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)])
-    kept = with_provenance(found, written, facts)
-    assert set(kept) == {*found, "provenance"}
+    kept = with_provenance(evidence, written, facts)
+    assert set(kept) == {*evidence, "provenance"}
     assert facts["notes"] == []
-    alone, beside = (rightly(standardised(together(list(one.values()))), right) for one in (found, kept))
+    alone, beside = (rightly(standardised(together(list(one.values()))), right) for one in (evidence, kept))
     assert beside > alone + 0.01
 
 
 def test_texts_that_were_written_for_a_teacher_and_are_about_nothing_speak_for_nobody() -> None:
     random = np.random.default_rng(0)
-    found = views(random.choice(3, 4000), noise=[0.8, 0.8])
+    evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
     facts: dict[str, Any] = {"notes": [], "agreement": {}}
-    assert with_provenance(found, standard(np.eye(3)[random.choice(3, 4000)]), facts) is found
+    assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)]), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
     assert "were left out" in facts["notes"][0]
 
@@ -224,8 +224,8 @@ def test_kinds_that_do_not_agree_are_not_believed() -> None:
 def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
     random = np.random.default_rng(1)
     easy = 5 * random.normal(size=(2000, 1))
-    found = agreement({kind: easy + random.normal(size=(2000, 2)) for kind in "abc"})
-    assert max(abs(value) for value in found.values()) < 0.1
+    correlations = agreement({kind: easy + random.normal(size=(2000, 2)) for kind in "abc"})
+    assert max(abs(value) for value in correlations.values()) < 0.1
 
 
 def test_one_teacher_alone_agrees_with_itself() -> None:
@@ -248,12 +248,12 @@ def test_what_a_teacher_shows_where_others_are_right_is_heard_half() -> None:
     assert against["answers"][0] > AGAINST
     assert max(against["states"].max(), against["answers"][1]) < 0
     facts: dict[str, Any] = {}
-    found = smooth_over_neighbours(kept, {}, 0, facts)
-    assert found[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
-    assert found[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
+    evidence = smooth_over_neighbours(kept, {}, 0, facts)
+    assert evidence[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
+    assert evidence[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
     [note] = downweighted(facts["against"], ["six", "three"])
     assert re.match(r"teacher six: .*\(0\.", note)
-    assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
+    assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
 
 
 def test_names_are_no_teachers_own_and_are_heard_wholly() -> None:
@@ -268,18 +268,18 @@ def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    found = smooth_over_neighbours(kept, {"space": states}, 50, facts)
+    evidence = smooth_over_neighbours(kept, {"space": states}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by space"}
-    assert rightly(standardised(found), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
+    assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
 
 
 def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    found = smooth_over_neighbours(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
+    evidence = smooth_over_neighbours(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
     assert set(facts["neighbours"].values()) == {"none"}
-    assert np.array_equal(found, together(list(kept.values())))
+    assert np.array_equal(evidence, together(list(kept.values())))
 
 
 def test_of_two_spaces_the_one_that_tells_teachers_apart_is_taken() -> None:
@@ -305,30 +305,30 @@ def test_of_small_classes_few_neighbours_are_taken() -> None:
 def test_of_a_large_corpus_neighbours_are_looked_for_in_a_sample_and_are_never_the_text_itself() -> None:
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    found = nearest(features, 5, references=700)
+    neighbours = nearest(features, 5, references=700)
     among = np.arange(700) * 3000 // 700
-    assert np.isin(found, among).all()
-    assert not (found == np.arange(3000)[:, None]).any()
+    assert np.isin(neighbours, among).all()
+    assert not (neighbours == np.arange(3000)[:, None]).any()
     row = int(among[3])
     closest = among[np.argsort(-(features[among] @ features[row]))][1:6]
-    assert sorted(found[row]) == sorted(closest)
+    assert sorted(neighbours[row]) == sorted(closest)
 
 
 def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
     random = np.random.default_rng(0)
     one, other = random.normal(size=(50, 3)), random.normal(size=(50, 5))
-    found = side_by_side([one, 1000 * other + 7])
-    assert np.linalg.norm(found, axis=1) == pytest.approx(1)
-    assert np.linalg.norm(found[:, :3], axis=1) == pytest.approx(2**-0.5)
+    combined = side_by_side([one, 1000 * other + 7])
+    assert np.linalg.norm(combined, axis=1) == pytest.approx(1)
+    assert np.linalg.norm(combined[:, :3], axis=1) == pytest.approx(2**-0.5)
 
 
 def test_a_teacher_whose_signal_says_little_is_found_by_the_others() -> None:
     random = np.random.default_rng(3)
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
-    found = mixture(signal)
-    assert rightly(found, right) > rightly(standardised(signal), right) + 0.05
-    assert np.abs(found.shares - 1 / 3).max() < 0.1
+    weights = mixture(signal)
+    assert rightly(weights, right) > rightly(standardised(signal), right) + 0.05
+    assert np.abs(weights.shares - 1 / 3).max() < 0.1
 
 
 @pytest.mark.parametrize("shares", [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8], [0.4, 0.3, 0.3]])
@@ -337,9 +337,9 @@ def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: li
     right = random.choice(len(shares), 8000, p=shares)
     own = np.eye(len(shares))[right]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.5, 1.0) + 2.0 * own
-    found = mixture(signal)
-    assert np.abs(found.shares - np.bincount(right) / len(right)).max() < 0.05
-    assert rightly(found, right) > 0.87
+    weights = mixture(signal)
+    assert np.abs(weights.shares - np.bincount(right) / len(right)).max() < 0.05
+    assert rightly(weights, right) > 0.87
 
 
 def test_more_of_a_signal_never_speaks_against_its_teacher() -> None:
@@ -352,17 +352,17 @@ def test_more_of_a_signal_never_speaks_against_its_teacher() -> None:
 
 def test_density_is_of_the_closest_others_around_the_mean() -> None:
     """Around their mean, (7, 1): (1, 0), (-1, 0), (0, 0)."""
-    found = density(np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32))
-    assert found == pytest.approx([-np.log(1.5 + 1e-3), -np.log(1.5 + 1e-3), -np.log(1 + 1e-3)])
+    densities = density(np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32))
+    assert densities == pytest.approx([-np.log(1.5 + 1e-3), -np.log(1.5 + 1e-3), -np.log(1 + 1e-3)])
     assert density(np.ones((1, 4), np.float32)) == pytest.approx([-np.log(1 + 1e-3)])
 
 
 def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be() -> None:
     random = np.random.default_rng(0)
     states = np.concatenate([np.repeat(np.eye(8)[:1], 6, axis=0), random.normal(size=(300, 8))]).astype(np.float32)
-    found = density(states)
-    assert found[:6] == pytest.approx(np.log(1000), abs=0.01)
-    assert found[6:].max() < 5
+    densities = density(states)
+    assert densities[:6] == pytest.approx(np.log(1000), abs=0.01)
+    assert densities[6:].max() < 5
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
@@ -372,22 +372,22 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    found = of_states([states.astype(np.float32) for states in own])
-    assert rightly(mixture(found), right) > 0.95
+    statistics = of_states([states.astype(np.float32) for states in own])
+    assert rightly(mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
-    assert rightly(mixture(found), right) > rightly(mixture(lengths), right) + 0.02
+    assert rightly(mixture(statistics), right) > rightly(mixture(lengths), right) + 0.02
 
 
 def test_the_kind_that_agrees_least_is_no_judge_of_the_others() -> None:
     """Of two kinds that agree a little and two that say nothing, none would reach the least among all four."""
     right = np.random.default_rng(0).choice(2, 8000)
-    found = views(right, noise=[1.6, 1.6])
+    evidence = views(right, noise=[1.6, 1.6])
     random = np.random.default_rng(1)
     noise = {name: random.normal(size=(8000, 2)) for name in ("names", "more")}
-    assert max(agreement({**found, **noise}).values()) < AGREEING
+    assert max(agreement({**evidence, **noise}).values()) < AGREEING
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed({**noise, **found}, facts)
+    kept = agreed({**noise, **evidence}, facts)
     assert kept is not None
-    assert set(kept) == set(found)
+    assert set(kept) == set(evidence)
     assert len(facts["notes"]) == 2
-    assert set(facts["agreement"]) == {*found, *noise}
+    assert set(facts["agreement"]) == {*evidence, *noise}

@@ -25,7 +25,7 @@ from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.storage.store import Record, canonical_record
 from amalgam.tests.forking import Forked
 
-KNOWS = {
+TEACHER_LABELS = {
     "first": ["banking", "computing", "cooking", "football"],
     "second": ["gardening", "law", "medicine", "music"],
 }
@@ -58,12 +58,12 @@ student:
 
 Row = tuple[str, str]
 TargetsByKey = dict[bytes, tuple[list[float], float]]
-SAME = 3e-4
+TOLERANCE = 3e-4
 """Passes are kept as fp16: in other launches a float's last bit can turn its rounding. A pass too few is far more."""
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command said, and its exit code."""
 
     code: int
@@ -76,7 +76,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TeacherWork:
     """What teachers were asked: (teacher's family, text) pairs with dropout off, and such pairs times passes."""
 
     logits: int
@@ -84,19 +84,19 @@ class Asked:
     units: int
 
 
-class Shop:
+class Workspace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     # ---- commands
 
-    def __call__(self, *arguments: str) -> Said:
+    def __call__(self, *arguments: str) -> CommandResult:
         """The command, in this process, in the shop's folder; it must succeed."""
-        said = self.tries(*arguments)
-        assert said.code == 0, f"amalgam {' '.join(arguments)}: {said.code}\n{said.err}{said.out}"
-        return said
+        result = self.attempt(*arguments)
+        assert result.code == 0, f"amalgam {' '.join(arguments)}: {result.code}\n{result.err}{result.out}"
+        return result
 
-    def tries(self, *arguments: str) -> Said:
+    def attempt(self, *arguments: str) -> CommandResult:
         return amalgam(*arguments, folder=self.folder)
 
     def plan(self, *overrides: str) -> dict[str, dict[str, Any]]:
@@ -145,13 +145,13 @@ class Shop:
     def write(self, rows: Sequence[Row], part: str = "train", suffix: str = "csv") -> None:
         write_texts(self.folder / f"texts/{part}.{suffix}", rows)
 
-    def copy(self, folder: Path) -> Shop:
+    def copy(self, folder: Path) -> Workspace:
         shutil.copytree(self.folder, folder)
-        return Shop(folder)
+        return Workspace(folder)
 
-    def without_artifacts(self, folder: Path) -> Shop:
+    def without_artifacts(self, folder: Path) -> Workspace:
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("artifacts", "students"))
-        return Shop(folder)
+        return Workspace(folder)
 
     # ---- what it holds
 
@@ -160,11 +160,11 @@ class Shop:
 
     def digests(self, stage: str) -> set[tuple[str, str]]:
         """(unit, digest) of every committed file of a stage's units."""
-        found = set()
+        digests_ = set()
         for path in (self.artifacts / stage).glob("*/units/*.json"):
             record = json.loads(path.read_text())
-            found |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
-        return found
+            digests_ |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
+        return digests_
 
     def targets(self) -> TargetsByKey:
         """The targets that HEAD stands for, by key."""
@@ -172,36 +172,36 @@ class Shop:
 
         head = json.loads((self.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
         manifest = json.loads((self.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
-        found: TargetsByKey = {}
+        targets_: TargetsByKey = {}
         for file in manifest["files"]:
             for row in pq.read_table(self.artifacts / file["path"]).to_pylist():
-                found[row["key"]] = (row["target"], row["weight"])
-        return found
+                targets_[row["key"]] = (row["target"], row["weight"])
+        return targets_
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[list[Asked]]:
+    def counting(self) -> Iterator[list[TeacherWork]]:
         """What the block asked of teachers; read it after the block."""
-        before, found = set(self._records()), list[Asked]()
-        yield found
+        before, work = set(self._records()), list[TeacherWork]()
+        yield work
         facts = [facts for mark, facts in self._records().items() if mark not in before]
         logits = sum(fact["rows"] * bool(fact["logits"]) for fact in facts)
         passes = sum(fact["rows"] * (fact["last"] - fact["first"]) for fact in facts)
-        found.append(Asked(logits, passes, len(facts)))
+        work.append(TeacherWork(logits, passes, len(facts)))
 
     def _records(self) -> dict[tuple[str, int, int], Mapping[str, Any]]:
         """A file that was made again is another one, though its name is the same: known by inode and time too."""
-        found = {}
+        facts_ = {}
         for path in (self.artifacts / "cache-teachers").glob("*/units/*.json"):
             with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
                 record = json.loads(path.read_text())
                 if "rung" in record["facts"] or "tokens" not in record["facts"]:
                     continue  # a verdict, or a text's features: no teacher was asked
                 stat = (self.artifacts / record["files"][0]["path"]).stat()
-                found[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
-        return found
+                facts_[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
+        return facts_
 
 
-def amalgam(*arguments: str, folder: Path) -> Said:
+def amalgam(*arguments: str, folder: Path) -> CommandResult:
     """`amalgam ARGUMENTS` in a folder, as the console script runs it, without a new process."""
     from amalgam.cli import main
 
@@ -214,10 +214,10 @@ def amalgam(*arguments: str, folder: Path) -> Said:
             code = int(leaving.code or 0)
         finally:
             sys.argv = argv
-    return Said(code, out.getvalue(), err.getvalue())
+    return CommandResult(code, out.getvalue(), err.getvalue())
 
 
-def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) -> Said:
+def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) -> CommandResult:
     """Waits; a process that hangs is ended, and fails the test."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -225,16 +225,17 @@ def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) ->
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"still running after {seconds} s: {process.args!r}\n{out}\n{err}") from None
-    return Said(process.wait(), out, err)
+    return CommandResult(process.wait(), out, err)
 
 
-def ranks(shop: Shop, *arguments: str, processes: int = 2) -> Said:
+def ranks(workspace: Workspace, *arguments: str, processes: int = 2) -> CommandResult:
     """As `torchrun` on one node, without the launcher: what one rank cannot do ends the others."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "1"}
     running = [
-        shop.process(*arguments, **meeting, **world, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(processes)
+        workspace.process(*arguments, **meeting, **world, RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank in range(processes)
     ]
     deadline = time.monotonic() + TIMEOUT
     while not all(rank.poll() is not None for rank in running):
@@ -244,17 +245,19 @@ def ranks(shop: Shop, *arguments: str, processes: int = 2) -> Said:
         time.sleep(0.01)
     code = next((code for rank in running if (code := rank.wait())), 0)
     outputs = [rank.communicate() for rank in running]
-    return Said(code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs))
+    return CommandResult(code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs))
 
 
-def torchrun(shop: Shop, *arguments: str, processes: int = 2, meeting: str | None = None) -> subprocess.Popen[str]:
+def torchrun(
+    workspace: Workspace, *arguments: str, processes: int = 2, meeting: str | None = None
+) -> subprocess.Popen[str]:
     """The processes of one node: of the only one, or of one of two that meet at a port."""
     nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting, "--local_addr", "127.0.0.1"]
     where = [str(word) for word in nodes] if meeting else ["--standalone"]
     launcher = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc_per_node", str(processes)]
     return subprocess.Popen(
         [*launcher, "-m", "amalgam.cli", *arguments],
-        cwd=shop.folder,
+        cwd=workspace.folder,
         env=quiet_environment(ACCELERATE_USE_CPU="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -269,7 +272,7 @@ def quiet_environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
-def apart(one: TargetsByKey, other: TargetsByKey) -> float:
+def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
     """The largest difference of any target or weight; infinite if the texts differ."""
     if one.keys() != other.keys():
         return float("inf")
@@ -285,7 +288,7 @@ def rewrite(path: Path, change: Callable[[Record], Record]) -> None:
     path.write_text(canonical_record(change(Record.from_json(path.read_text()))))
 
 
-def flip(path: Path, place: int = -100) -> None:
+def flip_bit(path: Path, place: int = -100) -> None:
     """One bit, the size unchanged: Parquet readers do not notice."""
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1
@@ -295,33 +298,33 @@ def flip(path: Path, place: int = -100) -> None:
 # ---- building
 
 
-def build_once(folder: Path, build: Callable[[Path], Shop]) -> Shop:
+def build_once(folder: Path, build: Callable[[Path], Workspace]) -> Workspace:
     """Return the workspace below `folder`, which all workers of pytest see: the first builds it, others wait."""
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "shop").exists():
-            build(folder / "unfinished").folder.rename(folder / "shop")
-    return Shop(folder / "shop")
+        if not (folder / "workspace").exists():
+            build(folder / "unfinished").folder.rename(folder / "workspace")
+    return Workspace(folder / "workspace")
 
 
-def new_shop(folder: Path) -> Shop:
+def new_workspace(folder: Path) -> Workspace:
     """Texts, teachers, encoder and experiment file; nothing has run."""
     train, test = generate(TRAIN, 0), generate(TEST, 0, "test")
     (folder / "texts").mkdir(parents=True)
     write_texts(folder / "texts/train.csv", train)
     write_texts(folder / "texts/test.csv", test)
-    words = word_list(Shop(folder))
-    for seed, (name, labels) in enumerate(KNOWS.items(), 1):
+    words = word_list(Workspace(folder))
+    for seed, (name, labels) in enumerate(TEACHER_LABELS.items(), 1):
         write_model(folder / "models" / name, labels=labels, words=words, seed=seed)
     write_model(folder / "models/encoder", words=words, seed=9)
     (folder / "amalgam.yaml").write_text(EXPERIMENT)
-    return Shop(folder)
+    return Workspace(folder)
 
 
-def word_list(shop: Shop) -> list[str]:
+def word_list(workspace: Workspace) -> list[str]:
     """The words of the shop's models."""
-    return sorted({word.strip(".,").lower() for text, _ in shop.texts() for word in text.split()})
+    return sorted({word.strip(".,").lower() for text, _ in workspace.texts() for word in text.split()})
 
 
 GENERATE = """\
@@ -336,22 +339,22 @@ cache:
 """
 
 
-def new_generating_shop(folder: Path) -> Shop:
+def new_generating_workspace(folder: Path) -> Workspace:
     """As new_shop, but a tiny language model stands where the training texts were."""
     from amalgam.stages.common.models.loading import save_pretrained_folder
     from amalgam.tests.stages.tiny_models import tiny_language_model
 
-    shop = new_shop(folder)
-    save_pretrained_folder(*tiny_language_model(words=word_list(shop), seed=3), folder / "models/lm")
-    for name in KNOWS:
-        reweigh_all(folder / "models" / name, "classifier.weight", 8.0)
+    workspace = new_workspace(folder)
+    save_pretrained_folder(*tiny_language_model(words=word_list(workspace), seed=3), folder / "models/lm")
+    for name in TEACHER_LABELS:
+        scale_weights(folder / "models" / name, "classifier.weight", 8.0)
     (folder / "texts/train.csv").unlink()
-    shop.edit("  train: texts/train.csv\n", "")
-    shop.edit("cache:\n", GENERATE)
-    return shop
+    workspace.edit("  train: texts/train.csv\n", "")
+    workspace.edit("cache:\n", GENERATE)
+    return workspace
 
 
-def reweigh_all(folder: Path, name: str, factor: float) -> None:
+def scale_weights(folder: Path, name: str, factor: float) -> None:
     """Scale one tensor of a model, in place."""
     from safetensors.torch import load_file, save_file
 
@@ -390,7 +393,7 @@ def write_model(
     save_pretrained_folder(model, word_tokenizer(words), folder)
 
 
-def reweigh(folder: Path, change: Mapping[str, float]) -> None:
+def shift_weights(folder: Path, change: Mapping[str, float]) -> None:
     """Add numbers to the first element of tensors of a model, in place."""
     from safetensors.torch import load_file, save_file
 

@@ -79,7 +79,7 @@ def guessing(job: StageEstimate) -> Cost:
 
 
 def _guessing(run: Run, known: ResolvedTeacher) -> Figures:
-    from amalgam.stages.guess_embeddings.search import guess
+    from amalgam.stages.make_embeddings.search import guess
 
     said, taken = run.experiment.pseudo_embeddings, []
     with PeakMemory() as peak:

@@ -90,8 +90,8 @@ KNOWN_RUN: frozenset[str] = frozenset(
         "stages/train_student/from_embeddings.py",
         "stages/train_student/schedule.py",
         "stages/train_student/training.py",
+        "stages/train_teachers/co_train.py",
         "stages/train_teachers/settings.py",
-        "stages/train_teachers/together.py",
         "stages/train_teachers/training.py",
         "stages/weigh_teachers/evidence.py",
         "stages/weigh_teachers/read.py",
@@ -231,28 +231,34 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return reached
 
 
-def heavy_modules(root: Path) -> set[str]:
-    """Returns our own files that load a heavy library when they are imported, directly or through another file."""
+def loaded_libraries(root: Path) -> dict[str, set[str]]:
+    """Returns the heavy libraries that importing each of our own files loads, directly or through another file."""
     at_import = [entry for entry in find_imports(root) if not entry.in_function and not entry.type_checking]
-    heavy: set[str] = set()
-    while True:
-        more = {
-            entry.path for entry in at_import if entry.module.split(".")[0] in HEAVY | OPTIONAL or entry.module in heavy
-        }
-        if more <= heavy:
-            return heavy
-        heavy |= more
+    loaded: dict[str, set[str]] = {entry.path: set() for entry in at_import}
+    changed = True
+    while changed:
+        changed = False
+        for entry in at_import:
+            new = _libraries_of(entry, loaded) - loaded[entry.path]
+            loaded[entry.path] |= new
+            changed = changed or bool(new)
+    return loaded
+
+
+def _libraries_of(entry: Import, loaded: dict[str, set[str]]) -> set[str]:
+    if entry.module.endswith(".py"):
+        return loaded.get(entry.module, set())
+    return {entry.module.split(".")[0]} & (HEAVY | OPTIONAL)
 
 
 def late_imports(root: Path) -> set[str]:
     """Returns "file: module" of every import inside a function that saves no loading of a heavy or optional library."""
-    heavy = heavy_modules(root)
+    loaded = loaded_libraries(root)
     return {
         f"{entry.path}: {entry.module}"
         for entry in find_imports(root)
         if entry.in_function
-        and entry.module.split(".")[0] not in HEAVY | OPTIONAL
-        and entry.module not in heavy
+        and _libraries_of(entry, loaded) <= loaded.get(entry.path, set())
         and not (entry.module.endswith(".py") and not entry.names)
     }
 
@@ -376,8 +382,14 @@ def test_an_import_in_a_function_saves_loading_a_heavy_library(tmp_path: Path) -
         data__heavy="from amalgam.data.tensors import x\n",
         data__tensors="import torch\n",
         data__a="def f():\n    import json, torch.nn, ray\n    from amalgam.data import light, heavy\n",
+        data__b="import torch\ndef f():\n    import torch.nn, numpy\n    from amalgam.data import heavy\n",
     )
-    assert late_imports(root) == {"data/a.py: json", "data/a.py: data/light.py"}
+    assert late_imports(root) == {
+        "data/a.py: json",
+        "data/a.py: data/light.py",
+        "data/b.py: torch.nn",
+        "data/b.py: data/heavy.py",
+    }
 
 
 def test_run_is_imported_at_the_edge_of_a_stage_alone(tmp_path: Path) -> None:

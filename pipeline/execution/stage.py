@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.share import WorkerShare
 from amalgam.pipeline.storage.store import Record, Store
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.share import WorkerShare
 
 
 class PendingDependencyError(Exception):

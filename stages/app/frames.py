@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.app.student.predict import Student
 from amalgam.stages.common.answers.families import families_of, family_in
 from amalgam.stages.common.corpus import part_of
 from amalgam.stages.common.load import teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
-
-if TYPE_CHECKING:
-    from amalgam.stages.app.student.predict import Student
-
 
 SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.evidence import Evidence
-
-if TYPE_CHECKING:
-    from amalgam.stages.fit_statistics.fit import Keys
+from amalgam.stages.fit_statistics.fit import Keys, confidences
 
 
 def comparative_confidence(
     run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys
 ) -> list[Evidence]:
     """The same, each teacher's confidence by how foreign the texts are to it beside the others; of the last block."""
-    from amalgam.stages.fit_statistics.fit import confidences
-
     found = confidences(run, keys, prefixes)[:, -1]
     columns = [pl.Series("confidence", np.ascontiguousarray(column)) for column in found.T]
     return [replace(one, confidence=column) for one, column in zip(evidence, columns, strict=True)]

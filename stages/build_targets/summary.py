@@ -6,17 +6,14 @@ Gold labels are looked at here only to inform; no target depends on them (but th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.build_targets.target_rules import TargetBatch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 BINS = 10
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.answers.statistics import statistics
 from amalgam.stages.common.corpus import fields, part_of, tables, train_part
 from amalgam.stages.common.inference.load import launch_budget, load_teacher
 from amalgam.stages.common.teachers import ResolvedTeacher
 
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[Any]]
-
-
+Array = np.ndarray[Any, np.dtype[Any]]
 TEXTS = 256
 
 PASSES = 16
@@ -109,7 +107,6 @@ def _passes(run: Run, known: ResolvedTeacher, dtype: str, keys: list[bytes], tex
 
 
 def _confidence(passes: Array) -> Array:
-    from amalgam.stages.common.answers.statistics import statistics
 
     found: Array = statistics(passes).confidence
     return found

@@ -18,6 +18,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
+from amalgam.stages.cache_teachers.half_precision import check_half_precision
 from amalgam.stages.common.answers.coverage import UnitRequest, bucket_requests, cached_units, has_answers, units_for
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
 from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
@@ -128,8 +129,6 @@ def _choose_dtype(run: Run) -> None:
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
-        from amalgam.stages.cache_teachers.half_precision import check_half_precision
-
         finding = check_half_precision(run, teachers_of(run), dtype)
         dtype, why = dtype if finding.holds else "fp32", str(finding)
         run.console.note(f"cache.dtype auto is {dtype} ({why})")

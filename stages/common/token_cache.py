@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
 from amalgam.data.tokens import Ragged, TokenRows, encode, gives_types, speaks_plainly
@@ -95,7 +97,6 @@ def _read(path: Path) -> TokenRows:
 
 
 def _ragged(column: Any) -> Ragged:
-    import numpy as np
 
     lists = column.combine_chunks()
     offsets = lists.offsets.to_numpy().astype(np.int64)

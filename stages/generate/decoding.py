@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,12 +17,9 @@ import torch
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.inference.batches import go_on
 from amalgam.stages.generate.keyed_random import gumbel
+from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, chosen_among, offers
-
-if TYPE_CHECKING:
-    from amalgam.stages.generate.language_model import LanguageModel
-    from amalgam.stages.generate.scoring import Scorer
-
+from amalgam.stages.generate.scoring import Scorer
 
 Tag = TypeVar("Tag")
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.stages.common.inference.masks import GOLDEN, MIX_B, mixed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _Item = TypeVar("_Item")
 

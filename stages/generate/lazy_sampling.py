@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-if TYPE_CHECKING:
-    Numbers = NDArray[np.float64]
-
-
+Numbers = NDArray[np.float64]
 MARGIN = 1e-3
 """Totals nearer than this, times 1 + steer, are a tie: batches of other shapes round otherwise, by far less."""
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amalgam.data.keys import text_key
-from amalgam.data.tokens import Tokens
+from amalgam.data.tokens import Tokens, encode
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import go_on, run_passes
 from amalgam.stages.common.inference.teacher import Teacher
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-if TYPE_CHECKING:
-    Numbers = NDArray[np.float64]
-
-
+Numbers = NDArray[np.float64]
 KEPT = 1 << 16
 """Texts whose answers, and words whose tokens, stay in memory."""
 
@@ -48,7 +41,6 @@ class Reader:
         return self._whole(text) if self.joint is None else self._by_words(text, self.joint)
 
     def _whole(self, text: str) -> Tokens:
-        from amalgam.data.tokens import encode
 
         return encode(self.teacher.tokenizer, [(text,)], self.teacher.limit, types=self.teacher.takes_types)[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 from amalgam.stages.common.sources import local_files
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
@@ -25,10 +25,7 @@ from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.stages.generate.requests import BLOCK, Block, Family, generate_config, language_model_files
 from amalgam.stages.generate.scoring import Scorer
 
-if TYPE_CHECKING:
-    Done = Callable[[Unit, Sequence[GeneratedText]], None]
-
-
+Done = Callable[[Unit, Sequence[GeneratedText]], None]
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
 """Texts that advance together, if the cache has room for them: most of the time goes to the teacher, text by text."""
 
@@ -119,7 +116,6 @@ def _steer(settings: Generate) -> float:
 
 
 def _language_model(run: Run) -> LanguageModel:
-    from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 
     settings, files = generate_config(run), language_model_files(run)
     if "language model" not in run.cache:
@@ -168,8 +164,6 @@ def _random_words(key: int, words: Sequence[str], most: int) -> list[str]:
 
 def _words_of(known: ResolvedTeacher) -> list[str]:
     """The tokens that are whole words: neither a word's continuation nor special."""
-    from amalgam.stages.common.models.loading import load_tokenizer
-
     tokenizer = load_tokenizer(known.files, trust_remote_code=known.trust_remote_code)
     special = set(tokenizer.all_special_tokens)
     tokens = [token for token in tokenizer.get_vocab() if token not in special]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +13,11 @@ from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.load import teachers_of
+from amalgam.stages.generate.decoding import GeneratedText
 from amalgam.stages.generate.filters import qualities
 from amalgam.stages.generate.keyed_random import uniform
 from amalgam.stages.generate.requests import Family, block_units, generate_config, text_families
 from amalgam.stages.generate.sources import word_of
-
-if TYPE_CHECKING:
-    from amalgam.stages.generate.decoding import GeneratedText
-
 
 DRAW = 1 << 33
 """A place beyond any text's end, and beyond its choices."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_array, matrix, read_keys, read_table
@@ -26,13 +28,7 @@ from amalgam.stages.methods import method_name
 from amalgam.stages.report.zero_shot import AT_ONCE, similarities
 from amalgam.stages.train_student.stage import student_folder
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
 NO_PROBABILITY = {"nll_nats": None, "nll_infinite": 0, "ece": None}
 """A similarity has an order and no scale."""
 
@@ -85,8 +81,6 @@ def _asked(
     run: Run, buckets: Sequence[Bucket], space: LabelSpace, similar: Array, student: tuple[str, Classifier | None]
 ) -> BatchAnswers:
     """Texts whose label no teacher knows were refused, or skipped by the experiment's wish, before."""
-    import pyarrow as pa
-
     table = pa.concat_tables(read_bucket(run, bucket) for bucket in buckets)
     place = {name: index for index, name in enumerate(space.names)}
     gold = np.array([place.get(label, -1) for label in table.column("label").to_pylist()], dtype=np.int64)
@@ -141,8 +135,6 @@ def _adaptive(run: Run) -> dict[str, Any]:
 
 def _cached_logits(run: Run, family: str, prefixes: Sequence[str], keys: Array) -> Array:
     """Of files that may be about other texts too, keys are read first: mostly they are about nothing else."""
-    import pyarrow.parquet as pq
-
     found: Array | None = None
     there = np.zeros(len(keys), dtype=bool)
     for file in shelves_of(run)[family].about(prefixes):

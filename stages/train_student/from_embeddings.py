@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
@@ -27,6 +28,8 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.run import Score, accuracy_on, learn
+from amalgam.stages.make_embeddings.projection import fitted
+from amalgam.stages.make_embeddings.search import Frame
 from amalgam.stages.train_student.training import training_of
 
 SCORED = 64
@@ -89,11 +92,6 @@ def train_without_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict
 
 def gathered(run: Run, new: NewClassifier, temperature: float) -> EmbeddingData:
     """Of every teacher and class, in the student's own space."""
-    from safetensors.torch import load_file
-
-    from amalgam.stages.make_embeddings.projection import fitted
-    from amalgam.stages.make_embeddings.search import Frame
-
     space, made = label_space(run), run.result("make-embeddings")
     files = {file.path: file for file in made.files}
     frame = Frame(new.model, new.tokenizer)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.states.read import States, states_of
 from amalgam.stages.common.training.examples import TrainingData
 from amalgam.stages.common.training.learner import Objective
+from amalgam.stages.fit_statistics.fit import confidences
 from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert, stratanet
 from amalgam.stages.train_student.objectives.states import ObjectiveContext
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from amalgam.stages.common.states.read import States
-
 
 Phases = list[tuple[str, Objective]]
 
@@ -43,8 +42,6 @@ def phases_over(
     run: Run, new: NewClassifier, states: list[States], targets: Objective, confidence: NDArray[Any] | None = None
 ) -> Phases:
     """What the objectives add to the student starts from the student's seed."""
-    import torch
-
     said, config = run.experiment.objective, new.model.config.get_text_config()
     shape = int(config.num_hidden_layers), int(config.hidden_size)
     setting = ObjectiveContext(said, targets, states, *shape, int(new.model.config.num_labels), confidence)
@@ -57,14 +54,12 @@ def _confidence(run: Run, material: TrainingData) -> NDArray[Any] | None:
     """In each teacher, by block of its states, where an objective weighs them."""
     if run.experiment.objective.name != "stratanet":
         return None
-    from amalgam.stages.fit_statistics.fit import confidences
 
     prefixes = [bucket.prefix for bucket in train_part(run).buckets]
     return confidences(run, material.keys, prefixes).astype("float32")
 
 
 def _states(run: Run, material: TrainingData) -> list[States]:
-    from amalgam.stages.common.states.read import states_of
 
     found = states_of(run, material.keys)
     lengths: Any = material.learn.lengths

@@ -20,11 +20,10 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.generated_texts import are_written, generated_file
 from amalgam.stages.common.load import label_space
 from amalgam.stages.common.states.families import last_states
+from amalgam.stages.common.states.read import states_of
 from amalgam.stages.weigh_teachers.mixture import standard
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
 
@@ -85,8 +84,6 @@ def together(signals: Sequence[Array]) -> Array:
 
 def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
     """[texts, width] of each teacher: the mean over the text's tokens of its last layer."""
-    from amalgam.stages.common.states.read import states_of
-
     found = states_of(run, key_array(keys_of(run, buckets)), last_states)
     return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in found]
 

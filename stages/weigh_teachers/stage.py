@@ -16,6 +16,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.generated_texts import are_written, generated_file
+from amalgam.stages.weigh_teachers.weigh import weigh
 
 if TYPE_CHECKING:
     pass
@@ -46,7 +47,6 @@ class WeighTeachers(SequentialStage):
         return [Unit("weights", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.weigh_teachers.weigh import weigh
 
         table, facts = weigh(run)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:

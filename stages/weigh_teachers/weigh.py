@@ -16,6 +16,7 @@ from amalgam.data.schemas import WEIGHTS, arrow_schema
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, train_part
 from amalgam.stages.common.load import label_space
+from amalgam.stages.common.states.read import features_of
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
@@ -35,17 +36,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-if TYPE_CHECKING:
-    Answers = Mapping[str, "Array"]
-
-
-if TYPE_CHECKING:
-    Facts = dict[str, Any]
-
-
+Answers = Mapping[str, "Array"]
+Facts = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
 EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
 
@@ -76,8 +69,6 @@ def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
 
 def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
     """The signal, and the teachers' shares of the texts where they are known."""
-    from amalgam.stages.common.states.read import features_of
-
     features, states = features_of(run, buckets), read_states(run, buckets)
     kept = agreed(kinds(run, answered, features, states), facts)
     if kept is None:
@@ -91,7 +82,6 @@ def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts
 
 
 def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, None]:
-    from amalgam.stages.common.states.read import features_of
     from amalgam.stages.weigh_teachers.neighbours import nearest
 
     targets = run.experiment.targets

@@ -22,14 +22,13 @@ import numpy as np
 
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
-from amalgam.data.tokens import encode
+from amalgam.data.tokens import Ragged, encode, gives_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.app.student.folder import finished_student
 from amalgam.stages.common.models.model_folder import light_names
 
 if TYPE_CHECKING:
-    from amalgam.data.tokens import Ragged
     from amalgam.stages.common.inference.classifier import Classifier
 
 
@@ -157,7 +156,6 @@ def _padded(ids: Ragged, types: Ragged | None, rows: Sequence[int], pad_id: int)
 
 
 def _inputs(classifier: Classifier) -> list[str]:
-    from amalgam.data.tokens import gives_types
 
     types = gives_types(classifier.tokenizer, types=classifier.types)
     return ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]

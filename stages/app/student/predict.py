@@ -19,6 +19,7 @@ from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.stages.app.student.folder import StudentFolder, columns_of, finished_student
 from amalgam.stages.app.student.input import PIPE, InputTexts
 from amalgam.stages.app.student.output import check_place, opened
+from amalgam.stages.common.answers.statistics import softmax
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,7 +54,6 @@ class Student:
         self.columns = columns_of(finished, self.labels) if wanted.explain else {}
 
     def __call__(self, texts: Sequence[tuple[str, ...]]) -> Answers:
-        from amalgam.stages.common.answers.statistics import softmax
 
         probabilities = softmax(self._classifier.logits(texts))
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]

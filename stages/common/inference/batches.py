@@ -11,23 +11,17 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 
-from amalgam.data.tokens import Ragged
+from amalgam.data.tokens import Ragged, Tokens
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from amalgam.data.tokens import Tokens
-    from amalgam.stages.common.inference.teacher import Teacher
-    from amalgam.stages.common.inference.transfer import PendingTransfer
-
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference.transfer import PendingTransfer
 
 KEYS_SHOWN = 5
 
@@ -250,8 +244,6 @@ def model_inputs(
     tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int
 ) -> dict[str, torch.Tensor]:
     """What the encoder is called with: these rows, padded to the longest of them."""
-    import torch
-
     ids, there = Ragged.of(tokens).padded(rows, pad_id)
     arrays = {"input_ids": ids, "attention_mask": there.astype(np.int64)}
     if type_ids is not None:

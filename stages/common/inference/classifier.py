@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from amalgam.data.tokens import Ragged, encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.device import put_on
+from amalgam.stages.common.device import pick_device, put_on
 from amalgam.stages.common.encoders import takes_types
 from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
 from amalgam.stages.common.models import model_folder
+from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles, resolve
-
-if TYPE_CHECKING:
-    import torch
 
 
 def predict(
@@ -31,8 +30,6 @@ def predict(
     type_ids: Sequence[Ids] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Logits [n, C] in the order of `tokens`, dropout off."""
-    import torch
-
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
     lengths = tokens.lengths
     device = next(model.parameters()).device
@@ -62,8 +59,6 @@ class Classifier:
     """Dropout off, fp32; labels in the model's own order, or in the one that was asked for."""
 
     def __init__(self, files: ModelFiles, *, device: str, max_tokens: int | None) -> None:
-        from amalgam.stages.common.device import pick_device
-        from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
         self.model: Any = load_classifier(files, dropout=None, dtype="fp32").to(pick_device(device))
         self.tokenizer = load_tokenizer(files)

@@ -9,19 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from amalgam.stages.common.inference.dropout import MaskClaim
+from amalgam.stages.common.inference.dropout import MaskClaim
 
-
-if TYPE_CHECKING:
-    Compiler: TypeAlias = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
-
-
+Compiler: TypeAlias = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
 FEWEST = 32
 """Rows of a kernel; fewer are left to the plain way. A size of one would be compiled for itself, in mid-work."""
 

@@ -11,32 +11,17 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    Inputs: TypeAlias = Mapping[str, torch.Tensor]
-
-
-if TYPE_CHECKING:
-    Forward: TypeAlias = Callable[[Inputs], torch.Tensor]
-
-
-if TYPE_CHECKING:
-    Capture: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], object], torch.Tensor]]
-
-
-if TYPE_CHECKING:
-    Kind: TypeAlias = tuple[str, ...]
-
-
-if TYPE_CHECKING:
-    Shape: TypeAlias = tuple[Kind, tuple[torch.Size, ...]]
-
-
+Inputs: TypeAlias = Mapping[str, torch.Tensor]
+Forward: TypeAlias = Callable[[Inputs], torch.Tensor]
+Capture: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], object], torch.Tensor]]
+Kind: TypeAlias = tuple[str, ...]
+Shape: TypeAlias = tuple[Kind, tuple[torch.Size, ...]]
 MOST = 64
 """Captured launches of one teacher. The first come stay: to let them go in turn would capture without end."""
 

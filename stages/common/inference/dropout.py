@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.inference.masks import Axis
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.inference.masks import Bank
-
+from amalgam.stages.common.inference.masks import Axis, Bank
 
 # Scores computed at once: on a CPU they stay in cache and in memory that is already mapped, which is where plain
 # attention loses its time; an accelerator wants large launches.

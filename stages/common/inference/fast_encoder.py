@@ -10,19 +10,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from amalgam.stages.common.inference.dropout import hide, scores_at_once
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.inference.compiled_dropout import Fused
-    from amalgam.stages.common.inference.dropout import KeyedDropout
-
+from amalgam.stages.common.inference.compiled_dropout import Fused
+from amalgam.stages.common.inference.dropout import KeyedDropout, hide, scores_at_once
 
 ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 

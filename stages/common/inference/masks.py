@@ -10,19 +10,15 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amalgam.pipeline.errors import ModelError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-if TYPE_CHECKING:
-    Words: TypeAlias = NDArray[np.uint64]
+Words: TypeAlias = NDArray[np.uint64]
 
 
 # 2**23 places for a window to start. Two windows are the same with probability 2**-23 = 1.2e-7; windows that merely

@@ -10,26 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.common.inference.compiled_dropout import Fused, may_compile
-from amalgam.stages.common.inference.cuda_graphs import WORDS, CudaCapture, Graphs
+from amalgam.stages.common.inference.compiled_dropout import Compiler, Fused, may_compile
+from amalgam.stages.common.inference.cuda_graphs import WORDS, Capture, CudaCapture, Graphs, Inputs
 from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
 from amalgam.stages.common.inference.fast_encoder import FastEncoder, alike, lean_encoder
 from amalgam.stages.common.inference.masks import Bank, row_words, site_words
 from amalgam.stages.common.inference.transfer import PendingTransfer, sent, under_way
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from amalgam.stages.common.inference.compiled_dropout import Compiler
-    from amalgam.stages.common.inference.cuda_graphs import Capture, Inputs
-
 
 DROPOUT_OFF = -1
 

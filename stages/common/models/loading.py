@@ -94,7 +94,6 @@ def load_student(
     files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
 ) -> PreTrainedModel:
     """An encoder, or its first layers, under a new head for these labels; a pure function of files and arguments."""
-    import torch
     from transformers import AutoModelForSequenceClassification
 
     config = _config(files)
@@ -211,7 +210,6 @@ def _load(
     kind: str = "AutoModelForSequenceClassification",
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Sizes are not the loader's to refuse: it would not say which."""
-    import torch
     import transformers
 
     with _said_plainly(files, "model"):
@@ -295,7 +293,6 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
 
 
 def _copy(source: PreTrainedModel, target: PreTrainedModel, keys: Collection[str]) -> None:
-    import torch
 
     given, taken = source.state_dict(), target.state_dict()
     with torch.no_grad():

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from amalgam.data.schemas import FEATURES, arrow_schema
+from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
+from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
@@ -23,13 +25,8 @@ from amalgam.stages.common.token_cache import tokens_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from amalgam.data.tokens import TokenRows
 
-
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[Any]]
-
-
+Array = np.ndarray[Any, np.dtype[Any]]
 SEAM = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
 """Between the words of a label name: camel case, and what stands for a space."""
 
@@ -41,8 +38,6 @@ def words_of(label: str) -> str:
 
 def name_states(encoder: Encoder, names: Sequence[str]) -> Array:
     """[names, width], each of length 1."""
-    from amalgam.data.tokens import encode
-
     how = encoder.how
     return encoder.pooled(encode(how.tokenizer, [(words_of(name),) for name in names], how.limit, types=how.types))
 
@@ -60,8 +55,6 @@ class Encoder:
     @classmethod
     def of(cls, run: Run) -> Encoder:
         """The student's, whole and before it learns: `student.layers` is not asked."""
-        from amalgam.stages.common.device import pick_device
-
         new = load_new_classifier(
             run, run.experiment.student.model_copy(update={"layers": None}), ["one", "two"], ENCODER
         )
@@ -94,8 +87,6 @@ def feature_table(run: Run, encoder: Encoder, bucket: Bucket, places: Any) -> pa
     rows = read_bucket(run, bucket)
     how = encoder.how
     if places is not None and SMALL_PART * len(places) < bucket.rows:
-        from amalgam.data.tokens import encode
-
         tokens = encode(how.tokenizer, fields(rows.take(places)), how.limit, types=how.types)
     else:
         tokens = tokens_of(run, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types)

@@ -95,8 +95,6 @@ def _states(run: Run, teacher: str, files: list[StoredFile], wanted: NDArray[np.
 
 def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     """[texts, width] float32, in the order of the buckets' texts: the encoder's."""
-    import numpy as np
-
     family = encoder_states(run).family
     files = [file for file in run.result("cache-features").files if family_in(file.path) == family]
     tables = [read_table(run.store.verified_path(file)) for file in files]

@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from amalgam.data.parquet import write_table
 from amalgam.data.schemas import STATES, arrow_schema
+from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.states.encoder import mean_over_tokens
 from amalgam.stages.common.states.families import LAST
-
-if TYPE_CHECKING:
-    from amalgam.data.tokens import TokenRows
-
 
 LARGEST = float(np.finfo(np.float16).max)
 
@@ -63,7 +61,6 @@ def write_states(  # noqa: PLR0913 - what they are made of, each by name
 
 
 def _at_once(teacher: Teacher) -> int:
-    from amalgam.stages.common.device import tokens_at_once
 
     return tokens_at_once(teacher.device, teacher.width)
 

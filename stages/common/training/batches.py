@@ -9,17 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from amalgam.data.tokens import Ragged
 from amalgam.stages.common.inference.batches import Ids, RowNumbers, model_inputs
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Texts of so many batches are sorted by length together: little padding, and still a random order.
 SORTED_TOGETHER = 50
@@ -82,8 +78,6 @@ def share(batch: RowNumbers, *, rank: int, world: int, accumulate: int) -> list[
 
 def collate(examples: Examples, rows: RowNumbers, pad_id: int) -> dict[str, torch.Tensor]:
     """The encoder's inputs, and beside them `targets`, `weights` and the `rows` themselves for the objective."""
-    import torch
-
     return {
         **model_inputs(examples.tokens, examples.type_ids, rows, pad_id),
         "targets": torch.from_numpy(examples.targets[rows].astype(np.float32, copy=False)),

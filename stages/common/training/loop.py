@@ -13,9 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.utils import clip_grad_norm_
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -40,10 +42,6 @@ from amalgam.stages.common.training.learner import (
     training_dtype,
 )
 from amalgam.stages.common.training.settings import Training
-
-if TYPE_CHECKING:
-    import torch
-
 
 __all__ = [
     "Objective",
@@ -180,8 +178,6 @@ class _Run:
 
     def advance(self, stop: Callable[[], bool], checkpoint: Path) -> tuple[float, bool, bool]:
         """One step; returns its loss, and whether to stop and to save, which all processes answer alike."""
-        import torch
-
         step = self.progress.step
         batch = self._batch(step)
         torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
@@ -285,8 +281,6 @@ class _Run:
 
     def _backward(self, batch: RowNumbers) -> torch.Tensor:
         """Gradients of the mean loss over the whole batch; returns this process's share of it, times processes."""
-        import torch
-
         accelerator, world = self.accelerator, self.world
         parts = share(batch, rank=accelerator.process_index, world=world, accumulate=self.training.accumulate)
         # Processes are averaged, rows are to be summed. One without a row still has to take part, with nothing.
@@ -305,9 +299,6 @@ class _Run:
 
     def _measured(self, total: torch.Tensor, wishes: list[float]) -> list[float]:
         """Loss, the sum of each wish over the processes, gradient norm: the one wait for the device in a step."""
-        import torch
-        from torch.nn.utils import clip_grad_norm_
-
         norm = clip_grad_norm_(self.names, self.training.clip)
         if self.world == 1:
             loss, length = torch.stack([total, norm]).tolist()
@@ -338,8 +329,6 @@ class _Run:
 
     def _agreed(self, values: list[float]) -> list[float]:
         """Sums over the processes, the same on each."""
-        import torch
-
         if self.world == 1:
             return values
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)

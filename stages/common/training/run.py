@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.encoders import NewClassifier
@@ -81,7 +82,6 @@ def negative_loss(examples: Examples, pad_id: int, objective: Objective) -> Scor
     """Minus the mean of what the targets have the student minimise, whatever else it learns: higher is better."""
 
     def score(model: Any) -> float:
-        import torch
 
         logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
         batch = {

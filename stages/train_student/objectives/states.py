@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from amalgam.pipeline.config.schema import Objective as Said
+from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.states.encoder import mean_over_tokens
+from amalgam.stages.common.states.read import States
 from amalgam.stages.common.states.write import in_blocks
 from amalgam.stages.common.training.learner import Objective
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from amalgam.stages.common.inference.batches import RowNumbers
-    from amalgam.stages.common.states.read import States
 
 
 @dataclass(frozen=True)

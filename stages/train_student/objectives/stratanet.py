@@ -7,18 +7,15 @@ loss = alpha sum_b |norm(P_b student_b) - norm(amalgamated_b)|^2 + (1 - alpha) t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import normalize
 
+from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.train_student.objectives.states import ObjectiveContext, StateLearning, exactly
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.inference.batches import RowNumbers
-
 
 GUARD = 1.0
 

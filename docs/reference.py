@@ -109,11 +109,18 @@ def _experiment() -> Iterator[str]:
 def _fields(fields: dict[str, FieldInfo], prefix: str) -> Iterator[str]:
     yield from _table(
         ["field", "value", "default", "meaning"],
-        [
-            [f"`{prefix}{name}`", _kind(field), _default(field), _one_line(field.description)]
-            for name, field in fields.items()
-        ],
+        list(_rows(fields, prefix)),
     )
+
+
+def _rows(fields: dict[str, FieldInfo], prefix: str) -> Iterator[list[str]]:
+    """Yields a row per field; the fields of a section inside a section follow under its name."""
+    for name, field in fields.items():
+        nested = _section(field)
+        if nested is None:
+            yield [f"`{prefix}{name}`", _kind(field), _default(field), _one_line(field.description)]
+        else:
+            yield from _rows(nested.model_fields, f"{prefix}{name}.")
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

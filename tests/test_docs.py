@@ -284,4 +284,9 @@ def test_reference_pages_are_made_from_the_code() -> None:
 def _properties(model: dict[str, Any]) -> list[str]:
     schema = ExperimentConfig.model_json_schema()["$defs"]
     names = re.findall(r"#/\$defs/(\w+)", str(model))
-    return [name for one in names for name in schema[one]["properties"]]
+    properties: list[str] = []
+    for section in names:
+        for name, entry in schema[section]["properties"].items():
+            nested = _properties(entry) if "properties" in schema.get(str(entry.get("$ref"))[8:], {}) else []
+            properties += [f"{name}.{inner}" for inner in nested] or [name]
+    return properties

@@ -1,20 +1,23 @@
-"""The commands; no logic. Nothing heavy is imported until a stage works."""
+"""Defines the commands: options and help. Heavy libraries are imported when a stage runs."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from amalgam.stages.app import completion, usage
+from amalgam.pipeline.execution.stage import Stage
+from amalgam.stages.app import completion
 from amalgam.stages.app.student import commands as finished
+from amalgam.stages.registry import STAGES
 
 app = typer.Typer(
     name="amalgam",
-    help="Merge text classifiers that each know some labels into one student that knows them all. No annotations.",
+    help="Distil text classifiers with different labels into one student with all labels. No annotations.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -49,7 +52,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FILE = Path("amalgam.yaml")
 
 
-@app.command()
+def examples(*lines: str) -> str | None:
+    """Returns the examples of a command's help; blank lines keep each on a line of its own."""
+    return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines]) if lines else None
+
+
+@app.command(epilog=examples("amalgam demo", "amalgam demo --data-free", "amalgam demo somewhere student.epochs=2"))
 def demo(
     folder: Annotated[
         Path | None,
@@ -75,7 +83,12 @@ def demo(
         run_demo(folder or Path("amalgam-demo"), said, quiet=quiet)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "amalgam init",
+        "amalgam init --from-teachers ./models/desk ./models/study cardiffnlp/twitter-roberta-base-emotion",
+    )
+)
 def init(
     names: Annotated[
         list[str] | None,
@@ -92,8 +105,8 @@ def init(
     typer.echo(write_experiment(names or [], from_teachers=from_teachers, into=into))
 
 
-def _stage(name: str, said: str) -> None:
-    """One command per stage: they differ in nothing but the name."""
+def _add_stage(stage: Stage) -> None:
+    """Adds the command of a stage without options of its own."""
 
     def command(  # noqa: PLR0913 - the options of a command
         overrides: Overrides = None,
@@ -105,24 +118,11 @@ def _stage(name: str, said: str) -> None:
     ) -> None:
         from amalgam.stages.app.commands import run_stages
 
-        run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
+        run_stages(config, overrides or [], target=stage.name, only=only, force=force, part=part, quiet=quiet)
 
-    command.__doc__ = said
-    app.command(name)(command)
-
-
-_stage("generate", "Stage 0: texts where there are none, steered by the teachers. Asked for by a `generate` section.")
-
-_stage("make-embeddings", "Optional, as-dfd alone: embeddings that the teachers take for their classes, and no text.")
-
-_stage("read-corpus", "Read, check and key the texts (the other stages do so by themselves).")
-
-_stage("train-teachers", "Optional: fine-tune one teacher per group of labels from labelled texts.")
-
-_stage("cache-teachers", "Stage 1: ask every teacher about every text, K passes with dropout, and keep the answers.")
+    app.command(stage.name, help=stage.help, epilog=examples(*stage.examples))(command)
 
 
-@app.command("build-targets")
 def build_targets(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
@@ -135,17 +135,13 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     part: Part = None,
     quiet: Quiet = False,
 ) -> None:
-    """Stage 2: Hard or Soft targets and weights from the cache. No teacher runs; seconds."""
+    """Adds the options of targets to the command of their stage."""
     from amalgam.stages.app.commands import run_stages
 
     said = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
     run_stages(config, said, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
 
 
-_stage("train-student", "Stage 3: train the student from the cached targets. It never sees a teacher.")
-
-
-@app.command()
 def report(  # noqa: PLR0913 - the options of a command
     arguments: Annotated[
         list[str] | None,
@@ -161,13 +157,24 @@ def report(  # noqa: PLR0913 - the options of a command
     part: Part = None,
     quiet: Quiet = False,
 ) -> None:
-    """Can the student be trusted, and where does it fail? A table here, and all of it on one page in reports/."""
+    """Adds the comparison of reports to the command of their stage."""
     from amalgam.stages.app.compare_reports import report as make
 
     make(config, arguments or [], only=only, force=force, part=part, quiet=quiet)
 
 
-@app.command()
+_OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, "report": report}
+
+for _stage in STAGES:
+    if _stage.name in _OWN_OPTIONS:
+        app.command(_stage.name, help=_stage.help, epilog=examples(*_stage.examples))(_OWN_OPTIONS[_stage.name])
+    else:
+        _add_stage(_stage)
+
+
+@app.command(
+    epilog=examples("amalgam run", "amalgam run student.method=muka-soft", "amalgam run -c other.yaml --quiet")
+)
 def run(
     overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
 ) -> None:
@@ -177,7 +184,12 @@ def run(
     run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "amalgam sweep student.seed=0,1,2",
+        "amalgam sweep student.method=muka-soft,amalgam student.seed=0,1,2 execution.engine=ray",
+    )
+)
 def sweep(
     overrides: Annotated[
         list[str],
@@ -197,7 +209,11 @@ def sweep(
     run_sweep(config, overrides, quiet=quiet, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "amalgam plan", "amalgam plan student.method=muka-soft", "amalgam plan --tree", "amalgam plan --estimate --json"
+    )
+)
 def plan(
     overrides: Overrides = None,
     config: Config = FILE,
@@ -213,7 +229,7 @@ def plan(
     show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam explain build-targets targets.temperature=0.5"))
 def explain(
     stage: Annotated[str, typer.Argument(help="The stage's name.", autocompletion=completion.stages)],
     overrides: Overrides = None,
@@ -226,7 +242,7 @@ def explain(
     show_explanation(stage, config, overrides or [], as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam status", "amalgam status --json"))
 def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """What the workspace holds, and what each stage built last."""
     from amalgam.stages.app.commands import show_status
@@ -234,7 +250,7 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     show_status(config, overrides or [], as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam verify"))
 def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Check every stored file against its digest; damaged ones are quarantined and made again by the next run."""
     from amalgam.stages.app.commands import verify_workspace
@@ -242,7 +258,7 @@ def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     verify_workspace(config, overrides or [], as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam gc", "amalgam gc --unused --yes"))
 def gc(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
@@ -260,7 +276,7 @@ def gc(  # noqa: PLR0913 - the options of a command
         collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam audit", "amalgam audit --json"))
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """The teachers seen from the cache: who wins, who is missed, who contradicts whom. Seconds; needs no labels."""
     from amalgam.stages.app.commands import show_audit
@@ -268,7 +284,7 @@ def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = 
     show_audit(config, overrides or [], as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam methods", "amalgam methods --json"))
 def methods(as_json: AsJson = False) -> None:
     """The amalgamation methods by name."""
     from amalgam.stages.app.commands import show_methods
@@ -276,7 +292,7 @@ def methods(as_json: AsJson = False) -> None:
     show_methods(as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=examples("amalgam schema"))
 def schema() -> None:
     """The experiment file's JSON Schema."""
     from amalgam.stages.app.commands import show_schema
@@ -284,7 +300,7 @@ def schema() -> None:
     show_schema()
 
 
-@app.command()
+@app.command(epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
 def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Versions, device, disk, and what is missing."""
     from amalgam.stages.app.commands import show_health
@@ -293,10 +309,6 @@ def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 
 
 finished.add_to(app)
-
-for _command in app.registered_commands:
-    _name = _command.name or _command.callback.__name__ if _command.callback else ""
-    _command.epilog = _command.epilog or usage.epilog(_name)
 
 
 def main() -> None:

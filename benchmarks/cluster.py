@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from amalgam.benchmarks.protocol import peak_rss_mb, row, show
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,7 +207,7 @@ def _accuracy(demo: Path) -> dict[str, float]:
 # ---- a unit's overhead
 
 
-class Nothing(SequentialStage):
+class Nothing(Stage):
     """Implements a stage whose units do no work."""
 
     name: ClassVar[str] = "nothing"

@@ -1,8 +1,6 @@
-"""STAGES in order: the pipeline on one screen. Importing this loads no library that computes."""
+"""STAGES in order: the pipeline on one screen. The import loads no heavy library."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from amalgam.pipeline.execution.stage import Stage
 from amalgam.stages.build_targets.stage import BuildTargets
@@ -18,25 +16,15 @@ from amalgam.stages.train_teachers.stage import TrainTeachers
 from amalgam.stages.weigh_teachers.stage import WeighTeachers
 
 STAGES: tuple[Stage, ...] = (
-    Generate(),  #       optional: texts where there are none
-    ReadCorpus(),  #     texts, checked and keyed once
+    Generate(),  #       optional: generated texts
+    ReadCorpus(),  #     texts, checked and keyed
     TrainTeachers(),  #  optional: teachers from labelled texts
-    CacheTeachers(),  #  every teacher, every text, K passes: the expensive part, done once
-    CacheFeatures(),  #  optional: each text's state in an encoder, for methods that look at neighbours
-    FitStatistics(),  #  optional: what is usual among each teacher's own texts, to tell foreign ones
-    WeighTeachers(),  #  optional: which teacher is right on which text, seen from all of them
-    BuildTargets(),  #   Polars: what the student is to learn, seconds
-    MakeEmbeddings(),  # as-dfd alone: what stands in the place of texts
-    TrainStudent(),  #   from cached targets alone
-    Report(),  #         every teacher, the ensemble and the student on labelled test texts
+    CacheTeachers(),  #  every teacher on every text, K passes: the expensive part
+    CacheFeatures(),  #  optional: hidden states of the texts
+    FitStatistics(),  #  optional: statistics of each teacher's own texts
+    WeighTeachers(),  #  optional: teacher weights from all texts together
+    BuildTargets(),  #   targets and weights of the training texts
+    MakeEmbeddings(),   # as-dfd only: embeddings instead of texts
+    TrainStudent(),  #   the student, from cached targets
+    Report(),  #         evaluation of the teachers, the ensemble and the student
 )
-
-
-ASKED_FOR_BY: Mapping[str, str] = {
-    "generate": "a `generate` section",
-    "train-teachers": "a `train_teachers` section",
-    "build-targets": "a student.method that trains a student from texts",
-    "make-embeddings": "student.method: as-dfd",
-    "train-student": "a student.method that trains a student",
-}
-"""What makes a stage that a person may name a part of the experiment."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
 from amalgam.pipeline.execution.share import WorkerShare
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units
 from amalgam.pipeline.storage.store import Record, Store
@@ -66,19 +66,13 @@ def cluster() -> Iterator[Cluster]:
     running.inner.shutdown()
 
 
-class Errands(SequentialStage):
+class Errands(Stage):
     """Each unit does what its name says, and is committed."""
 
-    name: ClassVar[str] = "errands"
-    VERSION: ClassVar[int] = 1
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "errands"
-
-    def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return True
-
-    def resolve_inputs(self, run: Run) -> None:
-        pass
+    name = "errands"
+    VERSION = 1
+    parallelism = "units"
+    unit_label = "errands"
 
     def identity(self, run: Run) -> Identity:
         return Identity({})
@@ -88,9 +82,6 @@ class Errands(SequentialStage):
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         return {}
-
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        pass
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         if unit.name.startswith("kills"):
@@ -104,7 +95,7 @@ class Errands(SequentialStage):
             (draft.folder / "done.txt").write_text(unit.name)
             draft.made = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
-    def texts(self, run: Run, unit: Unit) -> list[str]:
+    def text_keys(self, run: Run, unit: Unit) -> list[str]:
         return [f"key of {unit.name}"]
 
 

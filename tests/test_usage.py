@@ -12,7 +12,6 @@ import typer
 
 from amalgam.cli import app
 from amalgam.stages.app.completion import fields
-from amalgam.stages.app.usage import EXAMPLES
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import EXPERIMENT, amalgam
@@ -46,8 +45,8 @@ def test_help_has_an_example_that_the_command_line_accepts(command: str) -> None
         assert [override for override in overrides if override.partition("=")[0] not in fields()] == []
 
 
-def test_examples_are_of_commands_that_exist() -> None:
-    assert set(EXAMPLES) <= set(COMMANDS)
+def test_every_stage_has_a_command() -> None:
+    assert {stage.name for stage in STAGES} <= set(COMMANDS)
 
 
 def offered(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, kind: str = "bash") -> list[str]:

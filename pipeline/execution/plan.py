@@ -31,7 +31,7 @@ class StageState:
     missing: tuple[Unit, ...] = ()
     """The units that are not there, where they are known."""
     after: tuple[str, ...] = ()
-    """The stages whose results it is made of, as far as they are known."""
+    """The stages of this experiment whose results the stage reads."""
 
     @property
     def why(self) -> str:
@@ -72,10 +72,9 @@ def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
     states = list[StageState]()
     for stage in stages:
         if stage.is_needed(run.experiment):
-            run.accessed.clear()
-            state = stage_state(stage, run)
-            before = tuple(one.stage for one in states if one.stage in run.accessed)
-            states.append(replace(state, after=before))
+            needs = stage.needs(run.experiment)
+            after = tuple(earlier.stage for earlier in states if earlier.stage in needs)
+            states.append(replace(stage_state(stage, run), after=after))
     return states
 
 

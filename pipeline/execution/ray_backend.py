@@ -259,7 +259,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     folder = run.store.root / "left-out"
     for unit in units:
-        said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.texts(run, unit)}
+        said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
         run.store.replace(folder / f"{stage.name}-{unit.name}.json", said)
     return WorkError(
         f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "

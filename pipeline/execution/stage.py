@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
@@ -77,8 +77,6 @@ class Run:
     """The stages that had something to do in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)
     """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
-    accessed: set[str] = field(default_factory=set)
-    """The stages whose results were asked for, since whoever wants to know cleared it."""
 
     def result(self, stage: str) -> Record:
         return self._result(stage)[1]
@@ -87,20 +85,57 @@ class Run:
         return self._result(stage)[0]
 
     def _result(self, stage: str) -> tuple[str, Record]:
-        self.accessed.add(stage)
         if stage not in self.results:
             raise PendingDependencyError(stage)
         return self.results[stage]
 
 
-class SequentialStage:
-    """For a stage whose units have nothing to share while they are being done."""
+class Stage:
+    """Defines one stage: its place in the command line, its identity, its units and the work on each.
+
+    A stage overrides `identity`, `units`, `finish` and either `run_unit` or `run_units`; the rest has defaults.
+    """
 
     name: ClassVar[str]
+    VERSION: ClassVar[int]
+    """Raised whenever the same inputs give another result."""
+    parallelism: ClassVar[Literal["units", "collective", "single"]]
+    """With several processes: units are distributed; all processes work on each unit; or one process runs all."""
+    unit_label: ClassVar[str]
+    """Names the quantity of a unit's size on the progress line: "text-passes"."""
     at_once: ClassVar[int] = 1
-    """Units that are worked on at the same time, by a thread each."""
+    """Number of units that `run_units` works on at the same time, each in a thread."""
+    help: ClassVar[str]
+    """Help text of the stage's command."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Command lines shown by --help."""
+    sections: ClassVar[tuple[str, ...]] = ()
+    """Sections of the experiment whose overrides a later stage command repeats."""
+    enabled_by: ClassVar[str] = ""
+    """The setting that adds the stage to an experiment; empty for stages without such a setting."""
+
+    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - a default for subclasses
+        """Returns whether the experiment has this stage."""
+        return True
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002 - a default for subclasses
+        """Returns the names of the stages whose results this stage reads; any order."""
+        return ()
+
+    def resolve_inputs(self, run: Run) -> None:
+        """Fetches inputs that identity depends on, such as a remote file or a Hub commit; `plan` never calls it."""
+
+    def identity(self, run: Run) -> Identity:
+        """Returns the inputs of the result; raises PendingDependencyError while one of them is missing."""
+        raise NotImplementedError
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Returns the known units, committed ones included."""
+        raise NotImplementedError
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        """Runs the units in any order; each is committed as soon as it is done."""
+
         def work(unit: Unit) -> None:
             run.signals.check()
             with_retries(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
@@ -111,52 +146,27 @@ class SequentialStage:
                 run.console.advance(unit.size)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
+        """Runs and commits one unit."""
         raise NotImplementedError
 
-    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  all was known at the start
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a default for subclasses
+        """Returns the full list of units again if finished units revealed new ones, else an empty list."""
         return ()
 
-    def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  a unit need not be about texts
+    def text_keys(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002 - a default for subclasses
+        """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []
 
-
-class Stage(Protocol):
-    name: ClassVar[str]
-    VERSION: ClassVar[int]
-    """Raised whenever the same inputs give another result."""
-    parallelism: ClassVar[Literal["units", "collective", "single"]]
-    """With several processes: units are shared out; all work on each unit together; or one process does it all."""
-    unit_label: ClassVar[str]
-    """What a unit's size counts, for the progress line: "text-passes"."""
-
-    def is_needed(self, experiment: ExperimentConfig) -> bool: ...
-
-    def resolve_inputs(self, run: Run) -> None:
-        """Settle what identity must know and only work can tell: a remote file, a Hub commit. `plan` never does."""
-
-    def identity(self, run: Run) -> Identity:
-        """Raises NotKnownYetError while something it depends on is not there."""
-        ...
-
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]: ...
-
-    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        """Do them, in any order; each is committed as soon as it is done."""
-
-    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        """All units, anew, once those that were known are done: some may only be known now. Empty: there are none."""
-        ...
-
-    def texts(self, run: Run, unit: Unit) -> list[str]:
-        """The keys of the texts that a unit is about: told of one that cannot be done."""
-        ...
-
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
-        """Facts for the manifest, from the units' records."""
-        ...
+        """Returns the manifest's facts, computed from the units' records."""
+        raise NotImplementedError
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        """Show the result and put it where the user looks for it; `fresh`: it was built just now, not reused."""
+        """Prints the result and copies it to its public folder; `fresh`: this run built it."""
+
+    def describe(self, manifest: Record) -> str:  # noqa: ARG002 - a default for subclasses
+        """Returns the line about the result in `amalgam status`."""
+        return ""
 
 
 def pending_units(run: Run, units: Sequence[Unit]) -> list[Unit]:

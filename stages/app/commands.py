@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.session import open_run
 from amalgam.stages.methods import METHODS
-from amalgam.stages.registry import ASKED_FOR_BY, STAGES
+from amalgam.stages.registry import STAGES
 from amalgam.stages.report.teacher_audit.tables import show
 
 
@@ -32,54 +33,36 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
 ) -> Experiment:
-    told = [*_remembered(config, overrides, target), *overrides]
-    experiment = Experiment(config, told, Console(quiet=quiet), part)
-    _check_asked_for(target, experiment)
+    all_overrides = [*_remembered(config, overrides, target), *overrides]
+    experiment = Experiment(config, all_overrides, Console(quiet=quiet), part)
+    _check_enabled(target, experiment)
     if experiment.run(target, only=only, force=force) and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
 
 
-def _check_asked_for(target: str | None, experiment: Experiment) -> None:
-    wanted = [stage.name for stage in STAGES if stage.is_needed(experiment.said)]
-    if target and target not in wanted and target in ASKED_FOR_BY:
-        raise ExperimentError(f"this experiment has no stage {target}", fix=f"{ASKED_FOR_BY[target]} asks for it")
+def _check_enabled(target: str | None, experiment: Experiment) -> None:
+    for stage in STAGES:
+        if stage.name == target and stage.enabled_by and not stage.is_needed(experiment.said):
+            raise ExperimentError(f"this experiment has no stage {target}", fix=stage.enabled_by)
 
 
 def _remembered(config: Path, overrides: list[str], target: str | None) -> list[str]:
-    """What earlier stage commands were told and this one was not: `build-targets --mode hard`, then `train-student`."""
+    """Returns the overrides that earlier stage commands had and this one lacks: `build-targets --mode hard`,
+    then `train-student`.
+    """
     if target is None:
         return []
-    names = [stage.name for stage in STAGES]
     loaded, run = open_run(config, overrides, console=Console(quiet=True))
-    head = run.store.head()
-    said: dict[str, Any] = {
-        key: value
-        for name in names[: names.index(target)]
-        for key, value in head.get(name, {}).get("overrides", {}).items()
-        if key.split(".")[0] in SECTIONS_OF.get(name, ()) and key not in loaded.overrides
-    }
-    console = Console()
-    for key, value in said.items():
-        console.note(
-            f"{key}={value}, as the last {_stage_of(key)} was told; `{key}=...` here or `amalgam run` says otherwise"
-        )
-    return [f"{key}={json.dumps(value)}" for key, value in said.items()]
-
-
-SECTIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "generate": ("generate",),
-    "read-corpus": ("corpus",),
-    "train-teachers": ("train_teachers",),
-    "cache-teachers": ("cache",),
-    "build-targets": ("targets",),
-    "make-embeddings": ("pseudo_embeddings",),
-    "train-student": ("student", "objective"),
-}
-
-
-def _stage_of(key: str) -> str:
-    return next(stage for stage, sections in SECTIONS_OF.items() if key.split(".", maxsplit=1)[0] in sections)
+    head, console, repeated = run.store.head(), Console(), dict[str, Any]()
+    for stage in takewhile(lambda stage: stage.name != target, STAGES):
+        for key, value in head.get(stage.name, {}).get("overrides", {}).items():
+            if key.split(".")[0] in stage.sections and key not in loaded.overrides:
+                repeated[key] = value
+                console.note(
+                    f"{key}={value}, as in the last {stage.name}; set `{key}=...` to change it, or use `amalgam run`"
+                )
+    return [f"{key}={json.dumps(value)}" for key, value in repeated.items()]
 
 
 # ---- looking

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from amalgam.pipeline.execution.runner import WORK
-from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
 from amalgam.pipeline.storage.compaction import PackCandidates, compact, loose_units
 from amalgam.pipeline.storage.packing import may_be_packed
@@ -33,7 +33,7 @@ def list_artifacts(run: Run) -> dict[str, Any]:
     artifacts: list[dict[str, Any]] = []
     for stage in STAGES:
         mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
-        artifacts += _results(run, stage.name, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
+        artifacts += _results(run, stage, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
     return {
         "workspace": run.store.backend.address,
         "bytes": _bytes(entries),
@@ -44,23 +44,23 @@ def list_artifacts(run: Run) -> dict[str, Any]:
 
 
 def _results(
-    run: Run, stage: str, head: str | None, entries: Sequence[FileInfo], sizes: Mapping[str, int]
+    run: Run, stage: Stage, head: str | None, entries: Sequence[FileInfo], sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     held: dict[str, list[FileInfo]] = {}
     for entry in entries:
         held.setdefault(entry.inside.split("/")[1], []).append(entry)
     for name, mine in sorted(held.items()):
         there = {entry.inside.split("/", 2)[-1] for entry in mine}
-        manifest = run.store.manifest(stage, name) if MANIFEST in there else None
+        manifest = run.store.manifest(stage.name, name) if MANIFEST in there else None
         if manifest is None and "key.json" not in there:
             continue
-        says = _family_line(run, stage, name, there) if manifest is None else _manifest_line(stage, manifest, sizes)
+        line = _manifest_line(stage, manifest, sizes) if manifest else _family_line(run, stage.name, name, there)
         yield {
-            "stage": stage,
+            "stage": stage.name,
             "name": name,
             "head": name == head,
             "bytes": _bytes(mine),
-            "says": says,
+            "says": line,
         }
 
 
@@ -68,29 +68,11 @@ def _bytes(entries: Iterable[FileInfo]) -> int:
     return sum(entry.bytes for entry in entries if not entry.packed)
 
 
-def _manifest_line(stage: str, manifest: Record, sizes: Mapping[str, int]) -> str:
+def _manifest_line(stage: Stage, manifest: Record, sizes: Mapping[str, int]) -> str:
     total = len(manifest.files)
-    whole = sum(sizes.get(file.path) == file.bytes for file in manifest.files)
-    shards = f"{whole}/{total} files" + ("" if whole == total else " (the next run makes the rest again)")
-    facts, config = manifest.facts, manifest.identity.get("config", {})
-    said = {
-        "generate": lambda: f"{facts['texts']:,} texts, {facts['source']}",
-        "read-corpus": lambda: ", ".join(f"{part} {found['texts']:,} texts" for part, found in facts["parts"].items()),
-        "train-teachers": lambda: ", ".join(facts["teachers"]),
-        "cache-teachers": lambda: f"{', '.join(facts['families'])}; K = {config['cache']['passes']}, {facts['dtype']}",
-        "cache-features": lambda: f"states of {', '.join(facts['families'])}",
-        "fit-statistics": lambda: f"statistics of {', '.join(facts['teachers'])}",
-        "weigh-teachers": lambda: f"{config['targets']['teacher_weights']} weights of {', '.join(facts['shares'])}",
-        "build-targets": lambda: (
-            f"{facts.get('method', config['targets']['mode'])}, {facts['summary']['texts']:,} texts"
-        ),
-        "make-embeddings": lambda: f"pseudo embeddings of {', '.join(facts['teachers'])}",
-        "train-student": lambda: (
-            f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
-        ),
-        "report": lambda: str(facts["method"]),
-    }
-    return f"{said[stage]()}; {shards}"
+    complete = sum(sizes.get(file.path) == file.bytes for file in manifest.files)
+    rest = "" if complete == total else " (the next run builds the missing ones)"
+    return f"{stage.describe(manifest)}; {complete}/{total} files{rest}"
 
 
 def _family_line(run: Run, stage: str, name: str, there: Collection[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_array, write_table
 from amalgam.data.schemas import TARGETS, arrow_schema
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
@@ -32,15 +32,26 @@ OWN = ("scores", "mt-bert")
 """Modes with a loss of their own name."""
 
 
-class BuildTargets(SequentialStage):
-    name: ClassVar[str] = "build-targets"
-    VERSION: ClassVar[int] = 2
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "texts"
-    at_once: ClassVar[int] = 2
+class BuildTargets(Stage):
+    name = "build-targets"
+    VERSION = 2
+    parallelism = "units"
+    unit_label = "texts"
+    help = "Stage 2: build hard or soft targets and weights from the cache. No teacher runs; seconds."
+    examples = ("amalgam build-targets --mode hard", "amalgam build-targets targets.temperature=0.5 --no-upstream")
+    sections = ("targets",)
+    enabled_by = "choose a student.method that trains a student from texts"
+    at_once = 2
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and experiment.reads_texts
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        trained = ("train-teachers",) if experiment.train_teachers else ()
+        answers = ("cache-teachers",) if experiment.targets.mode != "supervised" else ()
+        by_domain = ("cache-features", "fit-statistics") if targets_by_domain(experiment.targets) else ()
+        weighed = ("weigh-teachers",) if experiment.targets.weighs_together else ()
+        return ("read-corpus", *trained, *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
         if not teachers_of(run):  # else it was checked before they were asked
@@ -104,6 +115,10 @@ class BuildTargets(SequentialStage):
 
             for line in lines(manifest.facts["summary"], run.experiment.targets):
                 run.console.say(f"  {line}")
+
+    def describe(self, manifest: Record) -> str:
+        method = manifest.facts.get("method", manifest.identity["config"]["targets"]["mode"])
+        return f"{method}, {manifest.facts['summary']['texts']:,} texts"
 
 
 def _looks_at_passes(targets: Targets) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.coverage import bucket_requests, cached_units, units_for
@@ -26,15 +26,21 @@ if TYPE_CHECKING:
     from amalgam.stages.common.states.encoder import Encoder
 
 
-class CacheFeatures(SequentialStage):
-    name: ClassVar[str] = "cache-features"
-    VERSION: ClassVar[int] = 1
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "texts"
+class CacheFeatures(Stage):
+    name = "cache-features"
+    VERSION = 1
+    parallelism = "units"
+    unit_label = "texts"
+    help = "Optional: cache hidden states of the texts, for methods that compare texts or states."
+    examples = ("amalgam cache-features", "amalgam cache-features --part 0/4")
+    enabled_by = "choose targets or an objective that read hidden states"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         looked_at = experiment.targets.looks_at_encoder or experiment.objective.read_states is not None
         return experiment.student.learns and (looked_at or measure_of(experiment) is not None)
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("read-corpus", *(("train-teachers",) if experiment.train_teachers else ()))
 
     def resolve_inputs(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
@@ -85,7 +91,8 @@ class CacheFeatures(SequentialStage):
             families.setdefault(kept.who, []).append(kept.family)
         return {"families": families}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
+    def describe(self, manifest: Record) -> str:
+        return f"states of {', '.join(manifest.facts['families'])}"
 
 
 def _describe(run: Run, kept: Kept) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
@@ -28,14 +28,20 @@ from amalgam.stages.common.reference_texts import extra_parts
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 
-class CacheTeachers:
-    name: ClassVar[str] = "cache-teachers"
-    VERSION: ClassVar[int] = 2
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "text-passes"
+class CacheTeachers(Stage):
+    name = "cache-teachers"
+    VERSION = 2
+    parallelism = "units"
+    unit_label = "text-passes"
+    help = "Stage 1: run every teacher on every text, K passes with dropout, and cache the predictions."
+    examples = ("amalgam cache-teachers", "amalgam cache-teachers cache.passes=24", "amalgam cache-teachers --part 0/4")
+    sections = ("cache",)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("read-corpus", *(("train-teachers",) if experiment.train_teachers else ()))
 
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
@@ -76,7 +82,7 @@ class CacheTeachers:
         for unit in verdicts:
             with_retries(partial(decide, run, unit), run, f"{self.name} {unit.name}")
 
-    def texts(self, run: Run, unit: Unit) -> list[str]:
+    def text_keys(self, run: Run, unit: Unit) -> list[str]:
 
         ask = unit.payload
         part = part_of(run, ask.part) if isinstance(ask, UnitRequest) else None
@@ -111,6 +117,10 @@ class CacheTeachers:
         if "adaptive" in manifest.facts:
             for line in audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes):
                 run.console.say(f"  {line}")
+
+    def describe(self, manifest: Record) -> str:
+        passes, dtype = manifest.identity["config"]["cache"]["passes"], manifest.facts["dtype"]
+        return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
 
 
 def _try_new_teachers(run: Run) -> None:

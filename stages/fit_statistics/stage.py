@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import generated_file
 from amalgam.stages.common.load import teachers_of
@@ -23,16 +23,22 @@ FEW = 5
 """Classes named in a note."""
 
 
-class FitStatistics(SequentialStage):
-    name: ClassVar[str] = "fit-statistics"
-    VERSION: ClassVar[int] = 2
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "teachers"
+class FitStatistics(Stage):
+    name = "fit-statistics"
+    VERSION = 2
+    parallelism = "units"
+    unit_label = "teachers"
+    help = "Optional: fit statistics of each teacher's own texts, to score how foreign a text is."
+    examples = ("amalgam fit-statistics", "amalgam fit-statistics targets.uncertainty=rmd")
+    enabled_by = "choose an uncertainty that compares teachers (rmd, md, msp), or student.method: stratanet"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and measure_of(experiment) is not None
 
-    def resolve_inputs(self, run: Run) -> None: ...
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        generated = ("generate",) if experiment.generate else ()
+        trained = ("train-teachers",) if experiment.train_teachers else ()
+        return (*generated, "read-corpus", *trained, "cache-teachers", "cache-features")
 
     def identity(self, run: Run) -> Identity:
         """Dropout-off logits and states are functions of the same: what the key of the states says."""
@@ -74,6 +80,9 @@ class FitStatistics(SequentialStage):
                 "statistics of the teachers are of the very texts that the student learns from: "
                 "generate.held_out=0.1 keeps some apart"
             )
+
+    def describe(self, manifest: Record) -> str:
+        return f"statistics of {', '.join(manifest.facts['teachers'])}"
 
 
 def notes(teacher: str, facts: dict[str, Any]) -> list[str]:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Unit, pending_units
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 ALL_TEXTS = "texts"
 
 
-class Generate:
-    name: ClassVar[str] = "generate"
-    VERSION: ClassVar[int] = 2
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "texts"
+class Generate(Stage):
+    name = "generate"
+    VERSION = 2
+    parallelism = "units"
+    unit_label = "texts"
+    help = "Stage 0, optional: generate texts, steered by the teachers. Needs a `generate` section."
+    examples = ("amalgam generate", "amalgam generate generate.texts=500 -c no-texts.yaml")
+    sections = ("generate",)
+    enabled_by = "add a `generate` section"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.generate is not None and experiment.reads_texts
@@ -91,9 +95,6 @@ class Generate:
             if not isinstance(unit.payload, Block) and not pending_units(run, list(block_units(run))):
                 with_retries(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
 
-    def texts(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002  they are not written yet
-        return []
-
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         gathered = next(record for record in records if record.name == ALL_TEXTS)
         families = [family.name for family in text_families(run)]
@@ -104,6 +105,9 @@ class Generate:
             facts = manifest.facts
             where = run.store.where(run.store.path(texts_file(manifest)))
             run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {where}")
+
+    def describe(self, manifest: Record) -> str:
+        return f"{manifest.facts['texts']:,} texts, {manifest.facts['source']}"
 
 
 def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[GeneratedText]) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
@@ -24,14 +24,21 @@ FEW = 0.5
 """Less than this share of a class's embeddings taken for the class is said."""
 
 
-class MakeEmbeddings(SequentialStage):
-    name: ClassVar[str] = "make-embeddings"
-    VERSION: ClassVar[int] = 1
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
-    unit_label: ClassVar[str] = "embeddings"
+class MakeEmbeddings(Stage):
+    name = "make-embeddings"
+    VERSION = 1
+    parallelism = "units"
+    unit_label = "embeddings"
+    help = "Optional, as-dfd only: search embeddings that the teachers assign to their classes; no text is used."
+    examples = ("amalgam make-embeddings student.method=as-dfd",)
+    sections = ("pseudo_embeddings",)
+    enabled_by = "set student.method: as-dfd"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not experiment.reads_texts
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("train-teachers",) if experiment.train_teachers else ()
 
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
@@ -90,6 +97,9 @@ class MakeEmbeddings(SequentialStage):
                         f"{name}, {label}: {one['taken']} of {one['rows']} pseudo embeddings are taken for the class; "
                         "more pseudo_embeddings.steps, or a larger pseudo_embeddings.learning_rate, may reach it"
                     )
+
+    def describe(self, manifest: Record) -> str:
+        return f"pseudo embeddings of {', '.join(manifest.facts['teachers'])}"
 
 
 def _known(run: Run) -> list[ResolvedTeacher]:

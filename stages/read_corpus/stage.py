@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.data.corpus import leaks, read_part
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import GENERATED, gates_of
@@ -18,14 +18,17 @@ from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 KEPT = "kept.parquet"
 
 
-class ReadCorpus(SequentialStage):
-    name: ClassVar[str] = "read-corpus"
-    VERSION: ClassVar[int] = 2
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
-    unit_label: ClassVar[str] = "parts"
+class ReadCorpus(Stage):
+    name = "read-corpus"
+    VERSION = 2
+    parallelism = "single"
+    unit_label = "parts"
+    help = "Read the texts, check them and compute their keys (later stages start this by themselves)."
+    examples = ("amalgam read-corpus", "amalgam read-corpus corpus.limit=8000 corpus.on_bad_row=skip")
+    sections = ("corpus",)
 
-    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - every experiment has texts
-        return True
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("generate",) if experiment.generate and experiment.reads_texts else ()
 
     def resolve_inputs(self, run: Run) -> None:
         """Remote files are fetched once; what they held then is pinned."""
@@ -83,6 +86,9 @@ class ReadCorpus(SequentialStage):
                 run.console.note(
                     f"{count} {part} texts are also in train: {', '.join(which)}{', ...' if count > len(which) else ''}"
                 )
+
+    def describe(self, manifest: Record) -> str:
+        return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in manifest.facts["parts"].items())
 
 
 def _say_gates(run: Run, part: str, facts: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.common.answers.families import dtype_of, families_of
@@ -31,14 +31,20 @@ EVALUATION, FINDINGS = "evaluation.json", "findings.json"
 INDENTED = 100  # labels
 
 
-class Report(SequentialStage):
-    name: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 4
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
-    unit_label: ClassVar[str] = "evaluations"
+class Report(Stage):
+    name = "report"
+    VERSION = 4
+    parallelism = "single"
+    unit_label = "evaluations"
+    help = "Evaluate the student and every teacher: a table here, and one HTML page in reports/."
+    examples = ("amalgam report", "amalgam report report.calibration_bins=10")
 
-    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - without test texts it says less
-        return True
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        trained = ("train-teachers",) if experiment.train_teachers else ()
+        answers = ("cache-teachers",) if experiment.teacher_names else ()
+        student = ("train-student",) if experiment.student.learns else ()
+        targets = ("build-targets",) if student and experiment.reads_texts else ()
+        return ("read-corpus", *trained, *answers, *targets, *student)
 
     def resolve_inputs(self, run: Run) -> None:
         check_page(run)
@@ -90,6 +96,9 @@ class Report(SequentialStage):
             )
         page = deliver_page(run, found, stored(run, FINDINGS) or {})
         run.console.say(f"report: {page}")
+
+    def describe(self, manifest: Record) -> str:
+        return str(manifest.facts["method"])
 
 
 def _json(found: dict[str, Any]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import part_of
@@ -26,14 +26,29 @@ FEW_STEPS = 200
 """Of learning: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
 
-class TrainStudent(SequentialStage):
-    name: ClassVar[str] = "train-student"
-    VERSION: ClassVar[int] = 1
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "collective"
-    unit_label: ClassVar[str] = "students"
+class TrainStudent(Stage):
+    name = "train-student"
+    VERSION = 1
+    parallelism = "collective"
+    unit_label = "students"
+    help = "Stage 3: train the student from the cached targets. No teacher runs."
+    examples = (
+        "amalgam train-student",
+        "amalgam train-student student.epochs=5 student.name=longer",
+        "amalgam train-student execution.trackers=[tensorboard]",
+    )
+    sections = ("student", "objective")
+    enabled_by = "choose a student.method that trains a student"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        trained = ("train-teachers",) if experiment.train_teachers else ()
+        states = ("cache-features",) if experiment.objective.states else ()
+        statistics = ("fit-statistics",) if experiment.objective.name == "stratanet" else ()
+        taught_by = "build-targets" if experiment.reads_texts else "make-embeddings"
+        return ("read-corpus", *trained, *states, *statistics, taught_by)
 
     def resolve_inputs(self, run: Run) -> None:
         check_place(run.base, "students", run.experiment.student.name)
@@ -96,6 +111,10 @@ class TrainStudent(SequentialStage):
                     f"(now {said.epochs}) or a higher student.learning_rate (now {said.learning_rate:g}) may help"
                 )
         run.console.say(f"  student: {placed.relative_to(run.base)}")
+
+    def describe(self, manifest: Record) -> str:
+        facts = manifest.facts
+        return f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
 
 
 def student_folder(run: Run) -> Path:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
@@ -28,14 +28,21 @@ from amalgam.stages.train_teachers.settings import (
 )
 
 
-class TrainTeachers(SequentialStage):
-    name: ClassVar[str] = "train-teachers"
-    VERSION: ClassVar[int] = 1
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "collective"
-    unit_label: ClassVar[str] = "teachers"
+class TrainTeachers(Stage):
+    name = "train-teachers"
+    VERSION = 1
+    parallelism = "collective"
+    unit_label = "teachers"
+    help = "Optional: fine-tune one teacher per group of labels from labelled texts."
+    examples = ("amalgam train-teachers", "amalgam train-teachers train_teachers.epochs=5")
+    sections = ("train_teachers",)
+    enabled_by = "add a `train_teachers` section"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.train_teachers is not None
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return ("read-corpus",)
 
     def resolve_inputs(self, run: Run) -> None:
         for said, where in encoders_of(run).values():
@@ -92,6 +99,9 @@ class TrainTeachers(SequentialStage):
                     f"  {name}: {', '.join(facts['labels'])}; accuracy {facts['best_score']:.3f} on its own labels, "
                     f"{facts['selected_by']} -> teachers/{name}"
                 )
+
+    def describe(self, manifest: Record) -> str:
+        return ", ".join(manifest.facts["teachers"])
 
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:

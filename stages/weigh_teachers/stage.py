@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import train_part
@@ -22,16 +22,23 @@ if TYPE_CHECKING:
     pass
 
 
-class WeighTeachers(SequentialStage):
-    name: ClassVar[str] = "weigh-teachers"
-    VERSION: ClassVar[int] = 7
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
-    unit_label: ClassVar[str] = "weighings"
+class WeighTeachers(Stage):
+    name = "weigh-teachers"
+    VERSION = 7
+    parallelism = "single"
+    unit_label = "weighings"
+    help = "Optional: estimate every teacher's weight on every text from all texts together."
+    examples = ("amalgam weigh-teachers", "amalgam weigh-teachers student.method=amalgam")
+    enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and experiment.targets.weighs_together
 
-    def resolve_inputs(self, run: Run) -> None: ...
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        generated = ("generate",) if are_written(experiment) else ()
+        trained = ("train-teachers",) if experiment.train_teachers else ()
+        features = ("cache-features",) if experiment.targets.looks_at_encoder else ()
+        return (*generated, "read-corpus", *trained, "cache-teachers", *features)
 
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
@@ -63,6 +70,10 @@ class WeighTeachers(SequentialStage):
         run.console.say(f"  estimated shares of the texts: {shares}")
         for note in manifest.facts["notes"]:
             run.console.note(note)
+
+    def describe(self, manifest: Record) -> str:
+        weights = manifest.identity["config"]["targets"]["teacher_weights"]
+        return f"{weights} weights of {', '.join(manifest.facts['shares'])}"
 
 
 def said_of(targets: Targets) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.share import WorkerShare
-from amalgam.pipeline.execution.stage import Identity, Run, SequentialStage, Stage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import file_digest
 from amalgam.pipeline.storage.store import Record, open_store
 
@@ -24,29 +24,20 @@ YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
 Before = Callable[[Run, Unit], None]
 
 
-class Toy(SequentialStage):
+class Toy(Stage):
     """What the toy stages share: before each unit, a test may have its say."""
 
-    VERSION: ClassVar[int] = 1
-    unit_label: ClassVar[str] = "things"
+    VERSION = 1
+    unit_label = "things"
 
     def __init__(self, before: Before | None = None) -> None:
         self._before = before
-
-    def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return True
-
-    def resolve_inputs(self, run: Run) -> None:
-        pass
 
     def begin(self, run: Run, unit: Unit) -> None:
         with (run.base / "calls.log").open("a") as log:
             log.write(f"{unit.name}\n")
         if self._before:
             self._before(run, unit)
-
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        pass
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         return {"lines": sum(record.facts["lines"] for record in records)}
@@ -60,8 +51,8 @@ def _source(run: Run) -> Path:
 class Letters(Toy):
     """One file per first letter of the source's lines."""
 
-    name: ClassVar[str] = "letters"
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
+    name = "letters"
+    parallelism = "units"
 
     def identity(self, run: Run) -> Identity:
         source = _source(run)
@@ -83,8 +74,11 @@ class Letters(Toy):
 class Joined(Toy):
     """All letters in one file."""
 
-    name: ClassVar[str] = "joined"
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
+    name = "joined"
+    parallelism = "single"
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("letters",)
 
     def identity(self, run: Run) -> Identity:
         temperature = run.experiment.targets.temperature
@@ -105,8 +99,11 @@ class Joined(Toy):
 class Pair(Toy):
     """A unit of several files, one of them in a folder of its own."""
 
-    name: ClassVar[str] = "pair"
-    parallelism: ClassVar[Literal["units", "collective", "single"]] = "single"
+    name = "pair"
+    parallelism = "single"
+
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        return ("joined",)
 
     def identity(self, run: Run) -> Identity:
         return Identity({}, {}, {"joined": run.fingerprint("joined")})

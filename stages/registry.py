@@ -24,7 +24,7 @@ STAGES: tuple[Stage, ...] = (
     FitStatistics(),  #  optional: statistics of each teacher's own texts
     WeighTeachers(),  #  optional: teacher weights from all texts together
     BuildTargets(),  #   targets and weights of the training texts
-    MakeEmbeddings(),   # as-dfd only: embeddings instead of texts
+    MakeEmbeddings(),  # as-dfd only: embeddings instead of texts
     TrainStudent(),  #   the student, from cached targets
     Report(),  #         evaluation of the teachers, the ensemble and the student
 )

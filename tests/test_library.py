@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import runpy
 import shutil
@@ -17,7 +18,12 @@ import pyarrow as pa
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.execution.plan import plan
+from amalgam.pipeline.execution.stage import PendingDependencyError
 from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.session import open_run
+from amalgam.stages.methods import METHODS
+from amalgam.stages.registry import STAGES as ALL_STAGES
 from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +47,34 @@ CHANGED = ("targets.temperature=0.5",)
 
 def states(experiment: Experiment) -> dict[str, str]:
     return {state.stage: state.state for state in experiment.plan()}
+
+
+class RecordingResults(dict[str, Any]):
+    """Records the names of the results that are read."""
+
+    def __init__(self, results: dict[str, Any]) -> None:
+        super().__init__(results)
+        self.read = set[str]()
+
+    def __contains__(self, stage: object) -> bool:
+        self.read.add(str(stage))
+        return super().__contains__(stage)
+
+
+def test_a_stage_declares_the_stages_whose_results_its_identity_reads(shop: Workspace) -> None:
+    shop.edit("targets:\n  mode: soft\n", "")
+    names = [stage.name for stage in ALL_STAGES]
+    for method in (name.replace("<name>", "first") for name in METHODS if name != "mt-bert"):
+        _, run = open_run(shop.config, [f"student.method={method}"])
+        plan(ALL_STAGES, run)
+        for stage in (stage for stage in ALL_STAGES if stage.is_needed(run.experiment)):
+            needs = stage.needs(run.experiment)
+            assert set(needs) <= set(names[: names.index(stage.name)])
+            run.cache.clear()
+            run.results = RecordingResults(run.results)
+            with contextlib.suppress(PendingDependencyError):
+                stage.identity(run)
+            assert run.results.read <= set(needs), (method, stage.name)
 
 
 def test_importing_amalgam_loads_nothing_and_offers_the_experiment() -> None:

@@ -203,7 +203,7 @@ def test_a_state_as_json_is_plain_data() -> None:
     }
 
 
-def test_what_a_stage_is_made_of_is_known_as_far_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_state_names_the_stages_that_the_stage_needs(tmp_path: Path) -> None:
     run = toy_run(toy_base(tmp_path))
     assert [state.after for state in plan(toy_stages(), run)] == [(), ("letters",), ("joined",)]
     _build(tmp_path)

@@ -61,11 +61,11 @@ class RecordingResults(dict[str, Any]):
         return super().__contains__(stage)
 
 
-def test_a_stage_declares_the_stages_whose_results_its_identity_reads(shop: Workspace) -> None:
-    shop.edit("targets:\n  mode: soft\n", "")
+def test_a_stage_declares_the_stages_whose_results_its_identity_reads(workspace: Workspace) -> None:
+    workspace.edit("targets:\n  mode: soft\n", "")
     names = [stage.name for stage in ALL_STAGES]
     for method in (name.replace("<name>", "first") for name in METHODS if name != "mt-bert"):
-        _, run = open_run(shop.config, [f"student.method={method}"])
+        _, run = open_run(workspace.config, [f"student.method={method}"])
         plan(ALL_STAGES, run)
         for stage in (stage for stage in ALL_STAGES if stage.is_needed(run.experiment)):
             needs = stage.needs(run.experiment)

@@ -18,7 +18,6 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
-from amalgam.stages.cache_teachers.half_precision import check_half_precision
 from amalgam.stages.common.answers.coverage import UnitRequest, bucket_requests, cached_units, has_answers, units_for
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
 from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
@@ -135,6 +134,7 @@ def _try_new_teachers(run: Run) -> None:
 
 def _choose_dtype(run: Run) -> None:
     """Half precision where the hardware computes it and these teachers' uncertainty stays what it is in fp32."""
+    from amalgam.stages.cache_teachers.half_precision import check_half_precision
     from amalgam.stages.common.device import dtype_for, pick_device
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""

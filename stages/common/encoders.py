@@ -8,7 +8,6 @@ from typing import Any
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.token_cache import tokenizer_digest
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ def new_classifier(
 ) -> NewClassifier:
     """Loads the encoder under a new head for these labels; `note` receives remarks for the console."""
     from amalgam.stages.common.models.loading import check_tokens, load_student, load_tokenizer, token_limit
+    from amalgam.stages.common.token_cache import tokenizer_digest
 
     layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
     model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)

@@ -17,7 +17,6 @@ from amalgam.stages.common.generated_texts import generated_file
 from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
 from amalgam.stages.common.states.families import statistics_states
-from amalgam.stages.fit_statistics.fit import fit
 
 FEW = 5
 """Classes named in a note."""
@@ -59,6 +58,7 @@ class FitStatistics(Stage):
         return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.stages.fit_statistics.fit import fit
 
         found, facts = fit(run, unit.payload)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from amalgam.data.parquet import parquet_options
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, part_of, read_bucket
 from amalgam.stages.common.load import encoder_digest, label_space
-from amalgam.stages.common.token_cache import tokens_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from amalgam.stages.common.states.encoder import Encoder
 
+    Array = np.ndarray[Any, np.dtype[Any]]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ENCODER = "student.encoder"
 
 VERSION = 1
@@ -47,6 +46,7 @@ def zero_shot_unit(run: Run) -> Unit:
 
 def measure(run: Run, unit: Unit) -> None:
     """The test texts' similarities to the label names, bucket by bucket."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -82,6 +82,7 @@ def similarities(run: Run, first: int, rows: int) -> Array:
 
 
 def _states(run: Run, encoder: Encoder, bucket: Bucket) -> Array:
+    from amalgam.stages.common.token_cache import tokens_of
 
     how = encoder.how
     tokens = tokens_of(run, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types)

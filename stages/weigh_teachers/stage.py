@@ -16,7 +16,6 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.generated_texts import are_written, generated_file
-from amalgam.stages.weigh_teachers.weigh import weigh
 
 if TYPE_CHECKING:
     pass
@@ -54,6 +53,7 @@ class WeighTeachers(Stage):
         return [Unit("weights", folder)]
 
     def run_unit(self, run: Run, unit: Unit) -> None:
+        from amalgam.stages.weigh_teachers.weigh import weigh
 
         table, facts = weigh(run)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:

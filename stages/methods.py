@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.stages.target_methods import TARGET_METHODS, target_method
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ HEDGED = {"mode": "soft", "distribution": "deterministic"}
 STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
 
 STRATA_STUDENT = {"epochs": 10, "batch_size": 16, "warmup": 0.2, "dropout": 0.2}
-
-WEIGHED = {"soft", "hard"}
 
 SETTINGS = {"uncertainty", "kd_temperature"}
 """Of the targets: a method keeps its name whatever they are."""
@@ -111,7 +110,7 @@ def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
     if objective in named:
         return named[objective]
     mode, weights = targets["mode"], f", {targets['teacher_weights']} weights"
-    plain = named.get("targets", f"{mode}{weights if mode in WEIGHED else ''}")
+    plain = named.get("targets", f"{mode}{weights if TARGET_METHODS[mode].weighted else ''}")
     return plain if objective == "targets" else f"{plain} and {objective}"
 
 
@@ -128,32 +127,9 @@ def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
 
 
 def method_name(experiment: ExperimentConfig) -> str:
-    """As the report calls it: the method, and which of its parts the experiment leaves out."""
+    """Returns the name in the report: the method, and the parts that the experiment leaves out."""
     if not experiment.student.learns:
         return str(experiment.student.method)
-    targets, without = experiment.targets, []
-    if targets.mode == "mt-bert" and experiment.objective.name in {"mt-bert", "targets"}:
-        left_out = {
-            "hidden loss": experiment.objective.name == "targets",
-            "weighting": targets.text_weights == "none",
-            "task loss": not targets.task_loss,
-        }
-        return " ".join(["mt-bert", *(f"w/o {part}" for part, absent in left_out.items() if absent)])
-    if targets.mode == "stratanet" and experiment.objective.name in {"stratanet", "targets"}:
-        return _strata_name(experiment)
-    if targets.mode in WEIGHED:
-        passes = experiment.cache.passes if targets.passes is None else targets.passes
-        without += ["MC dropout"] if passes == 0 and not targets.weighs_together else []
-        without += ["re-weighting"] if targets.text_weights == "none" else []
-    return " ".join([method_of(targets.model_dump(), experiment.objective.name), *(f"w/o {part}" for part in without)])
-
-
-def _strata_name(experiment: ExperimentConfig) -> str:
-    """Its ablations are told as the experiment names them."""
-    said, measure = experiment.objective, experiment.targets.uncertainty
-    parts: list[str] = [measure] if measure != "rmd" else []
-    share = experiment.targets.reference_fraction
-    parts += [f"reference_fraction {share:g}"] if share != Targets().reference_fraction else []
-    parts += [said.fusion] if said.name == "stratanet" and said.fusion != "st" else []
-    told = f"stratanet ({', '.join(parts)})" if parts else "stratanet"
-    return told if said.name == "stratanet" else f"{told} w/o amalgamated states"
+    targets = experiment.targets
+    name = method_of(targets.model_dump(), experiment.objective.name)
+    return target_method(targets).full_name(experiment, name)

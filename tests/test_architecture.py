@@ -20,6 +20,7 @@ LAYERS = (
     "pipeline/storage",
     "pipeline/execution",
     "data",
+    "stages/target_methods.py",
     "stages/methods.py",
     "stages/common",
     "stages/STAGE",  # earlier stages only, in the order of STAGES

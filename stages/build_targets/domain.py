@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.answers.evidence import Evidence
 from amalgam.stages.fit_statistics.fit import Keys, confidences
+from amalgam.stages.target_methods import Evidence
 
 
 def comparative_confidence(

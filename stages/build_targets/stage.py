@@ -8,28 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_array, write_table
 from amalgam.data.schemas import TARGETS, arrow_schema
-from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
 from amalgam.stages.common.load import check_gold, label_space, teachers_of
-from amalgam.stages.common.reference_texts import targets_by_domain
 from amalgam.stages.methods import method_of
+from amalgam.stages.target_methods import TargetBatch, TargetInputs, target_method, weighs_by_domain, weighs_together
 from amalgam.stages.weigh_teachers.read import weights_of
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
-
-    from amalgam.stages.build_targets.target_rules import TargetBatch
-
-
-TEMPERED = ("vanilla-kd", "uhc", "mt-bert", "stratanet")
-
-OWN = ("scores", "mt-bert")
-"""Modes with a loss of their own name."""
 
 
 class BuildTargets(Stage):
@@ -48,9 +40,9 @@ class BuildTargets(Stage):
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         trained = ("train-teachers",) if experiment.train_teachers else ()
-        answers = ("cache-teachers",) if experiment.targets.mode != "supervised" else ()
-        by_domain = ("cache-features", "fit-statistics") if targets_by_domain(experiment.targets) else ()
-        weighed = ("weigh-teachers",) if experiment.targets.weighs_together else ()
+        answers = ("cache-teachers",) if target_method(experiment.targets).reads_teachers else ()
+        by_domain = ("cache-features", "fit-statistics") if weighs_by_domain(experiment.targets) else ()
+        weighed = ("weigh-teachers",) if weighs_together(experiment.targets) else ()
         return ("read-corpus", *trained, *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -60,18 +52,19 @@ class BuildTargets(Stage):
     def identity(self, run: Run) -> Identity:
         """What is read of stage 1, not its fingerprint: a new test part or more cached passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
+        method = target_method(targets)
         inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
-        if targets.reads_gold:
+        if method.reads_gold(targets):
             inputs["gold"] = part.labels_digest
-        if targets.mode != "supervised":
+        if method.reads_teachers:
             run.result("cache-teachers")
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
             inputs["dtype"] = dtype_of(run)
-            inputs |= passes_counted(run) if _looks_at_passes(targets) else {}
-        weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if targets.weighs_together else {}
-        weighed |= {"fit-statistics": run.fingerprint("fit-statistics")} if targets_by_domain(targets) else {}
-        return Identity({"targets": targets.model_dump(include=_read(targets))}, inputs, weighed)
+            inputs |= passes_counted(run) if method.reads_passes(targets) else {}
+        weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if weighs_together(targets) else {}
+        weighed |= {"fit-statistics": run.fingerprint("fit-statistics")} if weighs_by_domain(targets) else {}
+        return Identity({"targets": targets.model_dump(include=method.fields(targets))}, inputs, weighed)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
@@ -95,16 +88,17 @@ class BuildTargets(Stage):
         from amalgam.stages.build_targets.summary import merge
 
         targets, space = run.experiment.targets, label_space(run)
+        method = target_method(targets)
         summary = merge([record.facts for record in records])
         normalised = targets.text_weights == "margin-normalised" and summary["weight_sum"] > 0
         return {
-            "method": method_of(run.experiment.targets.model_dump()),
+            "method": method_of(targets.model_dump()),
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "objective": {"uhc": "restricted"}.get(targets.mode, targets.mode if targets.mode in OWN else "kl"),
-            "gold": targets.reads_gold,
+            "objective": method.loss,
+            "gold": method.reads_gold(targets),
             "columns": [list(places) for places in space.columns.values()],
-            "student_temperature": targets.kd_temperature if targets.mode in TEMPERED else 1.0,
+            "student_temperature": targets.kd_temperature if method.tempered else 1.0,
             "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
             "summary": summary,
         }
@@ -121,27 +115,6 @@ class BuildTargets(Stage):
         return f"{method}, {manifest.facts['summary']['texts']:,} texts"
 
 
-def _looks_at_passes(targets: Targets) -> bool:
-    by_confidence = targets.mode in {"soft", "hard"} and not (targets.weighs_together or targets_by_domain(targets))
-    return by_confidence or (targets.mode in {"soft", "hard"} and targets.distribution == "mc-mean")
-
-
-def _read(targets: Targets) -> set[str]:
-    """The fields that this mode reads: others change nothing."""
-    if targets.mode in {"vanilla-kd", "uhc"}:
-        return {"mode", "kd_temperature"}
-    if targets.mode == "mt-bert":
-        return {"mode", "kd_temperature", "text_weights", "task_loss"}
-    if targets.mode == "stratanet":
-        return {"mode", "kd_temperature", "uncertainty"}
-    if targets.mode in {"scores", "supervised"}:
-        return {"mode"}
-    fields = {"mode", "distribution", "text_weights"}
-    if targets.weighs_together:
-        return fields
-    return fields | {"uncertainty"} | ({"temperature"} if targets.mode == "soft" else set())
-
-
 def _name(buckets: Sequence[Bucket]) -> str:
     """Names in order are keys in order."""
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
@@ -151,23 +124,21 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     import polars as pl
 
     from amalgam.stages.build_targets.domain import comparative_confidence
-    from amalgam.stages.build_targets.target_rules import build_targets, mt_bert_targets, one_hot
     from amalgam.stages.common.answers.evidence import gather
 
     space, targets = label_space(run), run.experiment.targets
+    method = target_method(targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
-    if targets.reads_gold:
+    if method.reads_gold(targets):
         _check_labelled(run, gold)
-    if targets.mode == "supervised":
-        return one_hot(gold, space)
+    if not method.reads_teachers:
+        return method.build(TargetInputs(space, targets, gold))
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
     evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
-    if targets.mode == "mt-bert":
-        return mt_bert_targets(evidence, gold, space, targets)
-    if targets_by_domain(targets):
+    if weighs_by_domain(targets):
         evidence = comparative_confidence(run, evidence, prefixes, key_array(rows.column("key")))
-    return build_targets(evidence, space, targets, _weights(run, buckets, keys))
+    return method.build(TargetInputs(space, targets, gold, evidence, _weights(run, buckets, keys)))
 
 
 def _check_labelled(run: Run, gold: pl.Series) -> None:
@@ -184,7 +155,7 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
     """The teachers' weights on these texts, where they were found by looking at all texts."""
     import polars as pl
 
-    if not run.experiment.targets.weighs_together:
+    if not weighs_together(run.experiment.targets):
         return None
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     table = weights_of(run).slice(before, len(keys))
@@ -211,7 +182,7 @@ def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
 def _table(rows: pa.Table, ruling: TargetBatch) -> pa.Table:
     import pyarrow as pa
 
-    from amalgam.stages.common.answers.probabilities import width
+    from amalgam.data.arrays import width
 
     sizes = {"target": width(ruling.target), "confidence": width(ruling.confidence)}
     schema = arrow_schema(TARGETS, sizes)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import TargetBatch
+from amalgam.stages.target_methods import TargetBatch
 
 BINS = 10
 

@@ -14,6 +14,7 @@ from amalgam.stages.common.encoders import NewClassifier, new_classifier
 from amalgam.stages.common.models.label_names import label_names
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
 from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set
+from amalgam.stages.target_methods import target_method
 
 
 def teachers_of(run: Run) -> list[ResolvedTeacher]:
@@ -46,9 +47,10 @@ def prepare_teachers(run: Run) -> None:
 def check_gold(run: Run) -> None:
     """Refuses gold labels outside the union before any teacher runs: no student can learn or predict them."""
     targets = run.experiment.targets
-    if targets.mode == "mt-bert":
-        check_one_label_set(teachers_of(run))
-    for name in ("test", "validation", *(["train"] if targets.reads_gold else [])):
+    method = target_method(targets)
+    if method.one_label_set:
+        check_one_label_set(teachers_of(run), targets.mode)
+    for name in ("test", "validation", *(["train"] if method.reads_gold(targets) else [])):
         part = part_of(run, name)
         note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
         if note:

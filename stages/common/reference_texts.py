@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, part_of, train_part
 from amalgam.stages.common.generated_texts import HELD_OUT
+from amalgam.stages.target_methods import weighs_by_domain
 
 MEASURES = COMPARATIVE
-
-
-def targets_by_domain(targets: Targets) -> bool:
-    """Whether the targets are weighed so."""
-    own = targets.mode in {"soft", "hard"} and not targets.weighs_together
-    return targets.uncertainty in MEASURES and (own or targets.mode == "stratanet")
 
 
 def measure_of(experiment: ExperimentConfig) -> str | None:
@@ -21,7 +16,7 @@ def measure_of(experiment: ExperimentConfig) -> str | None:
     said = experiment.targets.uncertainty
     if experiment.objective.name == "stratanet":
         return said if said in MEASURES else "rmd"
-    return said if targets_by_domain(experiment.targets) else None
+    return said if weighs_by_domain(experiment.targets) else None
 
 
 def reference_part(run: Run) -> Part:

@@ -42,16 +42,16 @@ class ResolvedTeacher:
         }
 
 
-def check_one_label_set(teachers: Sequence[ResolvedTeacher]) -> None:
+def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
     """Refuses teachers with different label sets, for methods that average over one set."""
     first = teachers[0]
     for teacher in teachers[1:]:
         difference = sorted(set(first.labels) ^ set(teacher.labels))
         if difference:
             raise ExperimentError(
-                f"mt-bert needs teachers with one label set: {first.name} and {teacher.name} do not share "
+                f"{mode} needs teachers with one label set: {first.name} and {teacher.name} do not share "
                 f"{', '.join(shown(label) for label in difference[:LABELS_SHOWN])}",
-                where="targets.mode: mt-bert",
+                where=f"targets.mode: {mode}",
                 fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
             )
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amalgam.data.arrays import softmax, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.execution.stage import Run
@@ -41,14 +42,7 @@ def confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
             for rows, some in in_parts(states)
         ]
         found.append(np.concatenate(parts) if parts else np.empty((0, states.blocks)))
-    return among(np.stack(found, axis=-1))
-
-
-def among(foreign: NDArray[Any]) -> Array:
-    """Softmax over the last axis, the teachers, of minus what is given."""
-    raised = np.exp(foreign.min(axis=-1, keepdims=True) - foreign)
-    found: Array = raised / raised.sum(axis=-1, keepdims=True)
-    return found
+    return softmax(-np.stack(found, axis=-1))
 
 
 def _statistics(run: Run, teacher: str) -> Statistics:
@@ -94,8 +88,7 @@ def fit(run: Run, teacher: ResolvedTeacher) -> tuple[Statistics, dict[str, Any]]
 
 def surest(logits: NDArray[Any], mine: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
     """Of each class that is said of `mine` the surest share, rounded up: the class; -1 for every other text."""
-    ordered = np.partition(logits.astype(np.float64), -2, axis=1)
-    order = np.argsort(ordered[:, -2] - ordered[:, -1], kind="stable")
+    order = np.argsort(-top_margin(logits.astype(np.float64)), kind="stable")
     said = np.where(mine, logits.argmax(axis=1), -1)
     groups = np.full(len(logits), -1, np.int64)
     for label in np.unique(said[mine]):

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amalgam.data.arrays import softmax
 from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_array, matrix, read_keys, read_table
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.common.answers.read import shelves_of
-from amalgam.stages.common.answers.statistics import softmax
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.load import label_space

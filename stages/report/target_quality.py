@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.arrays import softmax
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
-from amalgam.stages.common.answers.statistics import softmax
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
 from amalgam.stages.common.load import label_space, teachers_of
 from amalgam.stages.report.student_quality import texts_of
 from amalgam.stages.report.teacher_audit.audit import looked_over
 from amalgam.stages.report.teacher_audit.counts import Block
 from amalgam.stages.report.training_texts import seen_targets, taught_part
+from amalgam.stages.target_methods import target_method
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -84,11 +85,12 @@ class _Stand:
     def _weights(self, block: Block) -> Array:
         """The teachers' shares of each text's target."""
         targets = self._run.experiment.targets
+        method = target_method(targets)
         scores = block.confidence_NT if block.weights_NT is None else block.weights_NT
-        if targets.mode == "hard":
+        if method.winner_takes_all:
             alone: Array = np.eye(len(self._columns))[scores.argmax(axis=1)]
             return alone
-        given = block.weights_NT is not None or targets.mode == "stratanet"
+        given = block.weights_NT is not None or method.confidence_is_weight
         return scores if given else softmax(scores / targets.temperature)
 
     def summary(self, run: Run, part: Part) -> dict[str, Any]:

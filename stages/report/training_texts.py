@@ -9,7 +9,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.families import passes_counted
 from amalgam.stages.common.corpus import Part, part_of
 from amalgam.stages.common.load import teachers_of
-from amalgam.stages.common.reference_texts import targets_by_domain
+from amalgam.stages.target_methods import target_method, weighs_by_domain, weighs_together
 
 
 def taught_part(run: Run) -> Part | None:
@@ -23,9 +23,10 @@ def seen_targets(targets: Targets) -> Targets:
 
     A temperature that the targets do not read is nothing to what is shown either.
     """
-    if targets.mode == "soft" or targets.weighs_together:
+    method = target_method(targets)
+    if "temperature" in method.fields(targets) or weighs_together(targets):
         return targets
-    if targets.mode == "hard" or targets_by_domain(targets):
+    if method.weighted or weighs_by_domain(targets):
         return targets.model_copy(update={"temperature": Targets().temperature})
     return Targets(passes=targets.passes)
 
@@ -38,8 +39,8 @@ def teaching_identity(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"gold": part.labels_digest}
     if teachers_of(run):
         targets = seen_targets(run.experiment.targets)
-        fields = {"uncertainty", "temperature"} if targets.mode == "soft" else {"uncertainty"}
-        together = targets.weighs_together  # then it is weigh-teachers that says, and what it reads is known by it
+        fields = {"uncertainty", "temperature"} & target_method(targets).fields(targets)
+        together = weighs_together(targets)  # then it is weigh-teachers that says, and what it reads is known by it
         found["compared by"] = {} if together else targets.model_dump(include=fields)
-        found |= {} if targets_by_domain(targets) else passes_counted(run)
+        found |= {} if weighs_by_domain(targets) else passes_counted(run)
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_array, read_table
 from amalgam.pipeline.execution.stage import Run
@@ -53,20 +54,13 @@ def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> 
     keys = pl.Series("key", keys_of(run, buckets), pl.Binary)
     evidence = gather(run, teacher, family, [bucket.prefix for bucket in buckets], keys)
     logits = evidence.logits.to_numpy()
-    return np.stack([evidence.confidence.to_numpy(), margin(logits), logits.max(axis=1)], axis=1)
+    return np.stack([evidence.confidence.to_numpy(), top_margin(logits.astype(np.float64)), logits.max(axis=1)], axis=1)
 
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     import pyarrow as pa
 
     return pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
-
-
-def margin(logits: Array) -> Array:
-    """By how much the first logit is above the second; its scale is the teacher's own."""
-    ordered = np.partition(logits.astype(np.float64), -2, axis=1)
-    found: Array = ordered[:, -1] - ordered[:, -2]
-    return found
 
 
 def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequence[Array]) -> dict[str, Array]:

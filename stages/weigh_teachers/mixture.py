@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from amalgam.stages.common.answers.statistics import softmax
+from amalgam.data.arrays import softmax
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,16 +11,15 @@ import polars as pl
 import pytest
 import torch
 
-from amalgam.data.labels import union_of
+from amalgam.data.labels import LabelSpace, union_of
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import mt_bert_targets
-from amalgam.stages.common.answers.evidence import Evidence
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import fit
 from amalgam.stages.common.training.settings import Training
+from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
 from amalgam.stages.train_student.objectives.mt_bert import MTBertObjective
 from amalgam.stages.train_student.objectives.states import ObjectiveContext
 from amalgam.stages.train_student.objectives.targets import MTBertLoss, objective_of
@@ -36,6 +35,10 @@ def evidence(name: str, *probability: float) -> Evidence:
 
 
 TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both say x, b by its second label
+
+
+def mt_bert_targets(evidence: list[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> TargetBatch:
+    return target_method(targets).build(TargetInputs(space, targets, gold, evidence))
 
 
 def targets_of(gold: str | None, **settings: Any) -> tuple[list[float], float]:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amalgam.data.arrays import softmax
 from amalgam.stages.common.reference_texts import MEASURES
 from amalgam.stages.common.states.read import States
 from amalgam.stages.fit_statistics import domain_scores as statistics
 from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
-from amalgam.stages.fit_statistics.fit import among, surest
+from amalgam.stages.fit_statistics.fit import surest
 from amalgam.stages.fit_statistics.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics.stage import notes
 
@@ -201,9 +202,9 @@ def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
 
 
 def test_confidence_is_the_softmax_over_teachers_of_minus_what_is_foreign() -> None:
-    assert among(np.array([[0.0, math.log(3)]])).tolist() == [pytest.approx([0.75, 0.25])]
-    assert among(np.array([[1e6, -1e6]])).tolist() == [[0, 1]]
-    assert among(np.array([[5.0]])).tolist() == [[1]]
+    assert softmax(-np.array([[0.0, math.log(3)]])).tolist() == [pytest.approx([0.75, 0.25])]
+    assert softmax(-np.array([[1e6, -1e6]])).tolist() == [[0, 1]]
+    assert softmax(-np.array([[5.0]])).tolist() == [[1]]
 
 
 def test_absent_classes_few_texts_and_empty_measures_are_told() -> None:

@@ -7,11 +7,10 @@ import math
 import polars as pl
 import pytest
 
-from amalgam.data.labels import cut_in_groups, union_of
+from amalgam.data.labels import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.build_targets.target_rules import build_targets
-from amalgam.stages.common.answers.evidence import Evidence
 from amalgam.stages.common.answers.uncertainty import MEASURES, confidence, sums_over_passes
+from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -30,6 +29,13 @@ def evidence(name: str, probability: list[float], confidence_: float) -> Evidenc
 
 def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
     return pl.DataFrame(sums_over_passes([arrays(logs(*one)) for one in passes], measure))
+
+
+def build_targets(
+    evidence: list[Evidence], space: LabelSpace, targets: Targets, weights: pl.Series | None = None
+) -> TargetBatch:
+    gold = pl.Series("label", [None] * len(evidence[0].logits), pl.String)
+    return target_method(targets).build(TargetInputs(space, targets, gold, evidence, weights))
 
 
 SPACE = union_of({"a": ["x", "y"], "b": ["z", "w", "v"]})

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.data.arrays import top_margin
 from amalgam.stages.common.states.encoder import mean_over_tokens
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
     agreement,
-    margin,
     of_states,
     speaking_against,
     together,
@@ -92,7 +92,7 @@ def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alik
 
 
 def test_the_margin_is_the_first_logit_less_the_second() -> None:
-    assert margin(np.array([[1.0, 5.0, 3.5], [-1.0, -1.0, -2.0]], np.float32)).tolist() == [1.5, 0.0]
+    assert top_margin(np.array([[1.0, 5.0, 3.5], [-1.0, -1.0, -2.0]], np.float32)).tolist() == [1.5, 0.0]
 
 
 def test_exclusion_tells_signals_of_which_one_is_right_from_signals_of_how_easy_a_text_is() -> None:

@@ -19,6 +19,7 @@ from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.sources import corpus_for, part_identity, sources_of
 from amalgam.stages.common.states.families import ENCODER_STATES, blocks_of, kinds_of_states
 from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.settings import settings_of
 
 if TYPE_CHECKING:
@@ -293,7 +294,7 @@ def _weighing(job: StageEstimate) -> Cost:
 def _targets(job: StageEstimate) -> Cost:
     said = job.run.experiment.targets
     passes = job.run.experiment.cache.passes if said.passes is None else said.passes
-    sizes = [] if said.mode == "supervised" else _label_counts(job)
+    sizes = [] if not target_method(said).reads_teachers else _label_counts(job)
     known = job.state.total is not None
     texts = sum(unit.size for unit in job.state.missing) if known else job.survey("train").texts
     seconds = 0.0

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.arrays import softmax
 from amalgam.data.keys import shown, text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -19,7 +20,6 @@ from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.stages.app.student.folder import StudentFolder, columns_of, finished_student
 from amalgam.stages.app.student.input import PIPE, InputTexts
 from amalgam.stages.app.student.output import check_place, opened
-from amalgam.stages.common.answers.statistics import softmax
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

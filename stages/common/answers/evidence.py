@@ -6,30 +6,21 @@ Read by key, never by position: a text's answers may lie in any file of the fami
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from amalgam.data.arrays import softmax_column, width
 from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.answers.pass_statistics import sums_over_raw
-from amalgam.stages.common.answers.probabilities import softmax, width
 from amalgam.stages.common.answers.read import Answers, _aligned, _logits, read_answers
 from amalgam.stages.common.answers.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
+from amalgam.stages.target_methods import Evidence
 
 if TYPE_CHECKING:
     pass
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Of one teacher, a row per text of the bucket, in the bucket's order."""
-
-    teacher: str
-    logits: pl.Series
-    distribution: pl.Series
-    confidence: pl.Series
 
 
 def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
@@ -38,7 +29,7 @@ def gather(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: p
     answers = read_answers(run, family, prefixes, keys)
     logits = _aligned(_logits(answers), keys, teacher)["logits"]
     full = run.experiment.cache.passes if targets.passes is None else targets.passes
-    certain = softmax(logits)
+    certain = softmax_column(logits)
     among = targets.uncertainty in COMPARATIVE  # what stands for it is replaced: see among_teachers
     measure = "entropy" if among else targets.uncertainty
     if full == 0 or (among and targets.distribution == "deterministic"):

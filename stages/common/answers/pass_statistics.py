@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from amalgam.data.arrays import entropy_nats
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -39,7 +41,7 @@ def _sums(logits_KCN: Array, name: str, *, squares: bool) -> dict[str, Array]:  
     if squares and name in ("entropy", "mutual-information"):
         found["squares"] = (probability_KCN * probability_KCN).sum(axis=0)
     if name in ("expected-entropy", "mutual-information"):
-        found["entropy"] = _entropy(probability_KCN).sum(axis=0)
+        found["entropy"] = entropy_nats(probability_KCN, axis=1).sum(axis=0)
     if name == "variation-ratio":
         first_KN = probability_KCN.argmax(axis=1)  # noqa: N806
         found["votes"] = np.stack([(first_KN == label).sum(axis=0) for label in range(logits_KCN.shape[1])]).astype(
@@ -54,14 +56,6 @@ def _softmax(logits_KCN: Array) -> Array:  # noqa: N803
     with np.errstate(invalid="ignore"):  # what is not a number is found, and refused, when the targets are there
         raised = np.exp(logits_KCN - logits_KCN.max(axis=1, keepdims=True)).astype(np.float64)
         found: Array = raised / raised.sum(axis=1, keepdims=True)
-    return found
-
-
-def _entropy(probability_KCN: Array) -> Array:  # noqa: N803
-    """Natural log; 0 * log 0 = 0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        terms = probability_KCN * np.log(probability_KCN)
-    found: Array = -np.where(np.isnan(terms), 0.0, terms).sum(axis=1)
     return found
 
 

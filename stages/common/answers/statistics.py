@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.arrays import entropy_nats, softmax
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -25,7 +27,7 @@ class Statistics:
 def statistics(passes_NKC: Array) -> Statistics:  # noqa: N803 - texts, passes, classes
     probability_NKC = softmax(passes_NKC.astype(np.float32))  # noqa: N806
     mean_NC = probability_NKC.mean(axis=1)  # noqa: N806
-    entropy = _entropy(mean_NC)
+    entropy = entropy_nats(mean_NC)
     ceiling = np.log(passes_NKC.shape[2])
     return Statistics(mean_NC, entropy, 1 - entropy / ceiling, _standard_error(probability_NKC) / ceiling)
 
@@ -36,20 +38,7 @@ def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
     if count < 2:
         return np.full(len(probability_NKC), np.nan)
     total = probability_NKC.sum(axis=1, keepdims=True)
-    left_out = _entropy((total - probability_NKC) / (count - 1))
+    left_out = entropy_nats((total - probability_NKC) / (count - 1))
     spread = ((left_out - left_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     error: Array = np.sqrt((count - 1) / count * spread)
     return error
-
-
-def softmax(logits: Array) -> Array:
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
-    return result
-
-
-def _entropy(probability: Array) -> Array:
-    """Natural log; 0 * log 0 = 0."""
-    safe = np.where(probability > 0, probability, 1.0)
-    result: Array = -(probability * np.log(safe)).sum(axis=-1)
-    return result

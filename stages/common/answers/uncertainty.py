@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
+from amalgam.data.arrays import entropy_column, flat, shaped, width
 from amalgam.stages.common.answers.pass_statistics import sums_over_raw
-from amalgam.stages.common.answers.probabilities import entropy_nats, flat, shaped, width
 
 COUNT = "passes_counted"
 
@@ -55,7 +55,7 @@ def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
 
 
 def _entropy(sums: pl.DataFrame) -> pl.Series:
-    return entropy_nats(mean_probability(sums))
+    return entropy_column(mean_probability(sums))
 
 
 def _expected_entropy(sums: pl.DataFrame) -> pl.Series:

@@ -22,8 +22,8 @@ from amalgam.stages.common.answers.families import families_of
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
 from amalgam.stages.common.load import label_space, teachers_of
 from amalgam.stages.common.models.resolve import same_models
-from amalgam.stages.common.reference_texts import targets_by_domain
 from amalgam.stages.report.teacher_audit.counts import CONFIDENT, AuditCounts, Block, WeightRule
+from amalgam.stages.target_methods import target_method, weighs_by_domain
 from amalgam.stages.weigh_teachers.read import weights_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def audit(run: Run, states: list[StageState]) -> dict[str, Any]:
 def looked_over(run: Run, some: Sequence[Bucket], also: Callable[[Block], None] | None = None) -> dict[str, Any]:
     """The audit of some of the training texts; `also` sees each block of them too, so that none is read twice."""
     space, targets = label_space(run), run.experiment.targets
-    tally = AuditCounts(space, WeightRule(targets.temperature, targets.mode == "hard"))
+    tally = AuditCounts(space, WeightRule(targets.temperature, target_method(targets).winner_takes_all))
     weighed = "weigh-teachers" in run.results
     for buckets in neighbouring_buckets(some):
         for block in _blocks(run, buckets, space, weighed=weighed):
@@ -109,7 +109,7 @@ def _blocks(run: Run, buckets: tuple[Bucket, ...], space: LabelSpace, *, weighed
 
 def _measured(run: Run) -> bool:
     """Whether it is known how foreign the texts are to each teacher, and that is what weighs it."""
-    return targets_by_domain(run.experiment.targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
+    return weighs_by_domain(run.experiment.targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
 
 
 def _weights(run: Run, buckets: tuple[Bucket, ...], rows: pa.Table) -> Any:

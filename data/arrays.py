@@ -1,0 +1,109 @@
+"""Arithmetic on rows of numbers: softmax, entropy, columns; for NumPy arrays and for Polars Array columns.
+
+The two softmaxes round differently, so each caller keeps its own. A Polars column of n arrays of C numbers is computed
+flat: one vectorised operation for any n and C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+# ---- NumPy
+
+
+def softmax(logits: Array) -> Array:
+    """Returns the softmax over the last axis."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
+    return result
+
+
+def entropy_nats(probability: Array, axis: int = -1) -> Array:
+    """Returns the entropy over one axis in nats, with 0 * log 0 = 0."""
+    safe = np.where(probability > 0, probability, 1.0)
+    result: Array = -(probability * np.log(safe)).sum(axis=axis)
+    return result
+
+
+def top_margin(scores: Array) -> Array:
+    """Returns, for each row, the largest number less the second largest."""
+    ordered = np.partition(scores, -2, axis=1)  # pl.Series.arr.sort takes as long as everything else together
+    result: Array = ordered[:, -1] - ordered[:, -2]
+    return result
+
+
+# ---- Polars columns of arrays
+
+
+def width(arrays: pl.Series) -> int:
+    """Returns C of a column of arrays of C numbers."""
+    dtype = arrays.dtype
+    if not isinstance(dtype, pl.Array):
+        raise TypeError(f"{arrays.name} holds {dtype}, not arrays")
+    return int(dtype.size)
+
+
+def flat(arrays: pl.Series) -> pl.Series:
+    """Returns the numbers of all arrays in one column, in float64."""
+    return arrays.explode(empty_as_null=False).cast(pl.Float64)
+
+
+def shaped(numbers: pl.Series, classes: int) -> pl.Series:
+    """Returns the numbers as arrays of `classes` each; reverses `flat`."""
+    return (
+        numbers.reshape((-1, classes)) if len(numbers) else pl.Series(numbers.name, [], pl.Array(pl.Float64, classes))
+    )
+
+
+def softmax_column(logits: pl.Series) -> pl.Series:
+    """Returns the softmax of each array."""
+    classes = width(logits)
+    raised = shaped(flat(logits - logits.arr.max()).exp(), classes)
+    return raised / raised.arr.sum()
+
+
+def entropy_column(probability: pl.Series) -> pl.Series:
+    """Returns the entropy of each array in nats, with 0 * log 0 = 0."""
+    numbers = flat(probability)
+    return -shaped((numbers * numbers.log()).fill_nan(0.0), width(probability)).arr.sum()
+
+
+def first_label(probability: pl.Series) -> pl.Series:
+    """Returns 1 at the largest number of each array, the first of equals, and 0 elsewhere."""
+    first = probability.arr.arg_max()
+    return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))], probability.name)
+
+
+def total(columns: Iterable[pl.Series]) -> pl.Series:
+    """Returns the sum of the columns, added from left to right."""
+    return reduce(add, columns)
+
+
+def column(arrays: pl.Series, index: int) -> pl.Series:
+    """Returns number `index` of each array."""
+    return arrays.arr.get(index)
+
+
+def columns_of(arrays: pl.Series) -> list[pl.Series]:
+    """Returns one column for each position in the arrays."""
+    return [column(arrays, index) for index in range(width(arrays))]
+
+
+def side_by_side(columns: list[pl.Series], name: str) -> pl.Series:
+    """Returns a column of arrays from one column per position."""
+    frame = pl.DataFrame({str(index): series for index, series in enumerate(columns)})
+    return frame.select(pl.concat_arr(pl.all()).alias(name)).to_series()
+
+
+def constant(value: float | str | None, dtype: pl.DataType | type[pl.DataType], rows: int) -> pl.Series:
+    """Returns a column that repeats one value."""
+    return pl.Series([value], dtype=dtype).new_from_index(0, rows)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
@@ -31,6 +33,14 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """In this process alone: tests kill processes, not machines, and the kernel keeps what was written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", id)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_tree() -> Iterator[None]:
+    """Typer makes its command tree for every call of the app: half of the time of `amalgam plan`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 
 

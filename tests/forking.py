@@ -1,4 +1,4 @@
-"""`amalgam` in processes of its own that start at once: forks of a server that has torch loaded and started no thread.
+"""Python modules, `amalgam.cli` above all, in processes that start at once: forks of a server that has torch loaded.
 
 A fork has a folder, environment, signals, output and exit code of its own. A test of how a process starts, or of an
 environment that Python itself reads, starts a new process instead.
@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 LOADED = (
-    *("accelerate", "numpy", "pydantic", "safetensors.torch", "torch.distributed", "amalgam.cli"),
+    *("accelerate", "numpy", "pydantic", "safetensors.torch", "torch.distributed", "typer"),
     *("transformers.models.auto", "transformers.models.bert.modeling_bert"),
 )
 """Not polars and not pyarrow, which start threads when they are imported."""
@@ -30,10 +31,12 @@ MOST_BYTES = 1 << 18
 
 
 class Forked:
-    """A forked command, with those members of subprocess.Popen that tests use."""
+    """A forked `python -m module`, with those members of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
-        self.args = ["amalgam", *arguments]
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], module: str = "amalgam.cli"
+    ) -> None:
+        self.args = [module, *arguments]
         self.returncode: int | None = None
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  communicate closes them
         self._reply, reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -142,9 +145,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> N
     os.environ.update(environment)
     sys.argv = arguments
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from amalgam.cli import main
-
-    main()
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

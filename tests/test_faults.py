@@ -18,6 +18,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.stages.app.session import open_run
 from amalgam.stages.cache_teachers.conflict import note_divergence
+from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import TIMEOUT, TOLERANCE, TRAIN, Workspace, finish, flip_bit, largest_difference
 
 
@@ -178,12 +179,13 @@ def test_two_runs_at_once_both_end_well_and_equal_one(fresh: Workspace, built: W
 
 # ---- signals. More passes than the tests use elsewhere, so that there is time to interrupt them.
 
-MANY = ("cache.passes=256", "execution.batch_tokens=2048")
+MANY = ("cache.passes=128", "execution.batch_tokens=2048")
 
 
 def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, str]:
     """cache-teachers, stopped as soon as one unit is committed."""
-    process = workspace.new_process("cache-teachers", *MANY)
+    start = workspace.new_process if signals == (signal.SIGTERM,) else workspace.process
+    process = start("cache-teachers", *MANY)
     until(lambda: bool(list((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))), process)
     for number in signals:
         process.send_signal(number)
@@ -192,7 +194,7 @@ def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, st
     return result.code, result.err
 
 
-def until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def until(ready: Callable[[], bool], process: subprocess.Popen[str] | Forked) -> None:
     began = time.monotonic()
     while not ready():
         assert process.poll() is None, process.communicate()[1]

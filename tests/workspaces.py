@@ -228,15 +228,17 @@ def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) ->
     return CommandResult(process.wait(), out, err)
 
 
-def ranks(workspace: Workspace, *arguments: str, processes: int = 2) -> CommandResult:
-    """As `torchrun` on one node, without the launcher: what one rank cannot do ends the others."""
+def ranks(workspace: Workspace, *arguments: str) -> CommandResult:
+    """The command as two ranks on one node."""
+    return run_ranks(lambda rank: workspace.process(*arguments, **rank))
+
+
+def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> CommandResult:
+    """As `torchrun` on one node, without the launcher: the failure of a rank ends the others."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "1"}
-    running = [
-        workspace.process(*arguments, **meeting, **world, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank in range(processes)
-    ]
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "1"}
+    world |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    running = [start({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     deadline = time.monotonic() + TIMEOUT
     while not all(rank.poll() is not None for rank in running):
         if any(rank.poll() for rank in running) or time.monotonic() > deadline:

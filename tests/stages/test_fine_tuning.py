@@ -1,6 +1,6 @@
 """The training loop on a tiny random BERT: the loss, the batches, and going on after an interruption.
 
-Run as a script, this file is what torchrun starts in the test of two processes.
+Run as a module, this file is a rank in the test of two processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,8 @@ from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, dropout_seed, fit, learning_rate
 from amalgam.stages.common.training.settings import Training
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import quiet_environment, run_ranks
 
 PLAIN = Training(
     epochs=2,
@@ -178,12 +179,10 @@ def test_accumulation_changes_neither_losses_nor_weights(tmp_path: Path, accumul
 
 
 def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, __file__, str(tmp_path)]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "arn" not in done.stderr, done.stderr
+    module = "amalgam.tests.stages.test_fine_tuning"
+    done = run_ranks(lambda rank: Forked([str(tmp_path)], tmp_path, quiet_environment(**rank), module))
+    assert done.code == 0, done.err
+    assert "arn" not in done.err, done.err
     content = json.loads((tmp_path / "rank0.json").read_text())
 
     alone, model = Watch(), unused_weight_bert()
@@ -343,7 +342,7 @@ def test_predictions_come_in_the_order_of_the_texts_and_leave_the_model_as_it_wa
     assert predict(model, [], pad_id=0, batch_tokens=40).shape == (0, 4)
 
 
-# --- what torchrun starts ----------------------------------------------------------------------------------------
+# --- a rank ----------------------------------------------------------------------------------------------------
 
 
 # 15 rows in batches of 7, 7 and 1: the ranks have 4 parts and 3, and of the last batch rank 1 has nothing.

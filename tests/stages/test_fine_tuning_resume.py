@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,8 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
 from amalgam.stages.common.training.settings import Training
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import quiet_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -294,8 +295,10 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
 
 
 def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=True)
-    outcomes = json.loads(done.stdout)
+    module = "amalgam.tests.stages.test_fine_tuning_resume"
+    out, err = Forked([str(tmp_path)], tmp_path, quiet_environment(), module).communicate()
+    assert out, err
+    outcomes = json.loads(out)
     assert {step for step, _ in outcomes} == {1, 2}
     assert len(outcomes) > 10
     assert all(weights == [float(step)] * 64 for step, weights in outcomes)

@@ -299,10 +299,10 @@ def test_texts_in_both_parts_are_counted_and_named(tmp_path: Path) -> None:
 READ = """
 import sys
 from pathlib import Path
-from amalgam.data import shards
+from amalgam.data import parquet
 from amalgam.data.corpus import read_part
 from amalgam.pipeline.config.schema import Corpus
-shards.RUN_CHARACTERS = 2 << 20  # several runs for either size, so that only what grows with the corpus differs
+parquet.RUN_CHARACTERS = 2 << 20  # several runs for either size, so that only what grows with the corpus differs
 folder = Path(sys.argv[2])
 folder.mkdir()
 read_part([Path(sys.argv[1])], Corpus(train="x", id="id"), part="train", folder=folder)

@@ -103,7 +103,7 @@ def test_texts_are_ambiguous_but_learnable() -> None:
 
 def test_importing_the_corpus_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'polars', 'numpy', 'pyarrow'}"
-    code = f"import sys, amalgam.data.synthetic; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, amalgam.data.demo_corpus; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

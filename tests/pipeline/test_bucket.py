@@ -122,7 +122,7 @@ def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server:
     dying = (
         "import os, sys; from pathlib import Path; from amalgam.pipeline.storage.object_store import ObjectStorage\n"
         "from amalgam.tests.pipeline.test_bucket import opened, put\n"
-        "Bucket.create = lambda *_: os._exit(137)\n"
+        "ObjectStorage.create = lambda *_: os._exit(137)\n"
         "put(opened(sys.argv[1]), 'one')"
     )
     assert subprocess.run([sys.executable, "-c", dying, ours], check=False).returncode == 137

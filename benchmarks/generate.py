@@ -14,18 +14,19 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import token_limit
 from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
-from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import SamplingParams
+from amalgam.stages.generate.lazy_sampling import LazySampler, SamplingParams, key64
 from amalgam.stages.generate.scoring import Scorer
 from amalgam.stages.generate.sources import STEERED
 
@@ -37,29 +38,49 @@ if TYPE_CHECKING:
 FAST = (2, 4, 8, 16, 32)
 
 
+class ExhaustiveSampler(LazySampler):
+    """Scores every candidate."""
+
+    def pending(self) -> NDArray[np.int64]:
+        return self.order[self.scored :] if self.strength else self.order[:0]
+
+
+class CountingSampler(LazySampler):
+    """Counts how often scoring only the first candidates would choose the same token."""
+
+    tokens: ClassVar[int] = 0
+    same: ClassVar[dict[int, int]] = {}
+
+    def near_ties(self) -> NDArray[np.int64]:
+        CountingSampler.tokens += 1
+        for most in self.same:
+            self.same[most] += self.winner in self.order[:most]
+        return super().near_ties()
+
+
 @dataclass(frozen=True)
 class Bench:
     model: LanguageModel
     teacher: Teacher
-    how: SamplingParams
+    sampling: SamplingParams
 
     def orders(self, texts: int) -> list[TextRequest[tuple[int, int]]]:
         """Returns requests with equally many texts per class."""
         labels = range(self.teacher.labels)
         numbers = range(max(1, texts // len(labels)))
         return [
-            TextRequest((label, index), text_word(0, label, index), label, how=self.how)
+            TextRequest((label, index), key64(0, label, index), label, sampling=self.sampling)
             for index in numbers
             for label in labels
         ]
 
     def write(
-        self, texts: int, steering: SteeringParams, watched: tuple[int, ...] = ()
-    ) -> tuple[Texts, Scorer, Writer[Any]]:
+        self, texts: int, steering: SteeringParams, sampler: type[LazySampler] = LazySampler
+    ) -> tuple[Texts, Scorer]:
         """Generates texts with a new scorer, which has no cached scores."""
         scorer = Scorer(self.teacher)
-        writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, watched=watched)
-        return dict(writer.write(self.orders(texts))), scorer, writer
+        writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, sampler=sampler)
+        return dict(writer.write(self.orders(texts))), scorer
 
 
 def main() -> None:
@@ -85,12 +106,13 @@ def main() -> None:
 
 def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = timed(bench, steer, options) if steer in options.timed_steer else {}
-    texts, scorer, writer = bench.write(options.texts, SteeringParams(steer, options.tokens), FAST)
+    CountingSampler.tokens, CountingSampler.same = 0, dict.fromkeys(FAST, 0)
+    texts, scorer = bench.write(options.texts, SteeringParams(steer, options.tokens), CountingSampler)
     figures = counted(list(texts.values()))
     settings = {"steer": steer, "teacher_classes": bench.teacher.labels}
     tokens = figures.pop("tokens")
     lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": figures["offered"] / figures["scored"]}
-    same = {f"same_at_{most}": round(count / writer.steps, 4) for most, count in writer.agreed.items()}
+    same = {f"same_at_{most}": round(count / CountingSampler.tokens, 4) for most, count in CountingSampler.same.items()}
     more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "computed_per_token": scorer.computed / tokens}
     speed = {
         name: {"texts_per_s": options.timed_texts / median(runs), "spread": spread(runs)}
@@ -113,18 +135,19 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
 
 def timed(bench: Bench, steer: float, options: argparse.Namespace) -> dict[str, list[float]]:
     """Checks that both methods generate equal tokens, then times them."""
-    ways = {
-        "naive": SteeringParams(steer, options.timed_tokens, lazy=False),
-        "amalgam": SteeringParams(steer, options.timed_tokens),
+    samplers: dict[str, type[LazySampler]] = {
+        "naive": ExhaustiveSampler,
+        "amalgam": LazySampler,
     }
-    naive, lazy = (bench.write(options.timed_texts, way)[0] for way in ways.values())
+    steering = SteeringParams(steer, options.timed_tokens)
+    naive, lazy = (bench.write(options.timed_texts, steering, sampler)[0] for sampler in samplers.values())
     if any(naive[tag].choices != lazy[tag].choices for tag in naive):
         raise SystemExit(f"steer {steer}: exact sampling and full scoring generate different tokens")
 
-    def run(way: SteeringParams) -> None:
-        bench.write(options.timed_texts, way)
+    def run(sampler: type[LazySampler]) -> None:
+        bench.write(options.timed_texts, steering, sampler)
 
-    return interleaved({name: partial(run, way) for name, way in ways.items()}, options.repeats)
+    return interleaved({name: partial(run, sampler) for name, sampler in samplers.items()}, options.repeats)
 
 
 def counted(texts: Sequence[GeneratedText]) -> dict[str, float]:

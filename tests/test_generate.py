@@ -308,7 +308,7 @@ def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
     workspace("generate", *options, "generate.texts=4")
     assert [row["text"] for row in rows(workspace)][: len(few)] == few
     result = workspace("generate", *options)
-    assert f"generate.corpus has only {len(given)} texts; {TEXTS * len(CLASSES)} were wanted" in result.err
+    assert f"generate.corpus has only {len(given)} texts; {TEXTS * len(CLASSES)} were requested" in result.err
     assert sorted(row["text"] for row in rows(workspace)) == sorted(given)
 
 

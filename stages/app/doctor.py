@@ -14,7 +14,7 @@ from amalgam.stages.app.session import open_run
 from amalgam.stages.common.generated_texts import GENERATED
 from amalgam.stages.common.load import encoder_files, prepare_teachers
 from amalgam.stages.common.sources import REMOTE, sources_of
-from amalgam.stages.generate.requests import language_model_files
+from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.report.zero_shot import ENCODER
 
 

@@ -1,7 +1,7 @@
-"""Many texts written at once: each in a slot, each token chosen as the teacher steers, a new text where one ends.
+"""Generates many texts at once: each text has a slot, and a new text takes the slot of a finished one.
 
-Numbers of other company differ in their last bits. So what rounding could decide is computed again for the text by
-itself, and what is reported always is: a text is a function of its order alone.
+The composition of a batch changes the last bits of logits. A token that rounding could decide is therefore computed
+again for its text alone, and so are all reported numbers. A text depends on its request alone.
 """
 
 from __future__ import annotations
@@ -16,83 +16,85 @@ import torch
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.inference.batches import go_on
-from amalgam.stages.generate.keyed_random import gumbel
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, chosen_among, offers
+from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, find_candidates, gumbel
 from amalgam.stages.generate.scoring import Scorer
 
 Tag = TypeVar("Tag")
 
 UNFINISHED = "\ufffd"
-"""What a decoder writes for bytes that make no character yet."""
+"""The character that a decoder writes for an incomplete byte sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest(Generic[Tag]):
-    """A text to be written: everything that it is a function of, beside models and steer."""
+    """A text to generate: everything it depends on apart from the models and the steering."""
 
     tag: Tag
-    word: int
-    """Its key, as noise.text_word makes it."""
+    key: int
+    """Made by lazy_sampling.key64."""
     label: int | None
-    """The class, by its place among the teacher's."""
+    """Index of the class among the teacher's labels."""
     prompt: str = ""
-    how: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
 class SteeringParams:
-    steer: float = 1.0
+    strength: float = 1.0
     max_tokens: int = 128
-    fast: int | None = None
-    """Score at most so many candidates a token: not exact."""
-    lazy: bool = True
+    max_scored: int | None = None
+    """Candidates scored per token; with a limit the sample is inexact."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
     text: str
-    tokens: int
-    log_lm: float | None
-    """Natural logarithm of the language model's probability of its tokens, the end included."""
-    probability: float | None
-    """The teacher's, of the class."""
-    scored: int
-    """Candidates that were scored for it."""
-    offered: int
-    """Candidates that could have been."""
-    choices: tuple[int, ...]
-    """The chosen tokens, the end included."""
+    tokens: int = 0
+    log_lm: float | None = None
+    """Natural logarithm of the language model's probability of the tokens, the end token included."""
+    probability: float | None = None
+    """The teacher's probability of the class."""
+    scored: int = 0
+    """Candidates that the teacher scored."""
+    offered: int = 0
+    """Candidates that the language model proposed."""
+    choices: tuple[int, ...] = ()
+    """The chosen tokens, the end token included."""
 
 
 @dataclass
 class _Text(Generic[Tag]):
-    order: TextRequest[Tag]
+    request: TextRequest[Tag]
     row: list[int]
-    begun: int
-    """Where its own tokens begin in the row; up to there they are given."""
+    prompt_tokens: int
+    """Tokens of the row before the text's own."""
     so_far: str = ""
     scored: int = 0
     offered: int = 0
     ended: bool = False
 
     @property
-    def written(self) -> list[int]:
-        return self.row[self.begun :]
+    def own_tokens(self) -> list[int]:
+        return self.row[self.prompt_tokens :]
 
 
 @dataclass
 class _Turn(Generic[Tag]):
-    """One text's next token in the making."""
+    """The choice of one text's next token."""
 
     text: _Text[Tag]
-    offer: Candidates
+    candidates: Candidates
     noise: np.ndarray[Any, Any]
-    choice: LazySampler
+    sampler: LazySampler
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.candidates.is_near_tie or self.sampler.is_near_tie
 
 
 class Writer(Generic[Tag]):
-    """`agreed` counts, for each number of `watched` scores, how often so few would have chosen the same token."""
+    """Generates texts with one language model, steered by one teacher."""
 
     def __init__(
         self,
@@ -101,23 +103,22 @@ class Writer(Generic[Tag]):
         steering: SteeringParams,
         *,
         stop: Callable[[], None] = go_on,
-        watched: tuple[int, ...] = (),
+        sampler: type[LazySampler] = LazySampler,
     ) -> None:
-        self.model, self.scorer, self.steering, self.stop = model, scorer, steering, stop
-        self.agreed = dict.fromkeys(watched, 0)
+        self.model, self.scorer, self.steering, self.stop, self.sampler = model, scorer, steering, stop, sampler
         self.steps = 0
-        self.settled = 0
-        """Steps that rounding could have decided."""
+        self.ties_broken = 0
+        """Tokens that were computed again because rounding could decide them."""
 
-    def write(self, orders: Iterable[TextRequest[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
-        """Each as soon as it is done."""
-        waiting = iter(orders)
+    def write(self, requests: Iterable[TextRequest[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
+        """Yields each text as soon as it is finished."""
+        waiting = iter(requests)
         free = list(range(self.model.slots.count))[::-1]
         active: dict[int, _Text[Tag]] = {}
         while True:
-            for order in islice(waiting, len(free)):
+            for request in islice(waiting, len(free)):
                 slot = free.pop()
-                active[slot] = self._begun(order)
+                active[slot] = self._start(request)
                 self.model.begin_text(slot, active[slot].row[:-1])
             if not active:
                 return
@@ -125,119 +126,113 @@ class Writer(Generic[Tag]):
             self._step(active)
             done = [slot for slot, text in active.items() if text.ended]
             finished = [active.pop(slot) for slot in done]
-            free = sorted([*free, *done], reverse=True)  # the last are used when there is no other: they cost
-            yield from self._finished(finished)
+            free = sorted([*free, *done], reverse=True)  # low slots first: every slot below the last used one computes
+            yield from ((text.request.tag, self._result(text)) for text in finished)
 
-    def _begun(self, order: TextRequest[Tag]) -> _Text[Tag]:
-        row = [*self.model.begin, *(self.model.encode(order.prompt) if order.prompt else [])]
+    def _start(self, request: TextRequest[Tag]) -> _Text[Tag]:
+        row = [*self.model.begin, *(self.model.encode(request.prompt) if request.prompt else [])]
         if len(row) > self.model.longest:
             raise ExperimentError(
                 f"the prompt has {len(row)} tokens, and the language model reads {self.model.longest}",
                 where="generate.prompt",
-                fix="a shorter prompt",
+                fix="shorten the prompt",
             )
-        return _Text(order, row, len(row))
+        return _Text(request, row, len(row))
 
     def _step(self, active: dict[int, _Text[Tag]]) -> None:
-        """One token for every text."""
+        """Adds one token to every text."""
         texts = list(active.values())
         turns = self._turns(texts, self.model.step(list(active), [text.row for text in texts]))
         self._score(turns)
         for turn in turns:
-            self._take(turn)
+            self._append(turn)
 
     def _turns(self, texts: list[_Text[Tag]], logits: torch.Tensor) -> list[_Turn[Tag]]:
-        found = offers(logits, [text.order.how for text in texts], torch.stack([self._banned(text) for text in texts]))
-        turns = [self._turn(text, offer) for text, offer in zip(texts, found, strict=True)]
-        return [self._turn(turn.text, self._own_offer(turn.text)) if _on_edge(turn) else turn for turn in turns]
+        banned = torch.stack([self._banned(text) for text in texts])
+        candidates = find_candidates(logits, [text.request.sampling for text in texts], banned)
+        turns = [self._turn(text, own) for text, own in zip(texts, candidates, strict=True)]
+        return [
+            self._turn(turn.text, self._candidates_alone(turn.text)) if turn.is_near_tie else turn for turn in turns
+        ]
 
     def _banned(self, text: _Text[Tag]) -> torch.Tensor:
         banned = self.model.banned.clone()
-        if not text.so_far.strip():  # an empty text would say nothing
+        if not text.so_far.strip():  # prevents empty texts
             banned[sorted(self.model.ends)] = True
         return banned
 
-    def _own_offer(self, text: _Text[Tag]) -> Candidates:
-        [offer] = offers(self.model.alone(text.row)[-1:], [text.order.how], self._banned(text)[None])
-        return offer
+    def _candidates_alone(self, text: _Text[Tag]) -> Candidates:
+        logits = self.model.alone(text.row)[-1:]
+        [candidates] = find_candidates(logits, [text.request.sampling], self._banned(text)[None])
+        return candidates
 
-    def _turn(self, text: _Text[Tag], offer: Candidates) -> _Turn[Tag]:
-        steering, order = self.steering, text.order
-        greedy = order.how.temperature == 0
-        noise = np.zeros(len(offer.ids)) if greedy else gumbel(order.word, len(text.written), offer.ids)
-        steer = 0.0 if order.label is None or self.scorer is None else steering.steer
-        return _Turn(
-            text, offer, noise, LazySampler(offer.log_lm, noise, steer, lazy=steering.lazy, most=steering.fast)
-        )
+    def _turn(self, text: _Text[Tag], candidates: Candidates) -> _Turn[Tag]:
+        request, ids = text.request, candidates.ids
+        greedy = request.sampling.temperature == 0
+        noise = np.zeros(len(ids)) if greedy else gumbel(request.key, len(text.own_tokens), ids)
+        strength = 0.0 if request.label is None or self.scorer is None else self.steering.strength
+        sampler = self.sampler(candidates.log_lm, noise, strength, max_scored=self.steering.max_scored)
+        return _Turn(text, candidates, noise, sampler)
 
     def _score(self, turns: list[_Turn[Tag]]) -> None:
-        """Round by round, the candidates of all texts together, until every choice is settled."""
+        """Scores the candidates of all texts together, in rounds, until every choice is certain."""
         while True:
-            asked = [(turn, wanted) for turn in turns if len(wanted := turn.choice.wanted())]
-            if not asked:
+            pending = [(turn, positions) for turn in turns if len(positions := turn.sampler.pending())]
+            if not pending:
                 return
-            texts = [text for turn, wanted in asked for text in self._candidates(turn, wanted)]
-            answers = iter(self._judge.log_probabilities(texts))
-            for turn, wanted in asked:
-                label = turn.text.order.label
-                scores = [float(one[label]) for one in islice(answers, len(wanted))]
-                turn.choice.take(wanted, np.array(scores))
+            texts = [text for turn, positions in pending for text in self._extended(turn, positions)]
+            scores = iter(self._teacher.log_probabilities(texts))
+            for turn, positions in pending:
+                label = turn.text.request.label
+                turn.sampler.take(positions, np.array([float(row[label]) for row in islice(scores, len(positions))]))
 
     @property
-    def _judge(self) -> Scorer:
+    def _teacher(self) -> Scorer:
         if self.scorer is None:
-            raise AssertionError("a text that is not steered asks for no score")  # _turn says so
+            raise AssertionError("a text without steering needs no score")  # _turn sets its strength to 0
         return self.scorer
 
-    def _candidates(self, turn: _Turn[Tag], places: np.ndarray[Any, Any]) -> list[str]:
-        """What the text would be; a token that ends it adds nothing."""
-        written, ends = turn.text.written, self.model.ends
-        ids = [int(turn.offer.ids[place]) for place in places]
-        return self.model.decode([written if one in ends else [*written, one] for one in ids])
+    def _extended(self, turn: _Turn[Tag], positions: np.ndarray[Any, Any]) -> list[str]:
+        """Returns the text with each candidate appended; an end token appends nothing."""
+        tokens, ends = turn.text.own_tokens, self.model.ends
+        ids = [int(turn.candidates.ids[position]) for position in positions]
+        return self.model.decode([tokens if token in ends else [*tokens, token] for token in ids])
 
-    def _take(self, turn: _Turn[Tag]) -> None:
+    def _append(self, turn: _Turn[Tag]) -> None:
         text = turn.text
-        places = turn.choice.contenders()
-        place = turn.choice.winner if len(places) == 1 else self._settled(turn, places)
-        for most in self.agreed:
-            self.agreed[most] += chosen_among(turn.choice, most)
+        near_ties = turn.sampler.near_ties()
+        position = turn.sampler.winner if len(near_ties) == 1 else self._tie_broken(turn, near_ties)
         self.steps += 1
-        self.settled += len(places) > 1
-        token = int(turn.offer.ids[place])
-        text.scored += turn.choice.scored
-        text.offered += len(turn.offer.ids)
+        self.ties_broken += len(near_ties) > 1
+        token = int(turn.candidates.ids[position])
+        text.scored += turn.sampler.scored
+        text.offered += len(turn.candidates.ids)
         text.row.append(token)
         if token not in self.model.ends:
-            [text.so_far] = self.model.decode([text.written])
-        full = len(text.written) >= self.steering.max_tokens or len(text.row) > self.model.longest
+            [text.so_far] = self.model.decode([text.own_tokens])
+        full = len(text.own_tokens) >= self.steering.max_tokens or len(text.row) > self.model.longest
         text.ended = token in self.model.ends or full
 
-    def _settled(self, turn: _Turn[Tag], places: np.ndarray[Any, Any]) -> int:
-        """Between those that rounding could choose from: each computed by itself."""
-        ids, how = turn.offer.ids[places], turn.text.order.how
+    def _tie_broken(self, turn: _Turn[Tag], positions: np.ndarray[Any, Any]) -> int:
+        """Returns the winner among candidates that rounding could choose from, each computed alone."""
+        ids, sampling = turn.candidates.ids[positions], turn.text.request.sampling
         logits = self.model.alone(turn.text.row)[-1].cpu().double().numpy()[ids]
-        totals = logits / (how.temperature or 1.0) + turn.noise[places]
-        if turn.choice.steer:
-            label = turn.text.order.label
-            own = [float(self._judge.alone(text)[label]) for text in self._candidates(turn, places)]
-            totals += turn.choice.steer * np.minimum(own, 0.0)
-        return int(places[totals.argmax()])
+        totals = logits / (sampling.temperature or 1.0) + turn.noise[positions]
+        if turn.sampler.strength:
+            label = turn.text.request.label
+            scores = [float(self._teacher.alone(text)[label]) for text in self._extended(turn, positions)]
+            totals += turn.sampler.strength * np.minimum(scores, 0.0)
+        return int(positions[totals.argmax()])
 
-    def _finished(self, texts: list[_Text[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
-        for text in texts:
-            final = text.so_far.strip().rstrip(UNFINISHED).rstrip()
-            label = text.order.label
-            known = self.scorer is not None and label is not None
-            probability = float(np.exp(self._judge.alone(final)[label])) if known else None
-            log_lm = self._log_lm(text)
-            count, choices = len(text.written), tuple(text.written)
-            yield text.order.tag, GeneratedText(final, count, log_lm, probability, text.scored, text.offered, choices)
+    def _result(self, text: _Text[Tag]) -> GeneratedText:
+        final = text.so_far.strip().rstrip(UNFINISHED).rstrip()
+        label = text.request.label
+        scores = self.scorer is not None and label is not None
+        probability = float(np.exp(self._teacher.alone(final)[label])) if scores else None
+        choices = tuple(text.own_tokens)
+        return GeneratedText(final, len(choices), self._log_lm(text), probability, text.scored, text.offered, choices)
 
     def _log_lm(self, text: _Text[Tag]) -> float:
-        logits = self.model.alone(text.row[:-1])[text.begun - 1 :].cpu().double()
-        own = torch.log_softmax(logits, 1).numpy()
-        return float(own[np.arange(len(text.written)), text.written].sum())
-
-
-def _on_edge(turn: _Turn[Any]) -> bool:
-    return turn.offer.on_edge or turn.choice.on_edge
+        logits = self.model.alone(text.row[:-1])[text.prompt_tokens - 1 :].cpu().double()
+        log_probabilities = torch.log_softmax(logits, 1).numpy()
+        return float(log_probabilities[np.arange(len(text.own_tokens)), text.own_tokens].sum())

@@ -1,16 +1,35 @@
-"""What can be said of a text without a teacher: its length, how much it repeats itself, how near an earlier one is."""
+"""Measures generated texts without a teacher (length, repetition, duplicates) and writes them as tables.
+
+read-corpus applies the filters to these measures, so a changed filter generates no new text.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-RUN = 3
-"""Words of a sequence."""
+import numpy as np
+import pyarrow as pa
 
+from amalgam.data.parquet import read_table
+from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.generate.decoding import GeneratedText
+from amalgam.stages.generate.lazy_sampling import uniform
+from amalgam.stages.generate.requests import Family, GenerateInputs, TextPlan
+from amalgam.stages.generate.sources import text_key64
 
-Sequences = frozenset[tuple[str, ...]]
+NGRAM = 3
+"""Words per n-gram."""
+
+DRAW = 1 << 33
+"""A position beyond the end of any text and beyond the draws of its settings."""
+
+NGrams = frozenset[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,38 +39,89 @@ class Quality:
     near_duplicate: float
 
 
-def sequences(words: list[str]) -> list[tuple[str, ...]]:
-    """All of three words; of a shorter text, the text."""
-    return [tuple(words[start : start + RUN]) for start in range(max(1, len(words) - RUN + 1))]
+def ngrams(words: list[str]) -> list[tuple[str, ...]]:
+    """Returns all n-grams; a shorter text is one n-gram."""
+    return [tuple(words[start : start + NGRAM]) for start in range(max(1, len(words) - NGRAM + 1))]
 
 
 def qualities(texts: Iterable[str]) -> list[Quality]:
-    """In the order given: a text is compared with those before it, so that more texts change nothing."""
-    earlier = _Earlier()
-    found = []
+    """Measures texts in the given order; each is compared with earlier texts only, so later texts change nothing."""
+    earlier = _EarlierTexts()
+    measured = []
     for text in texts:
         words = text.lower().split()
-        runs = sequences(words)
-        own = frozenset(runs)
-        found.append(Quality(len(words), 1 - len(own) / len(runs), earlier.nearest(own) if words else 0.0))
-    return found
+        sequences = ngrams(words)
+        distinct = frozenset(sequences)
+        similarity = earlier.add(distinct) if words else 0.0
+        measured.append(Quality(len(words), 1 - len(distinct) / len(sequences), similarity))
+    return measured
 
 
-class _Earlier:
-    """Exact: texts that share a sequence are found by it. Copies are met once, so that many of them cost little."""
+class _EarlierTexts:
+    """Finds the most similar earlier text exactly, through shared n-grams; copies are stored once."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
-        self._holders: dict[tuple[str, ...], list[int]] = {}
-        self._whole: set[Sequences] = set()
+        self._texts_with: dict[tuple[str, ...], list[int]] = {}
+        self._distinct: set[NGrams] = set()
 
-    def nearest(self, own: Sequences) -> float:
-        if own in self._whole:
+    def add(self, grams: NGrams) -> float:
+        """Returns the largest Jaccard similarity to an earlier text and stores this one."""
+        if grams in self._distinct:
             return 1.0
-        shared = Counter(holder for run in own for holder in self._holders.get(run, ()))
-        nearest = max((n / (len(own) + self._sizes[holder] - n) for holder, n in shared.items()), default=0.0)
-        self._whole.add(own)
-        for run in own:
-            self._holders.setdefault(run, []).append(len(self._sizes))
-        self._sizes.append(len(own))
+        shared = Counter(text for gram in grams for text in self._texts_with.get(gram, ()))
+        nearest = max((n / (len(grams) + self._sizes[text] - n) for text, n in shared.items()), default=0.0)
+        self._distinct.add(grams)
+        for gram in grams:
+            self._texts_with.setdefault(gram, []).append(len(self._sizes))
+        self._sizes.append(len(grams))
         return nearest
+
+
+def block_table(first: int, texts: Sequence[GeneratedText]) -> pa.Table:
+    """Returns one block of texts as a table."""
+    columns = {
+        "text": [text.text for text in texts],
+        "index": list(range(first, first + len(texts))),
+        "class_probability": [text.probability for text in texts],
+        "lm_log_probability": [text.log_lm for text in texts],
+        "tokens": [text.tokens for text in texts],
+    }
+    return pa.table(columns, schema=arrow_schema(WRITTEN))
+
+
+def collected_table(plan: TextPlan, store: Store) -> pa.Table:
+    """Returns all texts, sorted by index and then by teacher and class."""
+    inputs = plan.inputs
+    labels = {teacher.name: teacher.labels for teacher in inputs.teachers}
+    numbers = {family.name: number for number, family in enumerate(plan.families)}
+    rows: list[tuple[int, int, dict[str, Any]]] = []
+    for family, table in _blocks(plan.units(store), store):
+        facts = _family_columns(inputs, family, labels)
+        for row in table.to_pylist():
+            if row["index"] < family.count:
+                key = text_key64(inputs.settings.seed, family, row["index"])
+                draw = uniform(key, DRAW, np.zeros(1, np.int64))[0]
+                rows.append((row["index"], numbers[family.name], {**row, **facts, "draw": float(draw)}))
+    rows.sort(key=lambda row: row[:2])
+    measured = qualities(str(row["text"]) for _, _, row in rows)
+    records = [{**row, **asdict(quality)} for (_, _, row), quality in zip(rows, measured, strict=True)]
+    return pa.Table.from_pylist(records, schema=arrow_schema(GENERATED))
+
+
+def _family_columns(inputs: GenerateInputs, family: Family, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return {
+        "source": inputs.settings.source,
+        "teacher": family.teacher,
+        "class": None if family.teacher is None or family.label is None else labels[family.teacher][family.label],
+        "seed": inputs.settings.seed,
+    }
+
+
+def _blocks(units: Sequence[Unit], store: Store) -> list[tuple[Family, pa.Table]]:
+    records = store.records([unit.record_path for unit in units], whole=False)
+    for unit in units:
+        if unit.record_path not in records:
+            raise DamagedError(f"the record of generate {unit.name} is missing", path=str(unit.record_path))
+    paths = store.verified_paths(records[unit.record_path].files[0] for unit in units)
+    return [(unit.payload.family, read_table(path)) for unit, path in zip(units, paths, strict=True)]

@@ -1,7 +1,7 @@
-"""A causal language model that writes many texts at once, each in a slot of its own, at a position of its own.
+"""Runs a causal language model on many texts at once; each text has its own slot and position in the cache.
 
-Texts of any length advance together without padding one another. A model that cannot be used so, as numbers show,
-writes each text by itself.
+Texts of different length advance together without padding. If a model's logits differ in the shared cache, each text
+gets its own cache.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ BEGINNINGS = ("\n", " ", "The")
 PROBE = 6
 
 PROMPTS = 32
-"""Read ones that are kept in memory."""
+"""Prompts whose keys and values stay in memory."""
 
 UNSHARED = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What a model raises whose cache is not of keys and values by position."""
+"""Errors of a model whose cache does not hold keys and values by position."""
 
 WINDOWS = ("sliding_window", "window_size", "attention_window")
 
 
 class LanguageModel:
-    """The model, the tokens that begin and end a text, and those that may never be chosen."""
+    """A language model with its start and end tokens and the tokens that are never generated."""
 
-    def __init__(  # noqa: PLR0913  what writes (two) and how (four, by name)
+    def __init__(  # noqa: PLR0913  model, tokenizer and four named limits
         self,
         model: Any,
         tokenizer: Any,
@@ -48,7 +48,7 @@ class LanguageModel:
         device: torch.device | str,
         memory: int = sys.maxsize,
     ) -> None:
-        """`longest`: tokens of a text, what stands in front of it included. Fewer `slots` if `memory` has no room."""
+        """`longest` counts a text's tokens with its prompt; `memory` in bytes reduces the number of `slots`."""
         self.model = model.to(device).eval()
         self.tokenizer = tokenizer
         self.device = torch.device(device)
@@ -63,7 +63,7 @@ class LanguageModel:
         self.slots: BatchedCache | SingleText = BatchedCache(self.model, slots, self.longest)
         if not self._agrees():
             self.slots = SingleText(self.model, slots)
-            self.notes.append("this language model writes one text after the other: its cache cannot be shared out")
+            self.notes.append("the language model generates one text at a time: its cache cannot be shared")
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -73,12 +73,12 @@ class LanguageModel:
         return [self.tokenizer.decode(list(row), **options) for row in rows]
 
     def begin_text(self, slot: int, given: Sequence[int]) -> None:
-        """The slot is a new text's, before which these tokens stand; all but the one that its first step is told."""
+        """Assigns the slot to a new text; `given` is its prompt without the last token, which the first step reads."""
         with self._memory_for("one text"):
             self.slots.begin(slot, given)
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits [texts, vocabulary] of what follows the last token of each row, which stands in the slot `at`."""
+        """Returns logits [texts, vocabulary] of the token after each row; `at` has the slot of each row."""
         with self._memory_for(f"{len(rows)} texts"):
             return self.slots.step(at, rows).float()
 
@@ -89,19 +89,19 @@ class LanguageModel:
                 yield
         except torch.OutOfMemoryError as error:
             raise WorkError(
-                f"the language model: out of memory, {texts} of up to {self.longest} tokens at once",
+                f"the language model is out of memory with {texts} of up to {self.longest} tokens",
                 where=WHERE,
-                fix=f"generate.max_tokens={max(1, self.longest // 2)}, a smaller model, or execution.device=cpu",
+                fix=f"lower generate.max_tokens (now {self.longest}), set execution.device=cpu or use a smaller model",
             ) from error
 
     def alone(self, row: Sequence[int]) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of what follows each: a function of the row alone, to the last bit."""
+        """Returns logits [tokens, vocabulary] after each token of a batch of one: bit-exact, a function of the row."""
         with torch.inference_mode():
             ids = torch.tensor([list(row)], device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
     def _begin(self) -> list[int]:
-        """What stands before a text's first token, where no prompt does."""
+        """Returns the tokens before a text that has no prompt."""
         config = self.model.config
         for special in (self.tokenizer.bos_token_id, config.bos_token_id, *self._end_ids()):
             if isinstance(special, int) and 0 <= special < self.vocabulary:
@@ -109,50 +109,50 @@ class LanguageModel:
         for text in BEGINNINGS:
             ids = self.encode(text)
             if ids:
-                self.notes.append(f"the language model has no token that begins a text: {text!r} stands in its place")
+                self.notes.append(f"the language model has no start token: texts start with {text!r}")
                 return ids[:1]
         raise ModelError(
-            "the language model has no token that begins a text, and its tokenizer knows none of the usual words",
+            "the language model has no start token, and its tokenizer has no token for the usual first words",
             where=WHERE,
-            fix="set a bos_token in its tokenizer and save it again",
+            fix="set a bos_token in its tokenizer and save the model again",
         )
 
     def _end_ids(self) -> Iterable[int]:
         config, generation = self.model.config, getattr(self.model, "generation_config", None)
-        for said in (self.tokenizer.eos_token_id, config.eos_token_id, getattr(generation, "eos_token_id", None)):
-            yield from said if isinstance(said, list) else [] if said is None else [said]
+        for ids in (self.tokenizer.eos_token_id, config.eos_token_id, getattr(generation, "eos_token_id", None)):
+            yield from ids if isinstance(ids, list) else [] if ids is None else [ids]
 
     def _ends(self) -> frozenset[int]:
-        ends = frozenset(one for one in self._end_ids() if 0 <= one < self.vocabulary)
+        ends = frozenset(token for token in self._end_ids() if 0 <= token < self.vocabulary)
         if not ends:
-            self.notes.append("the language model has no token that ends a text: all run to generate.max_tokens")
+            self.notes.append("the language model has no end token: every text has generate.max_tokens tokens")
         return ends
 
     def _banned(self) -> torch.Tensor:
-        """Special tokens but those that end a text, and rows of the vocabulary that stand for no token."""
+        """Returns a mask of special tokens, except the end tokens, and of vocabulary rows without a token."""
         banned = torch.ones(self.vocabulary, dtype=torch.bool)
-        banned[[one for one in self.tokenizer.get_vocab().values() if one < self.vocabulary]] = False
-        named = {place for place, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        special = [one for one in {*named, *self.tokenizer.all_special_ids} if one < self.vocabulary]
-        banned[special] = True  # also those that have no name of their own, such as <repo_name>
+        banned[[token for token in self.tokenizer.get_vocab().values() if token < self.vocabulary]] = False
+        named = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = [token for token in {*named, *self.tokenizer.all_special_ids} if token < self.vocabulary]
+        banned[special] = True  # includes special tokens without a role, such as <repo_name>
         banned[sorted(self.ends)] = False
         return banned.to(self.device)
 
     def _bytes_of_a_text(self) -> int:
-        """In the cache, as one token shows; of a model whose cache cannot be shared out, one."""
+        """Measures a text's bytes in the cache with one token; returns 1 if the cache cannot be shared."""
         try:
             with torch.inference_mode():
                 ids = torch.tensor([self.begin], device=self.device)
                 layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
-            token: int = sum(one.keys.nbytes + one.values.nbytes for one in layers)
+            token: int = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
             return max(1, token * self.longest)
         except UNSHARED:
             return 1
 
     def _agrees(self) -> bool:
-        """Two rows in slots beside the model's own way: numbers decide, not names. The slots know no sliding window."""
+        """Compares two rows in shared slots with the model's plain forward pass; sliding windows are unsupported."""
         windows = [getattr(self.model.config, name, None) for name in WINDOWS]
-        if any(isinstance(one, int) and one < self.longest for one in windows):
+        if any(isinstance(window, int) and window < self.longest for window in windows):
             return False
         count = min(PROBE, self.longest)
         rows = [[(7 * i + 3 * row + 1) % self.vocabulary for i in range(count)] for row in range(2)]
@@ -161,11 +161,11 @@ class LanguageModel:
         try:
             for slot, row in zip(at, rows, strict=False):
                 self.begin_text(slot, row[:given])
-            for place in range(given, count):
-                found = self.step(at, [row[: place + 1] for row in rows[: len(at)]])
+            for position in range(given, count):
+                logits = self.step(at, [row[: position + 1] for row in rows[: len(at)]])
             with torch.inference_mode():
                 expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
-            return alike(found.T, expected[: len(found)].T, torch.float32)
+            return alike(logits.T, expected[: len(logits)].T, torch.float32)
         except UNSHARED as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -173,39 +173,39 @@ class LanguageModel:
 
 
 def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
-    """What comes later must not change what was said before: an encoder's head loads as a causal one without a word."""
+    """Refuses a model whose logits depend on later tokens: encoders load as causal models without a warning."""
     pair = torch.tensor([[1 % vocabulary, 2 % vocabulary], [1 % vocabulary, 3 % vocabulary]], device=device)
     with torch.inference_mode():
-        first, other = model(input_ids=pair).logits[:, 0].float()
-    if not alike(first[:, None], other[:, None], torch.float32):
+        first, second = model(input_ids=pair).logits[:, 0].float()
+    if not alike(first[:, None], second[:, None], torch.float32):
         raise ModelError(
-            "the model reads what comes after a token: it is no causal language model",
+            "the model is no causal language model: its logits depend on later tokens",
             where=WHERE,
-            fix="name a model that was trained to continue texts, such as a GPT-2",
+            fix="set generate.language_model to a causal language model, such as GPT-2",
         )
 
 
 class BatchedCache:
-    """`count` texts beside each other. Unused slots before the last used one compute too, and nobody looks."""
+    """A cache of `count` texts. Unused slots below the last used one are computed and ignored."""
 
     def __init__(self, model: Any, count: int, length: int) -> None:
         self.model, self.count, self.length = model, count, length
         self.positions = torch.zeros(0, dtype=torch.long, device=model.device)
-        """Of a step: where the token of each slot stands."""
+        """Position of each slot's token in the current step."""
         self.reach = 0
-        """Up to where the longest text has come; what is behind it is not looked at."""
+        """Length of the longest text; attention is limited to it."""
         self.cache = Cache(layer_class_to_replicate=partial(SlotLayer, self))
         self.read = lru_cache(PROMPTS)(self._read)
 
     def begin(self, slot: int, given: Sequence[int]) -> None:
         if given:
-            for place, (keys, values) in enumerate(self.read(tuple(given))):
-                while len(self.cache.layers) <= place:
+            for number, (keys, values) in enumerate(self.read(tuple(given))):
+                while len(self.cache.layers) <= number:
                     self.cache.layers.append(SlotLayer(self))
-                self.cache.layers[place].place(slot, keys, values)
+                self.cache.layers[number].write_prompt(slot, keys, values)
 
     def _read(self, given: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's keys and values of a prompt, which one pass reads for all texts that stand behind it."""
+        """Returns each layer's keys and values of a prompt; one pass serves all texts with this prompt."""
         ids = torch.tensor([given], device=self.model.device)
         layers = self.model(input_ids=ids, use_cache=True).past_key_values.layers
         return [(layer.keys, layer.values) for layer in layers]
@@ -232,7 +232,7 @@ class BatchedCache:
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's cache: as long as a text can get, written at each slot's own position."""
+    """One layer's cache with room for the longest text; each slot writes at its own position."""
 
     def __init__(self, slots: BatchedCache, **options: Any) -> None:
         super().__init__(**options)
@@ -240,20 +240,20 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized: bool = False
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        self._make_room(key_states, value_states)
+        self._allocate(key_states, value_states)
         positions, reach = self.slots.positions, self.slots.reach
         rows = torch.arange(len(positions), device=self.device)
         self.keys[rows, :, positions] = key_states[:, :, 0]
         self.values[rows, :, positions] = value_states[:, :, 0]
         return self.keys[: len(rows), :, :reach], self.values[: len(rows), :, :reach]
 
-    def place(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """What one text [1, heads, tokens, width] begins with."""
-        self._make_room(keys, values)
+    def write_prompt(self, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes the keys and values [1, heads, tokens, width] of one text's prompt."""
+        self._allocate(keys, values)
         self.keys[slot, :, : keys.shape[2]] = keys[0]
         self.values[slot, :, : values.shape[2]] = values[0]
 
-    def _make_room(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         if not self.is_initialized:
             self.dtype, self.device = keys.dtype, keys.device
             self.keys, self.values = (
@@ -267,21 +267,21 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class SingleText:
-    """Each text with a cache of its own, or with none where the model keeps none."""
+    """Gives each text its own cache, or none if the model returns no cache."""
 
     def __init__(self, model: Any, count: int) -> None:
         self.model, self.count = model, count
-        self.kept: dict[int, Any] = {}
+        self.caches: dict[int, Any] = {}
 
     def begin(self, slot: int, given: Sequence[int]) -> None:  # noqa: ARG002  the first step reads them
-        self.kept.pop(slot, None)
+        self.caches.pop(slot, None)
 
     def step(self, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        return torch.cat([self._one(slot, row) for slot, row in zip(at, rows, strict=True)])
+        return torch.cat([self._logits(slot, row) for slot, row in zip(at, rows, strict=True)])
 
-    def _one(self, slot: int, row: Sequence[int]) -> torch.Tensor:
-        past = self.kept.get(slot)
+    def _logits(self, slot: int, row: Sequence[int]) -> torch.Tensor:
+        past = self.caches.get(slot)
         ids = torch.tensor([row if past is None else row[-1:]], device=self.model.device)
-        found = self.model(input_ids=ids, past_key_values=past, use_cache=True)
-        self.kept[slot] = getattr(found, "past_key_values", None)
-        return found.logits[:, -1]  # type: ignore[no-any-return]
+        output = self.model(input_ids=ids, past_key_values=past, use_cache=True)
+        self.caches[slot] = getattr(output, "past_key_values", None)
+        return output.logits[:, -1]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""What is to be written: per teacher and class a family of texts, in blocks of so many; a unit is one block.
+"""Plans the texts to generate: one family per teacher and class, one unit per block of texts.
 
-A family is everything that its texts are a function of but their number. Names are no part of it: they are put in
-when all texts are gathered, so that renaming writes nothing anew.
+A family's key contains everything that determines its texts except their number. Names are added when the texts are
+collected, so renaming a teacher or a label generates nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.schema import Generate
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.load import teachers_of
-from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
-from amalgam.stages.common.sources import local_files
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 ENGINE = 1
-"""Raised whenever the same models, settings, seed and index give another text."""
+"""Raise it whenever the same models, settings, seed and index give another text."""
 
 BLOCK = 16
-"""Texts of a unit: always whole, so that more texts later find them as they are."""
-
-LANGUAGE_MODEL = "generate.language_model"
-
+"""Texts per unit. Blocks are always complete, so a larger number of texts reuses them."""
 
 Choices = Sequence[Any]
 
@@ -40,15 +34,29 @@ DIVERSITY: Mapping[str, Mapping[str, Choices]] = {
         "top_p": [0.8, 0.9, 1.0],
     },
 }
+"""Each source's default prompts and sampling settings."""
 
-SAID: Mapping[str, set[str]] = {
+IDENTITY_FIELDS: Mapping[str, set[str]] = {
     "steered": {"steering_strength", "candidates", "max_tokens", "max_scored", "seed"},
     "prompted": {"candidates", "max_tokens", "seed"},
     "random-words": {"max_tokens", "seed"},
     "cross-domain": {"column", "seed"},
 }
+"""The settings that each source's texts depend on."""
 
-GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
+
+@dataclass(frozen=True)
+class GenerateInputs:
+    """Everything that determines the generated texts."""
+
+    settings: Generate
+    teachers: Sequence[ResolvedTeacher]
+    language_model: str | None = None
+    """Digest; None where the source needs no language model."""
+    corpus: Sequence[str] = ()
+    """Digests of the source texts of `cross-domain`."""
+    libraries: Mapping[str, str] | None = None
+    """Library versions, where they are part of the identity."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,11 @@ class Family:
     key: Mapping[str, Any]
     teacher: str | None
     label: int | None
-    """The class, by its place among the teacher's labels."""
+    """Index of the class among the teacher's labels."""
     count: int
-    """Texts that are wanted of it."""
+    """Number of requested texts."""
     choices: Mapping[str, Choices] = field(default_factory=dict)
-    """What each text draws its own of."""
+    """Options from which each text draws its own."""
 
     @property
     def blocks(self) -> int:
@@ -73,106 +81,79 @@ class Block:
     family: Family
     first: int
 
-
-def generate_config(run: Run) -> Generate:
-    if run.experiment.generate is None:
-        raise AssertionError("generate is not wanted")  # `wanted` says so
-    return run.experiment.generate
+    @property
+    def indices(self) -> range:
+        return range(self.first, self.first + BLOCK)
 
 
-def text_families(run: Run) -> list[Family]:
-    """In the order of teachers and their labels."""
-    if "text families" not in run.cache:
-        run.cache["text families"] = list(_families(run))
-    found: list[Family] = run.cache["text families"]
-    return found
+@dataclass(frozen=True)
+class TextPlan:
+    """All texts to generate."""
+
+    inputs: GenerateInputs
+    families: Sequence[Family]
+
+    @classmethod
+    def of(cls, inputs: GenerateInputs) -> TextPlan:
+        return cls(inputs, tuple(_families(inputs)))
+
+    def units(self, store: Store) -> list[Unit]:
+        """Returns the first block of every family, then the second ones, so every share of the work is balanced."""
+        blocks = range(max(family.blocks for family in self.families))
+        return [
+            Unit(f"{number:06}", store.folder("generate", family.name) / "units", BLOCK, Block(family, number * BLOCK))
+            for number in blocks
+            for family in self.families
+            if number < family.blocks
+        ]
 
 
-def block_units(run: Run) -> Iterator[Unit]:
-    """The first blocks of all families, then the second ones: any share of them is as balanced as the whole."""
-    families = text_families(run)
-    for number in range(max(family.blocks for family in families)):
-        for family in families:
-            if number < family.blocks:
-                folder = run.store.folder("generate", family.name) / "units"
-                yield Unit(f"{number:06}", folder, BLOCK, Block(family, number * BLOCK))
+def _families(inputs: GenerateInputs) -> Iterator[Family]:
+    """Yields the families in the order of teachers and their labels."""
+    settings = inputs.settings
+    common = {"engine": ENGINE, **fingerprint_config(settings)}
+    if inputs.libraries is not None:
+        common["libraries"] = dict(inputs.libraries)
+    if settings.source == "cross-domain":
+        count = settings.texts * sum(len(teacher.labels) for teacher in inputs.teachers)
+        yield _family({**common, "texts": list(inputs.corpus)}, None, None, count)
+        return
+    for teacher in inputs.teachers:
+        of_teacher = {**common, "teacher": teacher_identity(teacher)}
+        if not settings.writes:
+            yield _family(of_teacher, teacher.name, None, settings.texts * len(teacher.labels))
+            continue
+        for index, label in enumerate(teacher.labels):
+            choices = sampling_choices(settings)
+            choices["prompt"] = [prompt.replace("{label}", label) for prompt in choices["prompt"]]
+            key = {**of_teacher, "language_model": inputs.language_model, "label": index, **choices}
+            yield _family(key, teacher.name, index, settings.texts, choices)
 
 
-def choices_of(settings: Generate) -> dict[str, Choices]:
-    """Prompts, temperatures, top_k and top_p, the source's own where nothing is said."""
-    own = DIVERSITY[settings.source]
-    return {name: getattr(settings, name) or own[name] for name in own}
+def sampling_choices(settings: Generate) -> dict[str, Choices]:
+    """Returns prompts, temperatures, top_k and top_p, with the source's defaults for unset fields."""
+    defaults = DIVERSITY[settings.source]
+    return {name: getattr(settings, name) or defaults[name] for name in defaults}
 
 
-def said_of(settings: Generate) -> dict[str, Any]:
-    """Of the section, what texts are a function of, as far as the source reads it."""
-    choices = choices_of(settings) if settings.writes else {}
-    return {"source": settings.source, **settings.model_dump(include=SAID[settings.source]), **choices}
+def fingerprint_config(settings: Generate) -> dict[str, Any]:
+    """Returns the settings that the texts depend on; fields that the source ignores are left out."""
+    choices = sampling_choices(settings) if settings.writes else {}
+    return {"source": settings.source, **settings.model_dump(include=IDENTITY_FIELDS[settings.source]), **choices}
 
 
-def language_model_files(run: Run) -> ModelFiles:
-    settings = generate_config(run)
-    if LANGUAGE_MODEL not in run.cache:
-        run.cache[LANGUAGE_MODEL] = resolve(**_reference(run), digest_of=run.digest_of, where=LANGUAGE_MODEL)
-    found: ModelFiles = run.cache[LANGUAGE_MODEL]
-    if settings.language_model is None:
-        raise AssertionError("no language model")  # the experiment says so
-    return found
+def teacher_identity(teacher: ResolvedTeacher) -> dict[str, Any]:
+    """Returns the teacher's identity without dropout, which is off during generation."""
+    return {"content": teacher.files.digest, "max_tokens": teacher.max_tokens}
 
 
-def language_model_digest(run: Run) -> str:
-    """For identities: never asks the Hub."""
-    if LANGUAGE_MODEL not in run.cache and needs_network(**_reference(run)):
-        raise PendingDependencyError(str(generate_config(run).language_model))
-    return language_model_files(run).digest
-
-
-def teacher_identity(known: ResolvedTeacher) -> dict[str, Any]:
-    """Dropout is off here."""
-    return {"content": known.files.digest, "max_tokens": known.max_tokens}
-
-
-def corpus_digests(run: Run) -> list[str]:
-
-    sources = generate_config(run).corpus or []
-    return sorted(run.digest_of(path) for source in sources for path in local_files(run, source))
-
-
-def no_word(label: str) -> bool:
-    """A name that tells a language model nothing."""
+def uninformative_label(label: str) -> bool:
+    """Returns whether a label name carries no meaning for a language model: a number or no letters."""
     numbered = re.fullmatch(r"(?i)(label|class|category|topic|[a-z])?[ _-]*\d+", label)
     return bool(numbered) or re.search(r"[^\W\d_]{2,}", label) is None
-
-
-def _families(run: Run) -> Iterator[Family]:
-    settings = generate_config(run)
-    common = {"engine": ENGINE, **said_of(settings)}
-    if run.experiment.execution.on_version_change == "strict":
-        common["libraries"] = library_versions()
-    teachers = teachers_of(run)
-    if settings.source == "cross-domain":
-        count = settings.texts * sum(len(known.labels) for known in teachers)
-        yield _family({**common, "texts": corpus_digests(run)}, None, None, count)
-        return
-    for known in teachers:
-        of_teacher = {**common, "teacher": teacher_identity(known)}
-        if not settings.writes:
-            yield _family(of_teacher, known.name, None, settings.texts * len(known.labels))
-            continue
-        for place, label in enumerate(known.labels):
-            own = choices_of(settings)
-            own["prompt"] = [prompt.replace("{label}", label) for prompt in own["prompt"]]
-            key = {**of_teacher, "language_model": language_model_digest(run), "label": place, **own}
-            yield _family(key, known.name, place, settings.texts, own)
 
 
 def _family(
     key: Mapping[str, Any], teacher: str | None, label: int | None, count: int, choices: Mapping[str, Choices] = {}
 ) -> Family:
     return Family(fingerprint(key), key, teacher, label, count, choices)
-
-
-def _reference(run: Run) -> dict[str, Any]:
-    settings = generate_config(run)
-    where = {"base": run.base, "pins": run.store}
-    return {"given": settings.language_model, "revision": settings.revision, **where}

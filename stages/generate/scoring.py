@@ -1,4 +1,4 @@
-"""A teacher's log-probability of a class for many texts, most of which share all but their last word with others."""
+"""Computes a teacher's log-probability of a class for many texts that mostly share all but their last word."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import go_on, run_passes
 from amalgam.stages.common.inference.teacher import Teacher
 
-Numbers = NDArray[np.float64]
-KEPT = 1 << 16
-"""Texts whose answers, and words whose tokens, stay in memory."""
+Floats = NDArray[np.float64]
+
+CACHED = 1 << 16
+"""Texts whose scores, and words whose tokens, stay in memory."""
 
 PROBES = (
-    "The court, which had not met since Monday, said: no.",
-    "its 3.5% gain isn't what they'd hoped for; (see below)",
+    "The court, which had not met since Monday, said: no.",  # not prose
+    "its 3.5% gain isn't what they'd hoped for; (see below)",  # not prose
     "a  double  space, a-hyphen and an e-mail@address.com",
     "Wörter naïve 中文 text 🙂 and so on",
     "one two three",
 )
 
 
-class Reader:
-    """Texts in a teacher's tokens. Where words are tokenised one by one, only the last is ever tokenised anew."""
+class Tokenization:
+    """Tokenizes texts for a teacher; if its tokenizer splits at words, only the last word is tokenized each time."""
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
-        self._known: dict[str, tuple[int, ...]] = {}
-        self._frame = self._find_frame()
-        self.joint = self._find_joint()
-        """What stands before a word in its own right: " " or nothing; None: whole texts must be tokenised."""
+        self._cached: dict[str, tuple[int, ...]] = {}
+        self._special = self._find_special_tokens()
+        self.separator = self._find_separator()
+        """Precedes a word that is tokenized alone: " " or nothing. None: the whole text must be tokenized."""
 
-    def read(self, text: str) -> Tokens:
-        return self._whole(text) if self.joint is None else self._by_words(text, self.joint)
+    def tokens(self, text: str) -> Tokens:
+        return self._whole(text) if self.separator is None else self._by_words(text, self.separator)
 
     def _whole(self, text: str) -> Tokens:
-
         return encode(self.teacher.tokenizer, [(text,)], self.teacher.limit, types=self.teacher.takes_types)[0]
 
-    def _by_words(self, text: str, joint: str) -> Tokens:
-        before, after, types = self._frame
+    def _by_words(self, text: str, separator: str) -> Tokens:
+        before, after, token_type = self._special
         head, space, word = text.rpartition(" ")
-        ids = [*self._ids(head), *self._ids(joint + word)] if space and head else self._ids(text)
+        ids = [*self._ids(head), *self._ids(separator + word)] if space and head else self._ids(text)
         room = self.teacher.limit - len(before) - len(after)
-        framed = np.array([*before, *ids[:room], *after], np.int32)
-        kinds = np.full(len(framed), types, np.int8) if types is not None else None
-        return Tokens(framed, kinds, cut=len(ids) > room)
+        row = np.array([*before, *ids[:room], *after], np.int32)
+        types = np.full(len(row), token_type, np.int8) if token_type is not None else None
+        return Tokens(row, types, cut=len(ids) > room)
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        found = self._known.get(text)
-        if found is None:
-            if len(self._known) >= KEPT:
-                self._known.clear()
-            found = tuple(self._plain(text))
-            self._known[text] = found
-        return found
+        ids = self._cached.get(text)
+        if ids is None:
+            if len(self._cached) >= CACHED:
+                self._cached.clear()
+            ids = tuple(self._plain(text))
+            self._cached[text] = ids
+        return ids
 
     def _plain(self, text: str) -> list[int]:
         backend = getattr(self.teacher.tokenizer, "backend_tokenizer", None)
@@ -70,69 +70,69 @@ class Reader:
             return list(backend.encode(text, add_special_tokens=False).ids)
         return list(self.teacher.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _find_frame(self) -> tuple[list[int], list[int], int | None]:
-        """The special tokens before and after a text, and the one token type of them all."""
+    def _find_special_tokens(self) -> tuple[list[int], list[int], int | None]:
+        """Returns the special tokens before and after a text, and the token type of a single text."""
         whole, plain = self._whole(PROBES[-1]), self._plain(PROBES[-1])
         ids = whole.ids.tolist()
         start = next((at for at in range(len(ids)) if ids[at : at + len(plain)] == plain), 0)
-        types = None if whole.type_ids is None else int(whole.type_ids[0])
-        return ids[:start], ids[start + len(plain) :], types
+        token_type = None if whole.type_ids is None else int(whole.type_ids[0])
+        return ids[:start], ids[start + len(plain) :], token_type
 
-    def _find_joint(self) -> str | None:
-        """Tried on texts with all that may go wrong, every prefix of them: numbers decide, not the tokenizer's name."""
+    def _find_separator(self) -> str | None:
+        """Tests both separators on every prefix of difficult texts; the tokenizer's class is not consulted."""
         if self.teacher.tokenizer.truncation_side != "right":
             return None
         texts = [probe[:end] for probe in PROBES for end in range(1, len(probe) + 1)]
-        for joint in (" ", ""):
-            if all(_same(self._by_words(text, joint), self._whole(text)) for text in texts):
-                return joint
+        for separator in (" ", ""):
+            if all(_equal(self._by_words(text, separator), self._whole(text)) for text in texts):
+                return separator
         return None
 
 
-def _same(one: Tokens, other: Tokens) -> bool:
-    types = [[] if tokens.type_ids is None else tokens.type_ids.tolist() for tokens in (one, other)]
-    return [one.ids.tolist(), types[0]] == [other.ids.tolist(), types[1]]
+def _equal(a: Tokens, b: Tokens) -> bool:
+    types = [[] if tokens.type_ids is None else tokens.type_ids.tolist() for tokens in (a, b)]
+    return [a.ids.tolist(), types[0]] == [b.ids.tolist(), types[1]]
 
 
 class Scorer:
-    """Log-probabilities of all of a teacher's classes, dropout off."""
+    """Computes the log-probabilities of all of a teacher's classes, with dropout off."""
 
     def __init__(self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = go_on) -> None:
         self.teacher = teacher
-        self.reader = Reader(teacher)
+        self.tokenization = Tokenization(teacher)
         self.batch_tokens = batch_tokens or tokens_at_once(teacher.device, teacher.width)
         self.stop = stop
         self.computed = 0
-        """Texts that went through the teacher; others were asked about before."""
-        self._known: dict[bytes, Numbers] = {}
+        """Texts that the teacher ran on; other scores came from the cache."""
+        self._cached: dict[bytes, Floats] = {}
 
-    def log_probabilities(self, texts: Sequence[str]) -> list[Numbers]:
-        """[classes] for each text, those of one length computed together."""
-        if len(self._known) >= KEPT:
-            self._known.clear()
-        read = [self.reader.read(text) for text in texts]
-        names = [tokens.ids.tobytes() for tokens in read]
-        new = {name: tokens for name, tokens in zip(names, read, strict=True) if name not in self._known}
-        self._known |= dict(zip(new, self._computed(list(new.values())), strict=True))
-        return [self._known[name] for name in names]
+    def log_probabilities(self, texts: Sequence[str]) -> list[Floats]:
+        """Returns [classes] for each text; texts of one length are computed together."""
+        if len(self._cached) >= CACHED:
+            self._cached.clear()
+        rows = [self.tokenization.tokens(text) for text in texts]
+        keys = [tokens.ids.tobytes() for tokens in rows]
+        new = {key: tokens for key, tokens in zip(keys, rows, strict=True) if key not in self._cached}
+        self._cached |= dict(zip(new, self._computed(list(new.values())), strict=True))
+        return [self._cached[key] for key in keys]
 
-    def alone(self, text: str) -> Numbers:
-        """Computed by itself and from the whole text: a function of the text alone, to the last bit."""
-        return self._computed(self.teacher.tokenise([(text,)]) if text else [self.reader.read(text)])[0]
+    def alone(self, text: str) -> Floats:
+        """Computes a text in a batch of one from all of its tokens: bit-exact, a function of the text alone."""
+        return self._computed(self.teacher.tokenise([(text,)]) if text else [self.tokenization.tokens(text)])[0]
 
-    def _computed(self, tokens: Sequence[Tokens]) -> list[Numbers]:
-        """A text without a single token says nothing: all classes alike."""
-        found = [np.full(self.teacher.labels, -np.log(self.teacher.labels))] * len(tokens)
-        some = [place for place, one in enumerate(tokens) if len(one)]
-        if some:
-            asked = [tokens[place] for place in some]
-            self.teacher.check_vocabulary(max(int(one.ids.max()) for one in asked))
-            keys = [text_key([one.ids.tobytes().hex()]) for one in asked]
+    def _computed(self, tokens: Sequence[Tokens]) -> list[Floats]:
+        """Returns log-probabilities; a text without tokens gets the uniform distribution."""
+        scores = [np.full(self.teacher.labels, -np.log(self.teacher.labels))] * len(tokens)
+        positions = [position for position, row in enumerate(tokens) if len(row)]
+        if positions:
+            rows = [tokens[position] for position in positions]
+            self.teacher.check_vocabulary(max(int(row.ids.max()) for row in rows))
+            keys = [text_key([row.ids.tobytes().hex()]) for row in rows]
             logits, _ = run_passes(
-                self.teacher, asked, keys, range(0), deterministic=True, batch_tokens=self.batch_tokens, stop=self.stop
+                self.teacher, rows, keys, range(0), deterministic=True, batch_tokens=self.batch_tokens, stop=self.stop
             )
-            answers = torch.log_softmax(torch.from_numpy(logits).double(), 1).numpy()
-            for place, answer in zip(some, answers, strict=True):
-                found[place] = answer
-            self.computed += len(some)
-        return found
+            log_probabilities = torch.log_softmax(torch.from_numpy(logits).double(), 1).numpy()
+            for position, row in zip(positions, log_probabilities, strict=True):
+                scores[position] = row
+            self.computed += len(positions)
+        return scores

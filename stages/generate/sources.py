@@ -1,170 +1,185 @@
-"""Blocks to texts: by a language model in slots, of random words, or from another corpus. Each block as it is done."""
+"""Produces blocks of texts from a language model, random words or another corpus, and reports each finished block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
 from amalgam.data.keys import text_key
 from amalgam.data.rows import Row, read_rows
-from amalgam.pipeline.config.schema import Generate
+from amalgam.pipeline.config.schema import Corpus, Generate
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.execution.stage import Unit
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
-from amalgam.stages.common.sources import local_files
+from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
-from amalgam.stages.generate.keyed_random import one_of, text_word, uniform
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import SamplingParams
-from amalgam.stages.generate.requests import BLOCK, Block, Family, generate_config, language_model_files
+from amalgam.stages.generate.lazy_sampling import SamplingParams, draw_option, key64, uniform
+from amalgam.stages.generate.requests import BLOCK, Family
 from amalgam.stages.generate.scoring import Scorer
 
 Done = Callable[[Unit, Sequence[GeneratedText]], None]
+
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
-"""Texts that advance together, if the cache has room for them: most of the time goes to the teacher, text by text."""
+"""Texts generated at once with steering, if the cache has room: most of the time goes to the teacher."""
 
 PROMPTED = {"cpu": 128, "cuda": 256, "mps": 128}
-"""The same where no teacher is asked: the more, the less a token costs the language model."""
+"""Texts generated at once without steering: larger batches reduce the language model's cost per token."""
 
 CACHE = {"cpu": 1 << 29, "cuda": 1 << 32, "mps": 1 << 29}
-"""Bytes for what the language model keeps of texts in the making."""
+"""Bytes for the language model's key-value cache."""
 
 PROMPT_ROOM = 64
-"""Tokens that may stand before a text."""
+"""Tokens reserved for the prompt."""
 
 FEWEST_WORDS = 5
 
-WORD_MARKS = ("\u2581", "\u0120")  # what sentencepiece and byte-level BPE put before a word
+WORD_MARKS = ("\u2581", "\u0120")  # word-initial marks of sentencepiece and byte-level BPE
 
-LEAST_VOCABULARY = 50
+SMALLEST_VOCABULARY = 50
 
 
-def make(run: Run, units: Sequence[Unit], done: Done) -> None:
-    """`done` is told each unit and its texts, in the order of their index."""
-    source = generate_config(run).source
-    if source == "cross-domain":
-        _take(run, units, done)
-    elif source == "random-words":
-        _draw(run, units, done)
+@dataclass(frozen=True)
+class SourceInputs:
+    """Everything that the sources read."""
+
+    settings: Generate
+    teachers: Sequence[ResolvedTeacher]
+    language_model: ModelFiles | None
+    corpus_files: Sequence[Path]
+    corpus: Corpus
+    load_teacher: Callable[[ResolvedTeacher], Teacher]
+    device: str
+    batch_tokens: int | None
+    console: Console
+    stop: Callable[[], None]
+
+
+def produce(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Calls `done` with each unit and its texts in the order of their index."""
+    if inputs.settings.source == "cross-domain":
+        _take_corpus(inputs, units, done)
+    elif inputs.settings.source == "random-words":
+        _draw_words(inputs, units, done)
     else:
-        _write(run, units, done)
+        TextGenerator(inputs).produce(units, done)
 
 
-def word_of(run: Run, family: Family, index: int) -> int:
-    """The text's key. The language model and its settings are left out: with others the same noise meets them."""
+def text_key64(seed: int, family: Family, index: int) -> int:
+    """Returns a text's key. It excludes the language model and its settings, so these share the same noise."""
     teacher = family.key.get("teacher")
-    content = teacher["content"] if teacher else ""
-    return text_word(generate_config(run).seed, content, family.label, index)
+    return key64(seed, teacher["content"] if teacher else "", family.label, index)
+
+
+def without_model(text: str) -> GeneratedText:
+    """Returns a text that no model generated; its words count as tokens."""
+    return GeneratedText(text, len(text.split()))
 
 
 # ---- a language model
 
 
-def _write(run: Run, units: Sequence[Unit], done: Done) -> None:
-    """Teacher by teacher: one is in memory at a time."""
-    teachers = {known.name: (place, known) for place, known in enumerate(teachers_of(run))}
-    in_order = sorted(units, key=lambda unit: (teachers[_family(unit).teacher or ""][0], unit.payload.first))
-    for name, mine in groupby(in_order, key=lambda unit: _family(unit).teacher or ""):
-        gathered: dict[int, dict[int, GeneratedText]] = {}
-        of_teacher = list(mine)
-        for (place, index), text in writer_for(run, teachers[name][1]).write(_orders(run, of_teacher)):
-            texts = gathered.setdefault(place, {})
-            texts[index] = text
-            run.console.advance(1)
-            if len(texts) == BLOCK:
-                done(of_teacher[place], [texts[one] for one in sorted(gathered.pop(place))])
+class TextGenerator:
+    """Generates texts with the language model, one teacher at a time."""
 
+    def __init__(self, inputs: SourceInputs) -> None:
+        self.inputs = inputs
+        self.strength = inputs.settings.steering_strength if inputs.settings.source == "steered" else 0.0
 
-def _orders(run: Run, units: Sequence[Unit]) -> Iterator[TextRequest[tuple[int, int]]]:
-    """Tagged with the unit's place and the text's index."""
-    for place, unit in enumerate(units):
-        first = unit.payload.first
-        for index in range(first, first + BLOCK):
-            yield order_of(run, _family(unit), index, (place, index))
+    def produce(self, units: Sequence[Unit], done: Done) -> None:
+        teachers = {teacher.name: (position, teacher) for position, teacher in enumerate(self.inputs.teachers)}
+        in_order = sorted(units, key=lambda unit: (teachers[_teacher_name(unit)][0], unit.payload.first))
+        for name, group in groupby(in_order, key=_teacher_name):
+            texts: dict[int, dict[int, GeneratedText]] = {}
+            own_units = list(group)
+            for (position, index), text in self.writer(teachers[name][1]).write(self._requests(own_units)):
+                block = texts.setdefault(position, {})
+                block[index] = text
+                self.inputs.console.advance(1)
+                if len(block) == BLOCK:
+                    done(own_units[position], [block[index] for index in sorted(texts.pop(position))])
 
+    def writer(self, teacher: ResolvedTeacher) -> Writer[tuple[int, int]]:
+        inputs = self.inputs
+        scorer = Scorer(inputs.load_teacher(teacher), batch_tokens=inputs.batch_tokens, stop=inputs.stop)
+        steering = SteeringParams(self.strength, inputs.settings.max_tokens, inputs.settings.max_scored)
+        return Writer(self.language_model, scorer, steering, stop=inputs.stop)
 
-def order_of(run: Run, family: Family, index: int, tag: tuple[int, int]) -> TextRequest[tuple[int, int]]:
-    word = word_of(run, family, index)
-    prompt, how = drawn(family, word, generate_config(run).candidates)
-    return TextRequest(tag, word, family.label, prompt, how)
+    def request(self, family: Family, index: int, tag: tuple[int, int]) -> TextRequest[tuple[int, int]]:
+        """Returns one text's request, with the prompt and the sampling settings that its key draws."""
+        key = text_key64(self.inputs.settings.seed, family, index)
+        options = family.choices.items()
+        drawn = {name: draw_option(key, question, values) for question, (name, values) in enumerate(options)}
+        candidates = self.inputs.settings.candidates
+        sampling = SamplingParams(drawn["temperature"], drawn["top_k"], drawn["top_p"], candidates)
+        return TextRequest(tag, key, family.label, str(drawn["prompt"]), sampling)
 
+    def _requests(self, units: Sequence[Unit]) -> Iterator[TextRequest[tuple[int, int]]]:
+        """Yields requests tagged with the unit's position and the text's index."""
+        for position, unit in enumerate(units):
+            for index in unit.payload.indices:
+                yield self.request(unit.payload.family, index, (position, index))
 
-def drawn(family: Family, word: int, candidates: int) -> tuple[str, SamplingParams]:
-    """The text's own prompt and cut of the distribution."""
-    own = {name: one_of(word, question, options) for question, (name, options) in enumerate(family.choices.items())}
-    return str(own["prompt"]), SamplingParams(own["temperature"], own["top_k"], own["top_p"], candidates)
-
-
-def writer_for(run: Run, known: ResolvedTeacher) -> Writer[tuple[int, int]]:
-
-    settings = generate_config(run)
-    batch_tokens = run.experiment.execution.batch_tokens
-    teacher = load_teacher(run, known, "fp32", passes=0)
-    scorer = Scorer(teacher, batch_tokens=batch_tokens, stop=run.signals.check)
-    steering = SteeringParams(_steer(settings), settings.max_tokens, settings.max_scored)
-    return Writer(_language_model(run), scorer, steering, stop=run.signals.check)
-
-
-def _steer(settings: Generate) -> float:
-    return settings.steering_strength if settings.source == "steered" else 0.0
-
-
-def _language_model(run: Run) -> LanguageModel:
-
-    settings, files = generate_config(run), language_model_files(run)
-    if "language model" not in run.cache:
-        device = pick_device(run.experiment.execution.device)
-        tokenizer = load_tokenizer(files)
-        longest = settings.max_tokens + PROMPT_ROOM
-        slots = STEERED if _steer(settings) else PROMPTED
+    @cached_property
+    def language_model(self) -> LanguageModel:
+        inputs = self.inputs
+        if inputs.language_model is None:
+            raise AssertionError("no language model")  # the experiment's check requires it
+        device = pick_device(inputs.device)
+        slots = STEERED if self.strength else PROMPTED
         model = LanguageModel(
-            load_language_model(files),
-            tokenizer,
+            load_language_model(inputs.language_model),
+            load_tokenizer(inputs.language_model),
             slots=slots[device.type],
-            longest=longest,
+            longest=inputs.settings.max_tokens + PROMPT_ROOM,
             device=device,
             memory=CACHE[device.type],
         )
         for note in model.notes:
-            run.console.note(note)
-        run.cache["language model"] = model
-    found: LanguageModel = run.cache["language model"]
-    return found
+            inputs.console.note(note)
+        return model
+
+
+def _teacher_name(unit: Unit) -> str:
+    return unit.payload.family.teacher or ""
 
 
 # ---- random words
 
 
-def _draw(run: Run, units: Sequence[Unit], done: Done) -> None:
-    """Each text's number of words, then the words, evenly from those of the teacher's vocabulary."""
-    most = max(FEWEST_WORDS, generate_config(run).max_tokens // 2)
-    words: dict[str, list[str]] = {}
+def _draw_words(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Draws each text's number of words, then the words, uniformly from the teacher's vocabulary."""
+    most = max(FEWEST_WORDS, inputs.settings.max_tokens // 2)
+    teachers = {teacher.name: teacher for teacher in inputs.teachers}
+    vocabularies: dict[str, list[str]] = {}
     for unit in units:
-        run.signals.check()
-        family = _family(unit)
-        name = family.teacher or ""
-        if name not in words:
-            words[name] = _words_of(next(known for known in teachers_of(run) if known.name == name))
-        keys = [word_of(run, family, index) for index in range(unit.payload.first, unit.payload.first + BLOCK)]
-        done(unit, [_without_model(" ".join(_random_words(key, words[name], most))) for key in keys])
-        run.console.advance(BLOCK)
+        inputs.stop()
+        family, name = unit.payload.family, _teacher_name(unit)
+        if name not in vocabularies:
+            vocabularies[name] = _vocabulary(teachers[name])
+        keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
+        done(unit, [without_model(" ".join(_random_words(key, vocabularies[name], most))) for key in keys])
+        inputs.console.advance(BLOCK)
 
 
 def _random_words(key: int, words: Sequence[str], most: int) -> list[str]:
-    count = one_of(key, 0, range(FEWEST_WORDS, most + 1))
-    places = uniform(key, 0, np.arange(count)) * len(words)
-    return [words[int(place)] for place in places]
+    count = draw_option(key, 0, range(FEWEST_WORDS, most + 1))
+    positions = uniform(key, 0, np.arange(count)) * len(words)
+    return [words[int(position)] for position in positions]
 
 
-def _words_of(known: ResolvedTeacher) -> list[str]:
-    """The tokens that are whole words: neither a word's continuation nor special."""
-    tokenizer = load_tokenizer(known.files, trust_remote_code=known.trust_remote_code)
+def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
+    """Returns the tokens that are whole words: no word pieces and no special tokens."""
+    tokenizer = load_tokenizer(teacher.files, trust_remote_code=teacher.trust_remote_code)
     special = set(tokenizer.all_special_tokens)
     tokens = [token for token in tokenizer.get_vocab() if token not in special]
     for mark in WORD_MARKS:
@@ -172,11 +187,11 @@ def _words_of(known: ResolvedTeacher) -> list[str]:
         tokens = marked or tokens
     whole = (token for token in tokens if len(token) > 1 and token.isalnum() and not token.isdigit())
     words = sorted({token for token in whole if token.isascii() or token.isalpha()})
-    if len(words) < LEAST_VOCABULARY:
+    if len(words) < SMALLEST_VOCABULARY:
         raise ModelError(
-            f"teacher {known.name}: {len(words)} of its tokens are words, too few to draw texts from",
+            f"teacher {teacher.name}: {len(words)} of its tokens are words, too few for random texts",
             where="generate.source: random-words",
-            fix="another source",
+            fix="set generate.source to another source",
         )
     return words
 
@@ -184,36 +199,25 @@ def _words_of(known: ResolvedTeacher) -> list[str]:
 # ---- another corpus
 
 
-def _take(run: Run, units: Sequence[Unit], done: Done) -> None:
-    """The texts with the lowest keys: a sample by content, which a larger one extends."""
-    wanted = max(unit.payload.first for unit in units) + BLOCK
-    texts = _lowest(run, wanted)
-    if len(texts) < _family(units[0]).count:
-        run.console.note(f"generate.corpus has only {len(texts):,} texts; {_family(units[0]).count:,} were wanted")
+def _take_corpus(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Takes the texts with the lowest keys: a sample by content that a larger sample extends."""
+    count = max(unit.payload.first for unit in units) + BLOCK
+    texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
+    if len(texts) < requested:
+        inputs.console.note(f"generate.corpus has only {len(texts):,} texts; {requested:,} were requested")
     for unit in units:
-        run.signals.check()
-        done(unit, [_without_model(text) for text in texts[unit.payload.first : unit.payload.first + BLOCK]])
-        run.console.advance(BLOCK)
+        inputs.stop()
+        done(unit, [without_model(text) for text in texts[unit.payload.first : unit.payload.first + BLOCK]])
+        inputs.console.advance(BLOCK)
 
 
-def _lowest(run: Run, wanted: int) -> list[str]:
-
-    settings = generate_config(run)
-    columns = run.experiment.corpus.model_copy(update={"text": [settings.column], "id": "auto", "label": None})
-    found: dict[bytes, str] = {}
-    for path in (path for source in settings.corpus or [] for path in local_files(run, source)):
+def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
+    columns = inputs.corpus.model_copy(update={"text": [inputs.settings.column], "id": "auto", "label": None})
+    texts: dict[bytes, str] = {}
+    for path in inputs.corpus_files:
         for row in read_rows(path, corpus=columns):
             if isinstance(row, Row):
-                found[text_key(row.fields)] = row.fields[0]
-                if len(found) >= 4 * max(wanted, BLOCK):
-                    found = dict(sorted(found.items())[:wanted])
-    return [found[key] for key in sorted(found)[:wanted]]
-
-
-def _without_model(text: str) -> GeneratedText:
-    return GeneratedText(text, len(text.split()), None, None, 0, 0, ())
-
-
-def _family(unit: Unit) -> Family:
-    block: Block = unit.payload
-    return block.family
+                texts[text_key(row.fields)] = row.fields[0]
+                if len(texts) >= 4 * max(count, BLOCK):
+                    texts = dict(sorted(texts.items())[:count])
+    return [texts[key] for key in sorted(texts)[:count]]

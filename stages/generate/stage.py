@@ -1,6 +1,6 @@
-"""Stage generate: per teacher and class a family of texts, in blocks; then all of them gathered into one file.
+"""Stage generate: per teacher and class a family of texts, in blocks; then one file with all of them.
 
-Gates are not its business: they are applied when the corpus is read, so that another gate writes nothing.
+Filters are applied when the corpus is read, so a changed filter generates no new text.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import Generate as GenerateConfig
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
+from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import prepare_teachers, teachers_of
-from amalgam.stages.common.sources import fetch
+from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
+from amalgam.stages.common.sources import fetch, local_files
 from amalgam.stages.generate.requests import (
     Block,
-    block_units,
-    corpus_digests,
-    generate_config,
-    language_model_digest,
-    language_model_files,
-    no_word,
-    said_of,
+    GenerateInputs,
+    TextPlan,
+    fingerprint_config,
     teacher_identity,
-    text_families,
+    uninformative_label,
 )
 
 if TYPE_CHECKING:
     from amalgam.stages.generate.decoding import GeneratedText
+    from amalgam.stages.generate.sources import SourceInputs
 
 
 ALL_TEXTS = "texts"
+
+LANGUAGE_MODEL = "generate.language_model"
+
+SHOWN_LABELS = 5
 
 
 class Generate(Stage):
@@ -54,51 +58,51 @@ class Generate(Stage):
         return experiment.generate is not None and experiment.reads_texts
 
     def resolve_inputs(self, run: Run) -> None:
-
+        settings = generate_config(run)
         prepare_teachers(run)
-        fetch(run, generate_config(run).corpus or [])
-        if generate_config(run).writes:
+        fetch(run, settings.corpus or [])
+        if settings.writes:
             language_model_files(run)
 
     def identity(self, run: Run) -> Identity:
-        settings = generate_config(run)
-        teachers = {known.name: {**teacher_identity(known), "labels": list(known.labels)} for known in teachers_of(run)}
+        settings, plan_inputs = generate_config(run), text_plan(run).inputs
+        teachers = {
+            teacher.name: {**teacher_identity(teacher), "labels": list(teacher.labels)}
+            for teacher in plan_inputs.teachers
+        }
         inputs: dict[str, Any] = {"teachers": teachers}
         if settings.writes:
-            inputs["language_model"] = language_model_digest(run)
+            inputs["language_model"] = plan_inputs.language_model
         if settings.source == "cross-domain":
-            inputs["texts"] = corpus_digests(run)
-        return Identity({"generate": {**said_of(settings), "texts": settings.texts}}, inputs)
+            inputs["texts"] = list(plan_inputs.corpus)
+        return Identity({"generate": {**fingerprint_config(settings), "texts": settings.texts}}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        """Blocks stand in the families. What was gathered counts once it is there: --force sets it aside too."""
-        gathered = Unit(ALL_TEXTS, folder)
-        return [*block_units(run), *([gathered] if run.store.has(gathered.record_path) else [])]
+        """Returns the blocks in their families' folders, and the collected file if it exists: --force replaces it."""
+        collected = Unit(ALL_TEXTS, folder)
+        return [*text_plan(run).units(run.store), *([collected] if run.store.has(collected.record_path) else [])]
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        """Gathering is possible once all blocks are there."""
-        return [*block_units(run), Unit(ALL_TEXTS, folder)]
+        """Returns all units again with the collected file, which needs every block."""
+        return [*text_plan(run).units(run.store), Unit(ALL_TEXTS, folder)]
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.generate.sources import make
+        from amalgam.stages.generate.sources import produce
 
         blocks = [unit for unit in units if isinstance(unit.payload, Block)]
         if blocks:
-            _describe(run)
-            _warn_of_names(run)
-            began = [time.monotonic()]
-            try:
-                make(run, blocks, partial(_commit, run, began))
-            finally:
-                run.cache.pop("language model", None)
+            _describe_families(run)
+            _warn_of_labels(run)
+            last_commit = [time.monotonic()]
+            produce(source_inputs(run), blocks, partial(_commit, run, last_commit))
         for unit in units:
-            if not isinstance(unit.payload, Block) and not pending_units(run, list(block_units(run))):
-                with_retries(partial(_gather, run, unit), run, f"{self.name} {unit.name}")
+            if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
+                with_retries(partial(_collect, run, unit), run, f"{self.name} {unit.name}")
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        gathered = next(record for record in records if record.name == ALL_TEXTS)
-        families = [family.name for family in text_families(run)]
-        return {"families": families, "file": gathered.files[0].path, **gathered.facts}
+        collected = next(record for record in records if record.name == ALL_TEXTS)
+        families = [family.name for family in text_plan(run).families]
+        return {"families": families, "file": collected.files[0].path, **collected.facts}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if fresh:
@@ -110,15 +114,85 @@ class Generate(Stage):
         return f"{manifest.facts['texts']:,} texts, {manifest.facts['source']}"
 
 
-def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[GeneratedText]) -> None:
-    """`began`: when the last unit was done, so that all seconds are counted once."""
-    seconds, began[0] = time.monotonic() - began[0], time.monotonic()
+# ---- inputs
+
+
+def generate_config(run: Run) -> GenerateConfig:
+    if run.experiment.generate is None:
+        raise AssertionError("generate is not needed")  # is_needed decides
+    return run.experiment.generate
+
+
+def text_plan(run: Run) -> TextPlan:
+    """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
+    if "text plan" not in run.cache:
+        settings = generate_config(run)
+        inputs = GenerateInputs(
+            settings,
+            teachers_of(run),
+            language_model_digest(run) if settings.writes else None,
+            sorted(run.digest_of(path) for path in _corpus_files(run)) if settings.source == "cross-domain" else (),
+            library_versions() if run.experiment.execution.on_version_change == "strict" else None,
+        )
+        run.cache["text plan"] = TextPlan.of(inputs)
+    plan: TextPlan = run.cache["text plan"]
+    return plan
+
+
+def language_model_files(run: Run) -> ModelFiles:
+    if LANGUAGE_MODEL not in run.cache:
+        run.cache[LANGUAGE_MODEL] = resolve(**_reference(run), digest_of=run.digest_of, where=LANGUAGE_MODEL)
+    files: ModelFiles = run.cache[LANGUAGE_MODEL]
+    return files
+
+
+def language_model_digest(run: Run) -> str:
+    """Returns the language model's digest without network access."""
+    if LANGUAGE_MODEL not in run.cache and needs_network(**_reference(run)):
+        raise PendingDependencyError(str(generate_config(run).language_model))
+    return language_model_files(run).digest
+
+
+def source_inputs(run: Run) -> SourceInputs:
+    from amalgam.stages.generate.sources import SourceInputs
+
+    settings, execution = generate_config(run), run.experiment.execution
+    return SourceInputs(
+        settings=settings,
+        teachers=teachers_of(run),
+        language_model=language_model_files(run) if settings.writes else None,
+        corpus_files=_corpus_files(run) if settings.source == "cross-domain" else (),
+        corpus=run.experiment.corpus,
+        load_teacher=partial(load_teacher, run, dtype="fp32", passes=0),
+        device=execution.device,
+        batch_tokens=execution.batch_tokens,
+        console=run.console,
+        stop=run.signals.check,
+    )
+
+
+def _corpus_files(run: Run) -> list[Path]:
+    return [path for source in generate_config(run).corpus or [] for path in local_files(run, source)]
+
+
+def _reference(run: Run) -> dict[str, Any]:
+    settings = generate_config(run)
+    where = {"base": run.base, "pins": run.store}
+    return {"given": settings.language_model, "revision": settings.revision, **where}
+
+
+# ---- units
+
+
+def _commit(run: Run, last_commit: list[float], unit: Unit, texts: Sequence[GeneratedText]) -> None:
+    """Commits one block; `last_commit` is the time of the commit before, so that every second counts once."""
+    seconds, last_commit[0] = time.monotonic() - last_commit[0], time.monotonic()
 
     def commit() -> None:
-        from amalgam.stages.generate.tables import written_table
+        from amalgam.stages.generate.filters import block_table
 
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(written_table(unit.payload.first, texts), draft.folder / "unit.parquet")
+            write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
             scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
             draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
             draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
@@ -126,33 +200,34 @@ def _commit(run: Run, began: list[float], unit: Unit, texts: Sequence[GeneratedT
     with_retries(commit, run, f"generate {unit.name}")
 
 
-def _gather(run: Run, unit: Unit) -> None:
-    from amalgam.stages.generate.tables import generated_table
+def _collect(run: Run, unit: Unit) -> None:
+    from amalgam.stages.generate.filters import collected_table
 
-    table = generated_table(run)
+    table = collected_table(text_plan(run), run.store)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "texts.parquet")
         draft.facts = {"source": generate_config(run).source, "texts": table.num_rows}
         draft.made = {"libraries": library_versions()}
 
 
-def _describe(run: Run) -> None:
-    """key.json: what a family is, for a person who finds the folder."""
-    for family in text_families(run):
+def _describe_families(run: Run) -> None:
+    """Writes key.json, which describes a family to a person who opens its folder."""
+    for family in text_plan(run).families:
         path = run.store.folder("generate", family.name) / "key.json"
         if not run.store.has(path):
-            who = family.teacher or generate_config(run).source
-            run.store.replace(path, {"teacher": who, "dtype": "fp32", **family.key})
+            teacher = family.teacher or generate_config(run).source
+            run.store.replace(path, {"teacher": teacher, "dtype": "fp32", **family.key})
 
 
-def _warn_of_names(run: Run) -> None:
+def _warn_of_labels(run: Run) -> None:
     settings = generate_config(run)
     prompts = settings.prompt or (["{label}"] if settings.source == "prompted" else [])
     if not settings.writes or not any("{label}" in prompt for prompt in prompts):
         return
-    strange = [f"{label} ({known.name})" for known in teachers_of(run) for label in known.labels if no_word(label)]
+    labels = [(label, teacher.name) for teacher in teachers_of(run) for label in teacher.labels]
+    strange = [f"{label} ({teacher})" for label, teacher in labels if uninformative_label(label)]
     if strange:
         run.console.note(
-            f"prompts name the class, and {', '.join(strange[:5])} tells a language model nothing: "
-            "rename such labels (teachers: rename), or leave {label} out and steer"
+            f"prompts name the class, but a language model cannot interpret {', '.join(strange[:SHOWN_LABELS])}: "
+            "rename such labels (teachers: rename), or remove {label} from the prompts and steer"
         )

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from amalgam.pipeline.config.schema import PseudoEmbeddings
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.generate.keyed_random import text_word
+from amalgam.stages.generate.lazy_sampling import key64
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
@@ -78,7 +78,7 @@ def guess(
     wanted = torch.full((said.count,), label, device=table.device)
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(text_word(said.seed, teacher.digest, label, 0) % 2**63)
+        torch.default_generator.manual_seed(key64(said.seed, teacher.digest, label, 0) % 2**63)
         noise = torch.randn(said.count, said.tokens, table.shape[1]).to(table.device)
         embeddings = nn.Parameter(table.mean(0) + table.std(0) * noise)
         adversary = Adversary(table.shape[1], said.tokens).to(table.device)

@@ -72,8 +72,8 @@ def test_a_language_model_without_any_special_token_begins_with_a_word_and_runs_
     assert language_model_.begin == [len(SPECIAL)]
     assert not language_model_.ends
     begins, ends = language_model_.notes
-    assert "begins" in begins
-    assert "ends" in ends
+    assert "start token" in begins
+    assert "end token" in ends
     assert {
         text.tokens for text in written(language_model_, teacher_of(), orders(2), SteeringParams(1.0, 7)).values()
     } == {7}

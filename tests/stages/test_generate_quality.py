@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amalgam.stages.generate.filters import qualities
-from amalgam.stages.generate.requests import no_word
+from amalgam.stages.generate.requests import uninformative_label
 
 
 def test_repetition_is_the_share_of_sequences_that_a_text_had_before() -> None:
@@ -40,10 +40,10 @@ def test_ten_thousand_copies_cost_little() -> None:
 
 
 @pytest.mark.parametrize("label", ["LABEL_0", "7", "c3", "class 12", "A", "--"])
-def test_some_labels_are_no_words(label: str) -> None:
-    assert no_word(label)
+def test_some_labels_are_uninformative_labels(label: str) -> None:
+    assert uninformative_label(label)
 
 
 @pytest.mark.parametrize("label", ["Sports", "Sci/Tech", "card_arrival", "5 stars", "Бизнес", "no"])
 def test_others_are(label: str) -> None:
-    assert not no_word(label)
+    assert not uninformative_label(label)

@@ -14,9 +14,9 @@ from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.generate.decoding import SteeringParams, Writer
 from amalgam.stages.generate.lazy_sampling import SamplingParams
-from amalgam.stages.generate.scoring import Reader, Scorer
+from amalgam.stages.generate.scoring import Scorer, Tokenization
 from amalgam.tests.stages.tiny_models import WORDS, tiny
-from amalgam.tests.stages.writers import Tag, language_model, orders, teacher_of, whole, written
+from amalgam.tests.stages.writers import ExhaustiveSampler, Tag, language_model, orders, teacher_of, whole, written
 
 # ---- lazy and naive
 
@@ -29,7 +29,7 @@ def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> Non
     how = SamplingParams(0.0 if greedy else 1.0, None, 0.95, 24)
     asked = orders(34, how, [f"{one} {other}" for one in WORDS[:6] for other in WORDS[:6]] if greedy else [""])
     lazy = written(model, teacher, asked, SteeringParams(steer, 5))
-    naive = written(model, teacher, asked, SteeringParams(steer, 5, lazy=False))
+    naive = written(model, teacher, asked, SteeringParams(steer, 5), ExhaustiveSampler)
     assert len(lazy) == 102
     assert {tag: text.choices for tag, text in lazy.items()} == {tag: text.choices for tag, text in naive.items()}
     assert [(one.text, one.probability) for one in lazy.values()] == [
@@ -93,7 +93,7 @@ def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pyte
     monkeypatch.setattr(choice, "CUT", 0.02)
     writer = Writer[Tag](language_model(), Scorer(teacher), SteeringParams(1.0, 5))
     wide = dict(writer.write(asked))
-    assert writer.settled > writer.steps / 2
+    assert writer.ties_broken > sum(text.tokens for text in wide.values()) / 2
     assert {tag: text.choices for tag, text in wide.items()} == {tag: text.choices for tag, text in narrow.items()}
 
 
@@ -188,12 +188,12 @@ def test_a_teacher_that_is_certain_everywhere_ends_all_the_same() -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])
 def test_a_reader_gives_the_tokens_that_the_tokenizer_would(kind: str) -> None:
     teacher = teacher_of(kind) if kind != "roberta" else Teacher(*tiny(kind), digest="", seed=0, limit=24)
-    reader = Reader(teacher)
-    assert reader.joint == " "
+    tokenization = Tokenization(teacher)
+    assert tokenization.separator == " "
     for text in ("word1", "word1 word2", " word3  word4 ", "word5, word6\nword7 !", "word8 " * 40, "unheard of"):
         [whole] = teacher.tokenise([(text,)])
-        assert reader.read(text).ids.tolist() == whole.ids.tolist()
-        assert reader.read(text).cut == whole.cut
+        assert tokenization.tokens(text).ids.tolist() == whole.ids.tolist()
+        assert tokenization.tokens(text).cut == whole.cut
 
 
 def test_a_tokenizer_that_looks_across_words_is_asked_for_whole_texts() -> None:
@@ -201,9 +201,9 @@ def test_a_tokenizer_that_looks_across_words_is_asked_for_whole_texts() -> None:
 
     teacher = teacher_of()
     teacher.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # spaces stay inside tokens
-    reader = Reader(teacher)
-    assert reader.joint is None
-    assert reader.read("word1 word2").ids.tolist() == teacher.tokenise([("word1 word2",)])[0].ids.tolist()
+    tokenization = Tokenization(teacher)
+    assert tokenization.separator is None
+    assert tokenization.tokens("word1 word2").ids.tolist() == teacher.tokenise([("word1 word2",)])[0].ids.tolist()
 
 
 def test_a_text_without_a_single_token_says_nothing_of_its_class() -> None:

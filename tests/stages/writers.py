@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
-from amalgam.stages.generate.keyed_random import text_word
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import SamplingParams
+from amalgam.stages.generate.lazy_sampling import LazySampler, SamplingParams, key64
 from amalgam.stages.generate.scoring import Scorer
 from amalgam.tests.stages.tiny_models import tiny, tiny_language_model
 
@@ -37,17 +38,29 @@ def orders(texts: int, how: SamplingParams | None = None, prompt: Sequence[str] 
     """So many of each class."""
     cut = how or SamplingParams(1.0, None, 0.95, 24)
     return [
-        TextRequest((label, index), text_word(0, label, index), label, prompt[index % len(prompt)], cut)
+        TextRequest((label, index), key64(0, label, index), label, prompt[index % len(prompt)], cut)
         for index in range(texts)
         for label in range(LABELS)
     ]
 
 
 def written(
-    model: LanguageModel, teacher: Teacher | None, asked: Sequence[TextRequest[Tag]], steering: SteeringParams
+    model: LanguageModel,
+    teacher: Teacher | None,
+    requests: Sequence[TextRequest[Tag]],
+    steering: SteeringParams,
+    sampler: type[LazySampler] = LazySampler,
 ) -> dict[Tag, GeneratedText]:
-    """With a scorer that remembers nothing of another run."""
-    return dict(Writer[Tag](model, Scorer(teacher) if teacher else None, steering).write(asked))
+    """Generates texts with a new scorer, which has no cached scores."""
+    scorer = Scorer(teacher) if teacher else None
+    return dict(Writer[Tag](model, scorer, steering, sampler=sampler).write(requests))
+
+
+class ExhaustiveSampler(LazySampler):
+    """Scores every candidate: the oracle of the lazy sampler."""
+
+    def pending(self) -> NDArray[np.int64]:
+        return self.order[self.scored :] if self.strength else self.order[:0]
 
 
 def whole(model: LanguageModel, row: list[int], *, first: bool) -> torch.Tensor:

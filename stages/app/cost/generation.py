@@ -18,7 +18,7 @@ from amalgam.stages.app.cost.trials import PeakMemory
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.generate.requests import block_units, generate_config, text_families
+from amalgam.stages.generate.stage import generate_config, text_plan
 
 TOKEN_BYTES = 12
 """Of a written text on the disk, for each token: in its block, and once more where all are gathered."""
@@ -32,7 +32,7 @@ FIRST_STEPS, STEPS = 1, 2
 
 def generating(job: StageEstimate) -> Cost:
     """As long as the texts took that are there; before any is, what a trial says, teacher by teacher."""
-    paths = [unit.record_path for unit in block_units(job.run)]
+    paths = [unit.record_path for unit in text_plan(job.run).units(job.run.store)]
     done = list(job.run.store.records(paths, whole=False).values())
     if not done:
         return _first_texts(job)
@@ -51,7 +51,7 @@ def _first_texts(job: StageEstimate) -> Cost:
             teacher = unit.payload.family.teacher
             wanted[teacher] = wanted.get(teacher, 0) + unit.size
     if not settings.writes:
-        texts = sum(family.count for family in text_families(job.run))
+        texts = sum(family.count for family in text_plan(job.run).families)
         return Cost(texts * WORDS_SECONDS, BARE_MB, texts * settings.max_tokens * TOKEN_BYTES / MEGABYTE)
     costs = []
     for known in (known for known in teachers_of(job.run) if known.name in wanted):

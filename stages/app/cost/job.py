@@ -16,7 +16,8 @@ from amalgam.stages.app.cost.trials import writing
 from amalgam.stages.common.generated_texts import HELD_OUT, generated_sources
 from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.generate.requests import generate_config, language_model_digest, said_of, text_families
+from amalgam.stages.generate.requests import fingerprint_config
+from amalgam.stages.generate.stage import generate_config, language_model_digest, text_plan
 from amalgam.stages.train_teachers.settings import encoders_of
 
 MEGABYTE = 1e6
@@ -47,7 +48,7 @@ class StageEstimate:
 
         held_out = generate_config(self.run).held_out
         share = held_out if part == HELD_OUT else 1 - held_out
-        return Survey(share * sum(family.count for family in text_families(self.run)), {})
+        return Survey(share * sum(family.count for family in text_plan(self.run).families), {})
 
     def sample(self, part: str) -> Texts:
         """Of what is still to be made, something that is as long as it will be."""
@@ -99,5 +100,5 @@ def _as_long_as(tokens: int) -> tuple[str, ...]:
 
 def rates_of_writing(job: StageEstimate, known: ResolvedTeacher) -> Figures:
 
-    about = [language_model_digest(job.run), known.identity, said_of(generate_config(job.run))]
+    about = [language_model_digest(job.run), known.identity, fingerprint_config(generate_config(job.run))]
     return job.rates.of(f"writing for {known.name}", about, partial(writing, job.run, known))

@@ -36,12 +36,14 @@ from amalgam.stages.common.token_cache import token_table
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.fit_statistics.domain_scores import Statistics
-from amalgam.stages.generate.requests import BLOCK, generate_config, text_families
+from amalgam.stages.generate.requests import BLOCK
+from amalgam.stages.generate.stage import generate_config, source_inputs, text_plan
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.batches import Examples
     from amalgam.stages.generate.decoding import TextRequest, Writer
+    from amalgam.stages.generate.sources import TextGenerator
 
 
 Texts = Sequence[tuple[str, ...]]
@@ -368,26 +370,24 @@ FEWEST_STEPS = 3
 
 def writing(run: Run, known: ResolvedTeacher) -> Figures:
     """A teacher's and the language model's set-up, and seconds and tokens of a text."""
-    from amalgam.stages.generate.sources import writer_for
+    from amalgam.stages.generate.sources import TextGenerator
 
     with PeakMemory() as peak:
         began = time.perf_counter()
-        writer = writer_for(run, known)
+        generator = TextGenerator(source_inputs(run))
+        writer = generator.writer(known)
         setup = time.perf_counter() - began
-        orders = list(islice(_orders(run, known), writer.model.slots.count))
+        orders = list(islice(_orders(run, generator, known), writer.model.slots.count))
         trial = Trial(len(orders))
         trial.write(writer, orders)
-        run.cache.pop("language model", None)
     seconds, tokens = trial.of_a_text(generate_config(run).max_tokens)
     return {"setup_seconds": setup, "seconds_per_text": seconds, "tokens_per_text": tokens, "memory_mb": peak.megabytes}
 
 
-def _orders(run: Run, known: ResolvedTeacher) -> Iterator[TextRequest[Any]]:
+def _orders(run: Run, generator: TextGenerator, known: ResolvedTeacher) -> Iterator[TextRequest[Any]]:
     """The first texts that will be written for the teacher, each class in its turn."""
-    from amalgam.stages.generate.sources import order_of
-
-    own = [family for family in text_families(run) if family.teacher == known.name]
-    return (order_of(run, family, index, (0, index)) for index in range(BLOCK) for family in own)
+    own = [family for family in text_plan(run).families if family.teacher == known.name]
+    return (generator.request(family, index, (0, index)) for index in range(BLOCK) for family in own)
 
 
 class _EnoughError(Exception):

@@ -21,19 +21,18 @@ from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app.cost.estimate import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import finished_in
-from amalgam.stages.app.student.predict import PredictOptions, Student
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.publish import ROOM, page_name
-from amalgam.stages.report.teacher_audit.audit import audit
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from amalgam.stages.app.cost.estimate import CostEstimate
 
 
 Overrides = Mapping[str, Any] | Iterable[str]
@@ -101,6 +100,8 @@ class Experiment:
 
     def estimate_cost(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
         """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
+        from amalgam.stages.app.cost.estimate import estimate_cost
+
         with working(self._run):
             return estimate_cost(self._run, states, measure=measure)
 
@@ -130,6 +131,8 @@ class Experiment:
 
     def audit(self) -> dict[str, Any]:
         """The teachers seen from the cache: who wins, who is missed, who contradicts whom."""
+        from amalgam.stages.report.teacher_audit.audit import audit
+
         states = self.plan()
         with working(self._run):
             return audit(self._run, states)
@@ -213,6 +216,7 @@ class Experiment:
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, what each teacher's labels hold."""
         from amalgam.stages.app import frames
+        from amalgam.stages.app.student.predict import PredictOptions, Student
 
         finished = finished_in(self.student, device=self.said.execution.device)
         return frames.predictions(Student(finished, PredictOptions(top, explain)), texts)

@@ -13,7 +13,6 @@ from amalgam.pipeline.storage.compaction import PackCandidates, compact, loose_u
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.common.models.resolve import newer_revision
-from amalgam.stages.common.token_cache import ROOM, is_of
 from amalgam.stages.registry import STAGES
 
 OLD_SECONDS = 24 * 3600.0
@@ -180,6 +179,8 @@ def _may_be_record(parts: Sequence[str]) -> bool:
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     """What HEAD's manifests name, and the records that stand for it."""
+    from amalgam.stages.common.token_cache import ROOM, is_of
+
     kept: set[str] = set()
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])

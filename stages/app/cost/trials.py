@@ -17,11 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from amalgam.data.corpus import read_part
 from amalgam.data.parquet import read_table, write_table
-from amalgam.data.tokens import Ragged, TokenRows, encode
 from amalgam.pipeline.config.schema import Corpus, Student, TrainTeachers
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.cost.rates import Figures
@@ -30,16 +27,16 @@ from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.load import launch_budget
 from amalgam.stages.common.load import load_new_classifier
 from amalgam.stages.common.states.families import blocks_of
-from amalgam.stages.common.states.read import States
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.common.token_cache import token_table
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.fit_statistics.domain_scores import Statistics
 from amalgam.stages.generate.requests import BLOCK
 from amalgam.stages.generate.stage import generate_config, source_inputs, text_plan
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from amalgam.data.tokens import TokenRows
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.batches import Examples
     from amalgam.stages.generate.decoding import TextRequest, Writer
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
 
 
 Texts = Sequence[tuple[str, ...]]
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 ROUNDS = 3
@@ -134,12 +132,15 @@ def proxy_teacher(run: Run, settings: TrainTeachers, where: str, labels: list[st
 
 
 def _tokens(teacher: Teacher, texts: Texts) -> TokenRows:
+    from amalgam.data.tokens import encode
 
     return encode(teacher.tokenizer, texts, teacher.limit, types=teacher.takes_types)
 
 
 def _per_row(teacher: Teacher, tokens: TokenRows, passes: int, budget: int) -> float:
     """Full launches of a few lengths, and between them a straight line; the mean over the lengths of the sample."""
+    import numpy as np
+
     from amalgam.stages.common.inference.batches import run_passes
 
     order = np.argsort(tokens.lengths, kind="stable")
@@ -158,6 +159,9 @@ def _per_row(teacher: Teacher, tokens: TokenRows, passes: int, budget: int) -> f
 
 
 def _bytes_of(tokens: TokenRows, labels: int, passes: int) -> Figures:
+    import numpy as np
+
+    from amalgam.stages.common.token_cache import token_table
 
     random = np.random.default_rng(0)
     logits = random.normal(size=(len(tokens), labels)).astype(np.float32)
@@ -179,6 +183,9 @@ def training(
 
     `widths`: of the teachers whose states the student looks at; its phases are then tried one after the other.
     """
+    import numpy as np
+
+    from amalgam.data.tokens import encode
     from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
     from amalgam.stages.common.training.loop import fit
 
@@ -222,6 +229,9 @@ def training(
 
 def _phases(run: Run, new: NewClassifier, examples: Examples, widths: Sequence[int]) -> list[Objective | None]:
     """The student's own, over states that are made up."""
+    import numpy as np
+
+    from amalgam.stages.common.states.read import States
     from amalgam.stages.train_student.schedule import phases_over
 
     by_token = run.experiment.objective.read_states == "tokens"
@@ -278,6 +288,8 @@ def _settings(said: Student | TrainTeachers) -> Training:
 
 def _examples(tokens: TokenRows, batch: int) -> Examples:
     """As many rows as the trial's steps take; texts come again where the sample is small."""
+    import numpy as np
+
     from amalgam.stages.common.training.batches import Examples
 
     random = np.random.default_rng(0)
@@ -289,8 +301,10 @@ def _examples(tokens: TokenRows, batch: int) -> Examples:
 
 def summing(labels: int, passes: int) -> Figures:
     """Stage 2's seconds per text and teacher: the file read, its passes summed, the targets written."""
+    import numpy as np
     import polars as pl
 
+    from amalgam.data.tokens import Ragged, TokenRows
     from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
 
     random = np.random.default_rng(0)
@@ -314,6 +328,8 @@ def summing(labels: int, passes: int) -> Figures:
 
 def comparing() -> Figures:
     """Seconds per pair of texts whose states are compared."""
+    import numpy as np
+
     from amalgam.stages.weigh_teachers.neighbours import nearest
 
     states = np.random.default_rng(0).normal(size=(SUMMED, 384)).astype(np.float32)
@@ -327,6 +343,11 @@ def comparing() -> Figures:
 
 def fitting() -> Figures:
     """Seconds per text and block whose state, 384 wide, goes into a teacher's statistics."""
+    import numpy as np
+
+    from amalgam.stages.common.states.read import States
+    from amalgam.stages.fit_statistics.domain_scores import Statistics
+
     random, every = np.random.default_rng(0), np.arange(SUMMED)
     held = random.normal(size=(SUMMED, 1, 384)).astype(np.float16)
     states = States("", [held], np.zeros_like(every), every, np.ones_like(every))
@@ -337,6 +358,7 @@ def fitting() -> Figures:
 
 
 def _each(raw: Any, passes: int) -> list[Any]:
+    import numpy as np
     import polars as pl
 
     return [pl.Series(np.ascontiguousarray(part)) for part in np.split(raw, passes, axis=1)]
@@ -361,7 +383,10 @@ class PeakMemory:
         self.megabytes = peak / MEGABYTE
 
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+
 TRIED_SECONDS = 8.0
 
 FEWEST_STEPS = 3
@@ -421,6 +446,8 @@ class Trial:
 
     def of_a_text(self, most: int) -> tuple[float, float]:
         """Its seconds and tokens, `most` at most. Texts without an end yet end as often as others did."""
+        import numpy as np
+
         chosen, at = (np.array(one, np.float64) for one in zip(*self.marks, strict=True))
         if len(self.ended) == self.texts:
             return float((at[-1] - at[0]) / self.texts), float(np.mean(self.ended))
@@ -430,6 +457,8 @@ class Trial:
 
 def _of_each_token(tokens: Array, seconds: Array, most: int) -> Array:
     """A straight line through what the first ones took, which never falls."""
+    import numpy as np
+
     [places] = np.nonzero(tokens)
     each = seconds[places] / tokens[places]
     rise, start = np.polyfit(places, each, 1, w=np.sqrt(tokens[places])) if len(each) > 1 else (0.0, each.mean())

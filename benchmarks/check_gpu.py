@@ -137,14 +137,14 @@ def mask_faults(device: torch.device) -> list[str]:
 
 def logit_faults(kind: str, device: torch.device) -> list[str]:
     model = _model(kind)
-    exact = _teacher(model, torch.device("cpu"), "fp32")
+    exact = build_teacher(model, torch.device("cpu"), "fp32")
     random = np.random.default_rng(0)
     tokens = [_text(random, length) for length in random.integers(5, 60, 24)]
     keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
     expected = _answers(exact, tokens, keys)
     faults = []
     for dtype in sorted({"fp32", dtype_for(device)}):
-        teacher = _teacher(model, device, dtype)
+        teacher = build_teacher(model, device, dtype)
         answers = _answers(teacher, tokens, keys)
         spread = float(np.std(expected[1], axis=1).mean())
         worst = max(float(np.abs(a - b).mean()) for a, b in zip(answers, expected, strict=True)) / spread
@@ -161,7 +161,7 @@ def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
 
     The batches are padded and unpadded, with and without dropout.
     """
-    teacher = _teacher(_model(kind), device, dtype_for(device))
+    teacher = build_teacher(_model(kind), device, dtype_for(device))
     if teacher.graphs is None:
         return [], "on CUDA alone"
     batches = list(_batches())
@@ -218,7 +218,7 @@ def _model(kind: str) -> Any:
     return model
 
 
-def _teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
+def build_teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
     return Teacher(
         copy.deepcopy(model), Plain(), digest="check", seed=0, limit=60, device=device, dtype=DTYPES[dtype], name=dtype
     )

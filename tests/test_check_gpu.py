@@ -96,13 +96,13 @@ def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeyp
         teacher.graphs = teacher.captured_by(capture)
         return teacher
 
-    cpu, real = torch.device("cpu"), check_gpu._teacher  # noqa: SLF001
+    cpu, real = torch.device("cpu"), check_gpu.build_teacher
     assert check_gpu.fast_faults("bert", cpu) == ([], "on CUDA alone")
     # In float32 on a CPU the encoder looks at its scores.
     monkeypatch.setitem(check_gpu.DTYPES, "fp32", torch.float64)
     monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
     monkeypatch.setattr(check_gpu, "COMPILER", compiler)
-    monkeypatch.setattr(check_gpu, "_teacher", with_graphs)
+    monkeypatch.setattr(check_gpu, "build_teacher", with_graphs)
     faults, text = check_gpu.fast_faults("bert", cpu)
     assert any(f"{wrong} differ from plain ones" in fault for fault in faults) == bool(wrong)
     if not wrong:

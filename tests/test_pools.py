@@ -52,7 +52,7 @@ def test_memory_is_given_back_after_each_pool(fresh: Workspace, monkeypatch: pyt
     watched = Watched()
     given: list[int] = []
     monkeypatch.setattr(launches, "run_passes", watched)
-    monkeypatch.setattr(pools, "_trim", lambda: given.append)
+    monkeypatch.setattr(pools, "malloc_trim", lambda: given.append)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     assert fresh("cache-teachers", "execution.batch_tokens=64").code == 0
     assert given == [0] * len(watched.texts)
@@ -61,11 +61,11 @@ def test_memory_is_given_back_after_each_pool(fresh: Workspace, monkeypatch: pyt
 def test_a_c_library_without_the_call_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     import ctypes
 
-    pools._trim.cache_clear()  # noqa: SLF001
+    pools.malloc_trim.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     pools.give_memory_back()
-    assert pools._trim() is None  # noqa: SLF001
-    pools._trim.cache_clear()  # noqa: SLF001
+    assert pools.malloc_trim() is None
+    pools.malloc_trim.cache_clear()
 
 
 def test_what_was_answered_before_a_failure_is_kept(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,12 +146,12 @@ class ObjectStorage:
         recent = {folder: sizes for folder, (when, sizes) in list(self._seen.items()) if now - when < RECENT_SECONDS}
         known = {folder: recent[folder] for folder in folders if folder in recent}
         old = [folder for folder in folders if folder not in recent]
-        for folder, found in zip(old, self._all(self._under, old), strict=True):
+        for folder, found in zip(old, self._all(self.files_under, old), strict=True):
             known[folder] = {entry.inside: entry.bytes for entry in found}
             self._seen[folder] = now, known[folder]
         return {inside: size for sizes in known.values() for inside, size in sizes.items()}
 
-    def _under(self, folder: str) -> list[FileInfo]:
+    def files_under(self, folder: str) -> list[FileInfo]:
         import obstore
 
         def entries(client: Any) -> list[FileInfo]:
@@ -209,7 +209,7 @@ class ObjectStorage:
             )
             found += [_entry(meta) for level in levels if level for meta in level["objects"]]
             folders = [prefix for level in levels if level for prefix in level["common_prefixes"]]
-        found += [entry for under in self._all(self._under, folders) for entry in under]
+        found += [entry for under in self._all(self.files_under, folders) for entry in under]
         yield from sorted(found, key=lambda entry: entry.inside)
 
     # ---- writing

@@ -70,7 +70,7 @@ class PackedStorage:
         """Units are worked on by several threads: an index is counted once."""
 
     @cached_property
-    def _unpacked(self) -> Path:
+    def unpacked(self) -> Path:
         return self.root if self.far else cache_folder(self.address)
 
     # ---- the indexes
@@ -169,7 +169,7 @@ class PackedStorage:
         return self._unpack(inside, piece) if piece else path
 
     def _unpack(self, inside: str, piece: PackEntry) -> Path | None:
-        target = self._unpacked / inside
+        target = self.unpacked / inside
         pack = None if target.exists() else self.inner.local_path(piece.pack)
         if pack is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class PackedStorage:
         piece = self._piece(inside)
         if piece is None:
             return self.inner.refetch(inside)
-        (self._unpacked / inside).unlink(missing_ok=True)
+        (self.unpacked / inside).unlink(missing_ok=True)
         if piece.pack not in self._renewed:
             self._renewed.add(piece.pack)
             self.inner.refetch(piece.pack)
@@ -237,7 +237,7 @@ class PackedStorage:
             if text is not None:
                 self.inner.create(kept, text)
             elif path is not None:
-                copy = temporary_path(self._unpacked)
+                copy = temporary_path(self.unpacked)
                 shutil.copyfile(path, copy)
                 self.inner.publish({copy: kept}, QUARANTINE)
         self._forget(named)
@@ -251,8 +251,8 @@ class PackedStorage:
     def _forget(self, insides: Sequence[str]) -> None:
         packed = [inside for inside in insides if self._text(inside) is not None or self._piece(inside)]
         for inside in packed:
-            if self._unpacked != self.root:
-                (self._unpacked / inside).unlink(missing_ok=True)
+            if self.unpacked != self.root:
+                (self.unpacked / inside).unlink(missing_ok=True)
         for folder, gone in groupby(sorted(packed), key=lambda inside: inside.rpartition("/")[0]):
             self.add(folder, gone=list(gone))
 

@@ -82,13 +82,13 @@ def run_pooled(  # noqa: PLR0913  the two ends of the line and what stands betwe
 
 def give_memory_back() -> None:
     """Glibc keeps what was freed, in pieces, and the more of them the longer the work: 80 MB over a million texts."""
-    trim = _trim()
+    trim = malloc_trim()
     if trim is not None:
         trim(0)
 
 
 @cache
-def _trim() -> Any:
+def malloc_trim() -> Any:
     """None: another C library, which has no such call."""
     try:
         return ctypes.CDLL(None).malloc_trim

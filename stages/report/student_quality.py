@@ -40,8 +40,8 @@ def looked_at(run: Run, test: Part, found: TestAnswers) -> dict[str, Any]:
     bins = run.experiment.report.calibration_bins
     return {
         "classes": _classes(confusion, names, found),
-        "confusions": _confusions(confusion, names),
-        "matrix": _matrix(confusion, names),
+        "confusions": confusion_pairs(confusion, names),
+        "matrix": confusion_matrix(confusion, names),
         "calibration": {name: calibration(found.systems[name], gold, bins) for name in dict.fromkeys(calibrated)},
         "errors": _errors(run, test, found),
         "wrong": int((answers.label != gold).sum()),
@@ -105,7 +105,7 @@ def _teachers(found: TestAnswers) -> dict[str, Any]:
     return {"n": len(found.gold), "oracle": None if known is None else int(known.sum()), "own": own}
 
 
-def _confusions(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
+def confusion_pairs(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
@@ -118,7 +118,7 @@ def _confusions(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
     """Of all labels, or of those in most errors, the rest together as the last row and column."""
     if len(names) <= MATRIX:
         return {"labels": list(names), "others": 0, "counts": confusion.tolist()}

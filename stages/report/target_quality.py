@@ -114,7 +114,7 @@ class _Stand:
             },
             "mixture": {
                 "mean": dict(zip(names, weights.mean(axis=0).tolist(), strict=True)),
-                "largest": _histogram(top, (0.0, 1.0)),
+                "largest": histogram(top, (0.0, 1.0)),
             },
             "disputed": self._disputed(run, part, says, confidence, gold),
         }
@@ -168,9 +168,9 @@ def _uncertainty(confidence: Array, owns: Array) -> dict[str, Any] | None:
     values = 1 - confidence
     limits = _limits(values)
     return {
-        "right": _histogram(values[owns], limits),
-        "wrong": _histogram(values[~owns], limits),
-        "told_apart": _told_apart(values, owns),
+        "right": histogram(values[owns], limits),
+        "wrong": histogram(values[~owns], limits),
+        "told_apart": auc(values, owns),
     }
 
 
@@ -180,7 +180,7 @@ def _limits(values: Array) -> tuple[float, float]:
     return min(low, 0.0) if low < -ROUNDING else 0.0, max(high, 1.0) if high > 1 + ROUNDING else 1.0
 
 
-def _told_apart(values: Array, owns: Array) -> float | None:
+def auc(values: Array, owns: Array) -> float | None:
     """How often, of a right and a wrong teacher of the same text, the right one is less uncertain; ties count half."""
     wins = pairs = 0.0
     for teacher in range(values.shape[1]):
@@ -193,7 +193,7 @@ def _told_apart(values: Array, owns: Array) -> float | None:
     return wins / pairs if pairs else None
 
 
-def _histogram(values: Array, limits: tuple[float, float]) -> dict[str, Any]:
+def histogram(values: Array, limits: tuple[float, float]) -> dict[str, Any]:
     """Of all values: one that rounding has put past an end counts at that end."""
     counts, _ = np.histogram(values.clip(*limits), bins=BINS, range=limits)
     mean = float(values.mean()) if len(values) else None
@@ -234,5 +234,5 @@ def _owners(space: Any, chosen: list[str | None], gold: Array) -> Array:
 def _margins(margin: Array, owner: Array, known: Array) -> dict[str, Any]:
     limits = _limits(margin)
     if not known.any():
-        return {"all": _histogram(margin, limits)}
-    return {"right": _histogram(margin[known & owner], limits), "wrong": _histogram(margin[known & ~owner], limits)}
+        return {"all": histogram(margin, limits)}
+    return {"right": histogram(margin[known & owner], limits), "wrong": histogram(margin[known & ~owner], limits)}

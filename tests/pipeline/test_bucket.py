@@ -230,7 +230,7 @@ def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing
 def test_what_a_listing_does_not_show_is_asked_for_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(ours)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
-    monkeypatch.setattr(ObjectStorage, "_under", lambda *_: [])
+    monkeypatch.setattr(ObjectStorage, "files_under", lambda *_: [])
     assert store.missing_files(Record("all", (*files, StoredFile("stage/abc/no", 1, "0" * 64)))) == [
         (StoredFile("stage/abc/no", 1, "0" * 64), "missing")
     ]

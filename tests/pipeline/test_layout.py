@@ -81,6 +81,11 @@ def test_no_stage_and_no_tool_of_a_stage_is_imported_by_the_tests_of_another_roo
     assert [path for path in _modules("pipeline") if any(name.startswith(HEAVY) for name in _imports(path))] == []
 
 
+def test_tests_import_no_private_name() -> None:
+    imported = {(path, name) for path in _modules("tests") for name in _imports(path) if name.startswith("amalgam.")}
+    assert [(path, name) for path, name in imported if any(part.startswith("_") for part in name.split("."))] == []
+
+
 # ---- nothing heavy
 
 

@@ -174,7 +174,7 @@ def test_without_its_pack_a_unit_is_not_whole_and_may_be_made_again(workspace: s
     store = opened(workspace)
     without_loose_files(store)
     store.backend.inner.remove(store.backend.index(FOLDER).packs)
-    shutil.rmtree(store.backend._unpacked, ignore_errors=True)  # noqa: SLF001  this machine's copies
+    shutil.rmtree(store.backend.unpacked, ignore_errors=True)
     assert opened(workspace).records(list(records)) == {}
     assert filled(workspace) == records
     assert_whole(opened(workspace), records)

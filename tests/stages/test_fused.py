@@ -129,7 +129,7 @@ def test_it_begins_after_some_launches_and_captured_ones_are_captured_anew(monke
     monkeypatch.setattr(teachers, "FUSE_AFTER", 4)
     teacher, compiler, capture = teacher_of(), Uncompiled(), Recorded()
     teacher.graphs = teacher.captured_by(capture)
-    teacher._compiler = compiler  # noqa: SLF001  as on CUDA
+    teacher.compiler = compiler
     plain = teacher_of()
     rows = launches(teacher)[0]
     wanted = plain.run(rows)

@@ -227,7 +227,7 @@ def test_what_a_capture_reads_by_address_outlives_larger_buffers() -> None:
     for _ in range(2):
         teacher.run(rows_of(teacher, [0, 1], [0, 1]))
     assert teacher.graphs is not None
-    [captured] = teacher.graphs._captured.values()  # noqa: SLF001
+    [captured] = teacher.graphs.captured.values()
     addresses = {one.data_ptr() for one in captured.kept}
     lean = teacher.lean
     assert lean is not None

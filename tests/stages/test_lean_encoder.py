@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.inference import teacher as inference
 from amalgam.stages.common.inference.fast_encoder import lean_encoder
 from amalgam.stages.common.inference.teacher import Rows, Teacher
 from amalgam.tests.stages.tiny_models import tiny
@@ -27,12 +28,12 @@ def teacher_of(kind: str, **settings: Any) -> Teacher:
 
 
 def both_ways(teacher: Teacher, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    lean = teacher.lean
-    fast = teacher.run(rows)
-    teacher._lean = (None,)  # noqa: SLF001  the model's own layers
-    plain = teacher.run(rows)
-    teacher._lean = (lean,)  # noqa: SLF001
-    return fast, plain
+    """Return the logits of the fast encoder and of the model's own layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "build_fast_encoder", lambda _teacher: None)
+        plain = Teacher(teacher.model, teacher.tokenizer, digest="d", seed=5, limit=40)
+        assert plain.lean is None
+    return teacher.run(rows), plain.run(rows)
 
 
 @pytest.mark.parametrize("passes", [[-1] * 5, [0, 1, 2, 3, 3]])

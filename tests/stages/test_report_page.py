@@ -19,9 +19,17 @@ from amalgam.stages.common.metrics import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis_between, axis_to, plain, shown
 from amalgam.stages.report.findings import scripts_of
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page
-from amalgam.stages.report.student_quality import LETTERS, MATRIX, PAIRS, _confusions, _matrix, calibration, shortened
+from amalgam.stages.report.student_quality import (
+    LETTERS,
+    MATRIX,
+    PAIRS,
+    calibration,
+    confusion_matrix,
+    confusion_pairs,
+    shortened,
+)
 from amalgam.stages.report.summary import interval, losses, verdict
-from amalgam.stages.report.target_quality import _histogram, _told_apart
+from amalgam.stages.report.target_quality import auc, histogram
 from amalgam.tests.workspaces import Workspace
 
 Found = dict[str, Any]
@@ -100,12 +108,12 @@ def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
 def test_a_right_teacher_is_told_from_a_wrong_one_by_pairs_of_one_text() -> None:
     values = np.array([[0.1, 0.5, 0.9], [0.7, 0.2, 0.2]])
     owns = np.array([[True, False, False], [False, True, False]])
-    assert _told_apart(values, owns) == pytest.approx((2 + 1 + 0.5) / 4)
-    assert _told_apart(values, np.zeros_like(owns)) is None
+    assert auc(values, owns) == pytest.approx((2 + 1 + 0.5) / 4)
+    assert auc(values, np.zeros_like(owns)) is None
 
 
 def test_a_value_past_an_end_by_rounding_is_counted_at_that_end() -> None:
-    bins = _histogram(np.array([-1e-7, 0.5, 1 + 1e-6]), (0.0, 1.0))
+    bins = histogram(np.array([-1e-7, 0.5, 1 + 1e-6]), (0.0, 1.0))
     assert (sum(bins["counts"]), bins["counts"][0], bins["counts"][-1]) == (3, 1, 1)
 
 
@@ -121,7 +129,7 @@ def test_of_many_labels_those_with_the_most_errors_are_shown_and_no_text_is_lost
     confusion = rng.integers(0, 3, (500, 500)) + 50 * np.eye(500, dtype=np.int64)
     confusion[17, 300] = 99
     names = tuple(f"label {place}" for place in range(500))
-    html, pairs = _matrix(confusion, names), _confusions(confusion, names)
+    html, pairs = confusion_matrix(confusion, names), confusion_pairs(confusion, names)
     assert (len(html["counts"]), html["others"]) == (MATRIX, 500 - MATRIX + 1)
     assert {"label 17", "label 300"} <= set(html["labels"])
     assert sum(map(sum, html["counts"])) == confusion.sum()

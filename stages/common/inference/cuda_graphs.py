@@ -111,7 +111,7 @@ class Graphs:
         self._alike = alike
         self._kept = kept
         self._note = note
-        self._captured: dict[Shape, Captured] = {}
+        self.captured: dict[Shape, Captured] = {}
         self._seen: OrderedDict[Shape, None] = OrderedDict()
         self._closed: set[Kind] | None = set()
         """Kinds of launches that cannot be captured; None: none is any more."""
@@ -119,12 +119,12 @@ class Graphs:
     @property
     def shapes(self) -> int:
         """How many are captured."""
-        return len(self._captured)
+        return len(self.captured)
 
     def run(self, kind: str, inputs: Inputs, forward: Forward) -> torch.Tensor:
         """Logits of a launch whose first axes are its rows (of words the last): replayed if there is a capture."""
         shape: Shape = (kind, *inputs), tuple(one.shape for one in inputs.values())
-        captured = self._captured.get(shape)
+        captured = self.captured.get(shape)
         if captured is not None:
             return captured.answer(inputs)
         found = forward(inputs)
@@ -134,19 +134,19 @@ class Graphs:
 
     def forget(self) -> None:
         """The forward is another one from here on."""
-        self._captured.clear()
+        self.captured.clear()
         self._seen.clear()
 
     def close(self, why: str) -> None:
         """Lets go of all, for good."""
         if self._closed is not None:
-            self._captured.clear()
+            self.captured.clear()
             self._closed = None
             self._note(f"launches are not captured: {why}")
 
     def _pays(self, shape: Shape) -> bool:
         """It has come before, lately."""
-        if self._closed is None or shape[0] in self._closed or len(self._captured) >= MOST:
+        if self._closed is None or shape[0] in self._closed or len(self.captured) >= MOST:
             return False
         before = shape in self._seen
         self._seen[shape] = None
@@ -165,7 +165,7 @@ class Graphs:
             self.close(str(error).splitlines()[0])
         else:
             if right:
-                self._captured[shape] = captured
+                self.captured[shape] = captured
             else:
                 self.close("a replay gives other numbers than the launch it stands for")
 

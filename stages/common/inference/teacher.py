@@ -93,7 +93,7 @@ class Teacher:
         self._sites: tuple[Site, ...] | None = None
         self._lean: tuple[FastEncoder | None] | None = None
         self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
-        self._compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
+        self.compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
         self._launches = 0
 
     def _choose_pad(self) -> int:
@@ -167,12 +167,12 @@ class Teacher:
     def _count(self, *, off: bool) -> None:
         """Compiling takes seconds, which a few launches do not win back."""
         self._launches += not off
-        if self._launches == FUSE_AFTER and self._compiler is not None:
-            self.fuse(self._compiler)
+        if self._launches == FUSE_AFTER and self.compiler is not None:
+            self.fuse(self.compiler)
 
     def fuse(self, compiler: Compiler) -> None:
         """From here on the lean encoder's dropout is compiled, if there is one and it stays right."""
-        self._compiler = None
+        self.compiler = None
         if self.lean is None or not may_compile():
             return
         why = fuse(self, self.lean, compiler)

@@ -219,7 +219,10 @@ def plan(
     config: Config = FILE,
     as_json: AsJson = False,
     measure: Annotated[
-        bool, typer.Option("--estimate", help="Try this machine, once, where the cost is not known.")
+        bool,
+        typer.Option(
+            "--estimate", help="Run and time one unit of each stage without a recorded time; the results stay."
+        ),
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="What is made of what, in the place of a table.")] = False,
 ) -> None:

@@ -185,7 +185,7 @@ def test_what_the_commands_say_python_has_as_objects(desk: Workspace) -> None:
     states = changed.plan()
     planned = desk("plan", *CHANGED, "--json").json
     assert [state.to_json() for state in states] == planned["stages"]
-    assert changed.estimate_cost(states).to_json() == planned["bill"]
+    assert changed.estimate_cost(states).to_json() == planned["cost"]
     assert changed.audit() == desk("audit", "--json").json
     assert changed.status() == desk("status", "--json").json
     assert changed.verify()["damaged"] == []

@@ -167,7 +167,7 @@ def test_nobody_elses_file_is_written_over_and_no_link_followed(workspace: Works
 def test_what_a_result_cost_is_forgotten_with_it(workspace: Workspace) -> None:
     workspace("build-targets", "targets.temperature=0.5")
     workspace("gc", "--unused", "--yes")
-    left = sorted(path.parent for path in workspace.artifacts.rglob("WORK.json"))
+    left = sorted(path.parent for path in workspace.artifacts.rglob("timing.json"))
     assert left == sorted(path.parent for path in workspace.artifacts.rglob("MANIFEST.json"))
     assert (workspace.artifacts / "build-targets") in {path.parent for path in left}
 

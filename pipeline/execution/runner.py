@@ -16,7 +16,7 @@ from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units, wait_until
 from amalgam.pipeline.storage.store import MANIFEST, Record
 
-WORK = "WORK.json"
+TIMING = "timing.json"
 
 MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
 
@@ -99,6 +99,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     folder = run.store.folder(stage.name, name)
     _set_damage_aside(stage, run, name)
     units = list(stage.units(run, folder))
+    reused = {unit.record_path for unit in units} - {unit.record_path for unit in state.missing}
     units_done = f", {state.done} of {state.total} units there" if state.done else ""
     run.console.stage_started(stage.name, f"{state.why}{units_done}")
     run.executed.add(stage.name)
@@ -113,8 +114,10 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
             if not further or not pending_units(run, further):
                 break
         if run.share.is_leader or run.share.kind == "part":
-            _remember_work(run, folder, time.monotonic() - began, found=state.done or 0, total=len(units))
-            _finish(stage, run, name, list(_committed(stage, run, units)))
+            seconds, records = time.monotonic() - began, list(_committed(stage, run, units))
+            executed = {unit.record_path for unit in units} - reused
+            _record_timing(stage, run, folder, seconds, units, records, executed)
+            _finish(stage, run, name, records)
         else:
             wait_until(lambda: _complete(run, stage, name), stage, run, units)
     except OSError as error:
@@ -126,12 +129,29 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     run.console.finished(stage.name, time.monotonic() - began, run.store.where(folder))
 
 
-def _remember_work(run: Run, folder: Path, seconds: float, *, found: int, total: int) -> None:
-    """What the result cost when it was made: beside the manifest, since it is no part of the result, and before it, so
-    that it stands wherever we are killed. The first word stands: a manifest that is written again costs nothing.
+def _record_timing(  # noqa: PLR0913 - the facts of one build
+    stage: Stage,
+    run: Run,
+    folder: Path,
+    seconds: float,
+    units: Sequence[Unit],
+    records: Sequence[Record],
+    executed: set[Path],
+) -> None:
+    """Records the cost of a build next to its manifest, of which it is no part.
+
+    It is written before the manifest, so that an interrupted run has it; the first record of a result stays.
     """
-    facts = {"seconds": round(seconds, 3), "units": total, "found": found}
-    run.store.commit(folder / WORK, Record("work", (), facts))
+    work = [(unit, record) for unit, record in zip(units, records, strict=True) if unit.record_path in executed]
+    whole = run.share.kind != "part"  # the seconds of one part are not those of all units
+    facts = {
+        "seconds": round(seconds, 3),
+        "units": len(units),
+        "found": len(units) - len(work),
+        "workload": (stage.workload(run, [unit for unit, _ in work]) or 0.0) if whole else 0.0,
+        "bytes": sum(file.bytes for _, record in work for file in record.files),
+    }
+    run.store.commit(folder / TIMING, Record("timing", (), facts))
 
 
 def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:

@@ -153,6 +153,13 @@ class Stage:
         """Returns the full list of units again if finished units revealed new ones, else an empty list."""
         return ()
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float | None:  # noqa: ARG002 - a default
+        """Returns a number to which the time of the units is proportional; `units` is None before they are known.
+
+        None means that the number is not known; the cost estimate then repeats that of the last build.
+        """
+        return None if units is None else float(sum(unit.size for unit in units))
+
     def text_keys(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002 - a default for subclasses
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []

@@ -100,7 +100,7 @@ class Experiment:
 
     def estimate_cost(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
         """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
-        from amalgam.stages.app.cost.estimate import estimate_cost
+        from amalgam.stages.app.cost import estimate_cost
 
         with working(self._run):
             return estimate_cost(self._run, states, measure=measure)

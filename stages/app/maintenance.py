@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from amalgam.pipeline.execution.runner import WORK
+from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
 from amalgam.pipeline.storage.compaction import PackCandidates, compact, loose_units
@@ -185,7 +185,7 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
         if manifest is not None:
-            kept |= {f"{stage}/{entry['fingerprint']}/{name}" for name in (MANIFEST, WORK)}
+            kept |= {f"{stage}/{entry['fingerprint']}/{name}" for name in (MANIFEST, TIMING)}
             kept |= {file.path for file in manifest.files}
     texts = _texts_in_use(run)
     for inside, record in records:

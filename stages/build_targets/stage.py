@@ -72,6 +72,10 @@ class BuildTargets(Stage):
             for buckets in neighbouring_buckets(train_part(run).buckets)
         ]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of texts."""
+        return float(train_part(run).texts if units is None else sum(unit.size for unit in units))
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         import pyarrow as pa
 

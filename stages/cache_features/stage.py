@@ -61,6 +61,11 @@ class CacheFeatures(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
         return list(_units(run))
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of texts, counted once for each kind of states."""
+        expected = train_part(run).texts * len(kept_states(run)) if units is None else 0
+        return float(expected or sum(unit.size for unit in units or ()))
+
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         _check_tokenizers(run)
         for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):

@@ -64,6 +64,14 @@ class CacheTeachers(Stage):
             return _ladder_units(run)
         return _plain_units(run, _parts(run))
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of text-passes."""
+        if units is not None:
+            return float(sum(unit.size for unit in units))
+        passes = run.experiment.cache.passes
+        texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, _ in _parts(run))
+        return float(texts * len(teachers_of(run)))
+
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Who goes on after 4 passes is known once all teachers have run them."""
         return self.units(run, folder) if run.experiment.cache.adaptive else ()

@@ -13,6 +13,7 @@ from typing import Any
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.generated_texts import generated_file
 from amalgam.stages.common.load import teachers_of
 from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
@@ -56,6 +57,10 @@ class FitStatistics(Stage):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]
+
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of texts, counted once for each teacher."""
+        return float(train_part(run).texts * len(teachers_of(run) if units is None else units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.fit_statistics.fit import fit

@@ -55,6 +55,12 @@ class MakeEmbeddings(Stage):
             for place in range(len(known.labels))
         ]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of optimization steps, counted once for each embedding."""
+        settings = run.experiment.pseudo_embeddings
+        sizes = [unit.size for unit in (self.units(run, run.store.root) if units is None else units)]
+        return float(sum(sizes) * settings.steps)
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         from safetensors.torch import save_file
 

@@ -49,6 +49,13 @@ class ReadCorpus(Stage):
             for part in sources_of(run.experiment)
         ]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the bytes of the source files."""
+        sources = sources_of(run.experiment)
+        parts = sources if units is None else [unit.name for unit in units]
+        paths = [path for part in parts for source in sources[part] for path in local_files(run, source)]
+        return float(sum(path.stat().st_size for path in paths))
+
     def run_unit(self, run: Run, unit: Unit) -> None:
 
         with run.store.draft(unit.folder, unit.name) as draft:

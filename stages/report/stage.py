@@ -70,6 +70,11 @@ class Report(Stage):
         """In this order: the report reads the other."""
         return [*([zero_shot_unit(run)] if part_of(run, "test") else []), Unit("report", folder)]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of test texts, counted once for each evaluation."""
+        test = part_of(run, "test")
+        return float((test.texts if test else 1) * (1 if units is None else len(units)))
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         if unit.name != "report":
             measure(run, unit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from amalgam.pipeline.execution.runner import WORK
+from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record
@@ -69,7 +69,7 @@ def asked(run: Run) -> list[Found]:
 
 
 def _work(run: Run, stage: str, fingerprint: str, *, reused: bool) -> Found:
-    record = run.store.record(run.store.folder(stage, fingerprint) / WORK)
+    record = run.store.record(run.store.folder(stage, fingerprint) / TIMING)
     if record is None:
         return {"seconds": None, "units": None, "found": None, "made": "reused" if reused else "made"}
     seconds, units, there = (record.facts[key] for key in ("seconds", "units", "found"))

@@ -11,7 +11,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.corpus import part_of
+from amalgam.stages.common.corpus import part_of, train_part
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.output_folder import check_place, place
 from amalgam.stages.common.reference_texts import measure_of
@@ -79,6 +79,15 @@ class TrainStudent(Stage):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("student", folder)]
+
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of examples over all epochs."""
+        experiment = run.experiment
+        if experiment.reads_texts:
+            examples = train_part(run).texts
+        else:
+            examples = experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
+        return float(examples * experiment.student.epochs * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder

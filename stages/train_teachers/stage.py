@@ -61,6 +61,12 @@ class TrainTeachers(Stage):
             for name, labels in groups_of(run).items()
         ]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of examples over all epochs."""
+        groups = groups_of(run)
+        share = 1.0 if units is None else len(units) / len(groups)
+        return settings_of(run).epochs * _part(run).texts * share
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
 

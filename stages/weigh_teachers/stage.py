@@ -52,6 +52,10 @@ class WeighTeachers(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("weights", folder)]
 
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:  # noqa: ARG002 - the base class's arguments
+        """Returns the number of texts."""
+        return float(train_part(run).texts)
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.weigh_teachers.weigh import weigh
 

@@ -1,0 +1,267 @@
+"""Estimates time, memory and disk of the missing work: units left times the recorded seconds of a unit.
+
+Each finished stage records its seconds, bytes and workload in timing.json. Where a stage has no record,
+`amalgam plan --estimate` runs one missing unit of each kind; the results stay in the workspace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypedDict
+
+from amalgam.pipeline.config.schema import Student, TrainTeachers
+from amalgam.pipeline.console import duration
+from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.execution.plan import StageState, stage_state
+from amalgam.pipeline.execution.runner import TIMING
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
+from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
+from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.registry import STAGES
+from amalgam.stages.train_teachers.settings import encoders_of
+
+MEGABYTE = 1e6
+
+RATES = "rates.json"
+
+MEASURING_SECONDS = 60.0
+"""No further unit of a stage is measured after this time."""
+
+PROCESS_MB = 400.0
+"""Memory of a process with its libraries, without a model."""
+
+INFERENCE_COPIES = 2
+"""Weights in memory while a model predicts: the model, and the copy that loading or another dtype needs."""
+
+TRAINING_COPIES = 5
+"""Weights in memory while a model trains: weights, gradients, two moments of AdamW, the best checkpoint."""
+
+NOT_MEASURED = "`amalgam plan --estimate` runs and times one unit"
+NOT_RECORDED = "known after its first run"
+
+
+class CostDict(TypedDict):
+    seconds: float
+    memory_mb: float
+    disk_mb: float
+
+
+class CostEstimateDict(TypedDict):
+    stages: dict[str, CostDict | None]
+    total: CostDict | None
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one stage, or of all missing stages."""
+
+    seconds: float
+    memory_mb: float
+    disk_mb: float
+
+    def cells(self) -> list[str]:
+        return [duration(self.seconds), _size(self.memory_mb), _size(self.disk_mb)]
+
+    def to_json(self) -> CostDict:
+        return CostDict(seconds=self.seconds, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
+
+
+def _size(megabytes: float) -> str:
+    return f"{megabytes / 1000:,.1f} GB" if megabytes >= 1000 else f"{megabytes:,.0f} MB"
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The costs of all stages that are not current; None where the cost is not known, with a note."""
+
+    costs: dict[str, Cost | None]
+    notes: dict[str, str]
+
+    @property
+    def total(self) -> Cost | None:
+        """Returns the sum over all stages, or None if the cost of one is not known."""
+        costs = [cost for cost in self.costs.values() if cost]
+        if not costs or len(costs) < len(self.costs):
+            return None
+        memory = max(cost.memory_mb for cost in costs)
+        return Cost(sum(cost.seconds for cost in costs), memory, sum(cost.disk_mb for cost in costs))
+
+    def cells(self, stage: str) -> list[str]:
+        """Returns time, memory and disk of a stage as text; empty cells for a current stage."""
+        if stage not in self.costs:
+            return ["", "", ""]
+        cost = self.costs[stage]
+        return cost.cells() if cost else ["?", "?", "?"]
+
+    def lines(self) -> list[str]:
+        """Returns the sentences below the table: the stages without an estimate by their reason, and the total."""
+        reasons: dict[str, list[str]] = {}
+        for stage, note in self.notes.items():
+            reasons.setdefault(note, []).append(stage)
+        lines = [f"cost of {', '.join(stages)} not known: {note}" for note, stages in reasons.items()]
+        if self.total is not None:
+            seconds, memory, disk = self.total.cells()
+            lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
+        return lines
+
+    def to_json(self) -> CostEstimateDict:
+        stages = {stage: cost.to_json() if cost else None for stage, cost in self.costs.items()}
+        return CostEstimateDict(stages=stages, total=self.total.to_json() if self.total else None, notes=self.notes)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The recorded cost of a workload; a stage's `workload` defines its unit."""
+
+    workload: float
+    seconds: float
+    bytes: float
+
+
+def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
+    """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
+    stages = {stage.name: stage for stage in STAGES}
+    costs: dict[str, Cost | None] = {}
+    notes: dict[str, str] = {}
+    for state in (state for state in states if state.state != "current"):
+        stage = stages[state.stage]
+        try:
+            rate = _recorded(run, stage)
+            if rate is None and measure:
+                state = _resolved(run, stage, state)  # noqa: PLW2901 - the same stage, with its units
+                rate = _measured(run, stage, state)
+            costs[stage.name] = _cost(run, stage, state, rate) if rate else None
+            if rate is None:
+                notes[stage.name] = _why_unknown(stage, state)
+        except PendingDependencyError as pending:
+            costs[stage.name], notes[stage.name] = None, f"after {pending.stage}"
+        except AmalgamError as error:
+            costs[stage.name], notes[stage.name] = None, error.what
+    return CostEstimate(costs, notes)
+
+
+def _resolved(run: Run, stage: Stage, state: StageState) -> StageState:
+    """Fetches the stage's inputs if its units are not known, and returns its state with them."""
+    if state.total is None:
+        stage.resolve_inputs(run)
+        return stage_state(stage, run)
+    return state
+
+
+def _why_unknown(stage: Stage, state: StageState) -> str:
+    if state.total is None:
+        return state.detail
+    return NOT_MEASURED if stage.parallelism == "units" else NOT_RECORDED
+
+
+def _cost(run: Run, stage: Stage, state: StageState, rate: Rate) -> Cost:
+    """Returns the recorded cost, scaled to the workload of the missing units or, while unknown, of all units."""
+    units = state.missing if state.total is not None else None
+    workload = stage.workload(run, units)
+    scale = 1.0 if workload is None else workload / rate.workload
+    grows = stage.parallelism == "units"  # other stages write one model or table, however long they take
+    return Cost(rate.seconds * scale, _memory_mb(run, stage.name), rate.bytes / MEGABYTE * (scale if grows else 1.0))
+
+
+# ---- recorded and measured rates
+
+
+def _recorded(run: Run, stage: Stage) -> Rate | None:
+    """Returns the rate of the last build, else of the largest recorded one, else the measured one."""
+    last = run.store.head().get(stage.name, {}).get("fingerprint")
+    rates = {folder.name: rate for folder, rate in _timings(run, stage)}
+    if last in rates:
+        return rates[last]
+    if rates:
+        return max(rates.values(), key=lambda rate: rate.workload)
+    content = run.store.read_json(run.store.root / RATES)
+    return _rate(content.get(stage.name)) if isinstance(content, dict) else None
+
+
+def _timings(run: Run, stage: Stage) -> Iterator[tuple[Path, Rate]]:
+    folders = {folder / TIMING: folder for folder in run.store.folders(stage.name)}
+    for path, record in run.store.records(list(folders)).items():
+        rate = _rate(record.facts)
+        if rate:
+            yield folders[path], rate
+
+
+def _rate(facts: Any) -> Rate | None:
+    """Returns the rate in these facts; None if they are damaged or record no work."""
+    try:
+        rate = Rate(*(float(facts[name]) for name in ("workload", "seconds", "bytes")))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return rate if rate.workload > 0 else None
+
+
+def _measured(run: Run, stage: Stage, state: StageState) -> Rate | None:
+    """Runs the smallest missing unit of each folder, for at most MEASURING_SECONDS, and remembers the rate."""
+    if stage.parallelism != "units" or not state.missing:
+        return None
+    run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")
+    by_folder = [list(units) for _, units in groupby(sorted(state.missing, key=_folder), key=_folder)]
+    rates, began = list[Rate](), time.monotonic()
+    for units in by_folder:
+        if not rates or time.monotonic() - began < MEASURING_SECONDS:
+            rates.append(_of_one_unit(run, stage, min(units, key=lambda unit: unit.size)))
+    rate = _sum(rates)
+    content = run.store.read_json(run.store.root / RATES)
+    rates_by_stage = content if isinstance(content, dict) else {}
+    run.store.replace(run.store.root / RATES, {**rates_by_stage, stage.name: asdict(rate)})
+    return rate if rate.workload > 0 else None
+
+
+def _of_one_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
+    began = time.monotonic()
+    with run.console.progress(stage.name, stage.unit_label, unit.size, 0):
+        stage.run_units(run, [unit])
+    record = run.store.record(unit.record_path)
+    size = sum(file.bytes for file in record.files) if record else 0
+    return Rate(stage.workload(run, [unit]) or 0.0, time.monotonic() - began, size)
+
+
+def _sum(rates: Sequence[Rate]) -> Rate:
+    """Returns the mean rate over folders of the same weight: teachers have about the same number of texts."""
+    workload = sum(rate.workload for rate in rates)
+    seconds = sum(rate.seconds / rate.workload for rate in rates if rate.workload) / len(rates)
+    size = sum(rate.bytes / rate.workload for rate in rates if rate.workload) / len(rates)
+    return Rate(workload, seconds * workload, size * workload)
+
+
+def _folder(unit: Unit) -> str:
+    return str(unit.folder)
+
+
+# ---- memory
+
+
+def _memory_mb(run: Run, stage: str) -> float:
+    """Returns the memory of the process: its libraries, and the weights of the largest model as often as needed."""
+    return PROCESS_MB + max((weights for weights in _weights_mb(run, stage)), default=0.0)
+
+
+def _weights_mb(run: Run, stage: str) -> Iterator[float]:
+    experiment = run.experiment
+    if stage in {"cache-teachers", "cache-features", "generate", "make-embeddings"}:
+        yield from (INFERENCE_COPIES * _file_mb(teacher.files) for teacher in teachers_of(run))
+    if stage in {"train-student", "report"} and experiment.student.learns:
+        copies = TRAINING_COPIES if stage == "train-student" else INFERENCE_COPIES
+        yield copies * _encoder_mb(run, experiment.student, "student.encoder")
+    if stage == "train-teachers" and experiment.train_teachers:
+        yield from (TRAINING_COPIES * _encoder_mb(run, *encoder) for encoder in encoders_of(run).values())
+
+
+def _encoder_mb(run: Run, settings: Student | TrainTeachers, where: str) -> float:
+    encoder_digest(run, settings, where)  # raises where the model is not on this machine
+    return _file_mb(encoder_files(run, settings, where))
+
+
+def _file_mb(files: ModelFiles) -> float:
+    suffix = ".safetensors" if files.weights == "safetensors" else ".bin"
+    return sum(path.stat().st_size for path in files.folder.iterdir() if path.suffix == suffix) / MEGABYTE

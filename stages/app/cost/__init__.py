@@ -1,1 +1,0 @@
-"""Estimates time, memory and disk of the missing work."""

@@ -194,18 +194,11 @@ def test_a_changed_teacher_costs_its_own_texts(workspace: Workspace) -> None:
     assert len(after) - len(before) == len(TEACHER_LABELS["first"])
 
 
-def test_the_bill_goes_by_the_texts_that_are_there(workspace: Workspace, tmp_path: Path) -> None:
+def test_an_estimate_measures_the_first_texts_and_keeps_them(workspace: Workspace, tmp_path: Path) -> None:
     fresh = workspace.without_artifacts(tmp_path / "fresh")
-
-    def cost(workspace: Workspace, *overrides: str) -> dict[str, Any]:
-        result: dict[str, Any] = workspace("plan", "--json", "--estimate", *overrides).json["cost"]
-        return result
-
-    assert cost(fresh)["stages"]["generate"]["seconds"] > 0  # a short trial tells, where nothing is written yet
-    more = cost(workspace, "generate.texts=30")
-    made = [json.loads(path.read_text()) for path in (workspace.artifacts / "generate").glob("*/units/*.json")]
-    per_text = sum(one["made"]["seconds"] for one in made) / sum(one["facts"]["rows"] for one in made)
-    assert more["stages"]["generate"]["seconds"] == pytest.approx(16 * len(CLASSES) * per_text)
+    cost = fresh("plan", "--json", "--estimate").json["cost"]
+    assert cost["stages"]["generate"]["seconds"] > 0
+    assert blocks(fresh).items() <= blocks(workspace).items()
 
 
 # ---- interrupted, shared, damaged

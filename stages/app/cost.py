@@ -147,7 +147,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
 
 def _resolved(run: Run, stage: Stage, state: StageState) -> StageState:
     """Fetches the stage's inputs if its units are not known, and returns its state with them."""
-    if state.total is None:
+    if state.total is None and stage.parallelism == "units":
         stage.resolve_inputs(run)
         return stage_state(stage, run)
     return state

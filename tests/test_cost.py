@@ -1,0 +1,130 @@
+"""The cost estimate of `amalgam plan`: missing work times recorded seconds; no test compares it with a clock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from amalgam.tests.workspaces import PASSES, TEST, TRAIN, Workspace
+
+FIGURES = ("seconds", "memory_mb", "disk_mb")
+AFTER_CHANGED_PASSES = {"cache-teachers", "build-targets", "train-student", "report"}
+
+
+def cost_of(workspace: Workspace, *arguments: str) -> dict[str, Any]:
+    cost: dict[str, Any] = workspace("plan", "--json", *arguments).json["cost"]
+    return cost
+
+
+def timing(workspace: Workspace, stage: str) -> dict[str, float]:
+    """The recorded cost of the last build."""
+    last = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    facts: dict[str, float] = json.loads((workspace.artifacts / stage / last / "timing.json").read_text())["facts"]
+    return facts
+
+
+def test_before_the_first_run_the_cost_is_not_known_and_nothing_is_written(fresh: Workspace) -> None:
+    result = fresh("plan")
+    assert "memory  disk" not in result.out
+    cost = cost_of(fresh)
+    assert cost["total"] is None
+    assert cost["notes"]["cache-teachers"] == "after read-corpus"
+    assert not fresh.artifacts.exists() or not list(fresh.artifacts.rglob("MANIFEST.json"))
+
+
+def test_a_current_workspace_costs_nothing(workspace: Workspace) -> None:
+    assert cost_of(workspace, "--estimate") == {"stages": {}, "total": None, "notes": {}}
+    assert not (workspace.artifacts / "rates.json").exists()
+
+
+def test_after_a_run_the_cost_of_every_missing_stage_is_known(workspace: Workspace) -> None:
+    cost = cost_of(workspace, "cache.passes=6")
+    assert cost["notes"] == {}
+    assert set(cost["stages"]) == AFTER_CHANGED_PASSES
+    assert all(stage[figure] > 0 for stage in cost["stages"].values() for figure in FIGURES)
+    assert cost["total"]["seconds"] == pytest.approx(sum(stage["seconds"] for stage in cost["stages"].values()))
+    assert cost["total"]["memory_mb"] == max(stage["memory_mb"] for stage in cost["stages"].values())
+    assert "total: about" in workspace("plan", "cache.passes=6").out
+
+
+def test_missing_passes_cost_the_recorded_seconds_of_a_text_pass(workspace: Workspace) -> None:
+    """K from 4 to 6 with 4 cached: 2 passes of the training texts, none of the test texts, for each of two teachers."""
+    recorded = timing(workspace, "cache-teachers")
+    assert recorded["workload"] == 2 * (TRAIN * (PASSES + 1) + TEST)
+    cost = cost_of(workspace, "cache.passes=6")["stages"]["cache-teachers"]
+    share = 2 * 2 * TRAIN / recorded["workload"]
+    assert cost["seconds"] == pytest.approx(share * recorded["seconds"])
+    assert cost["disk_mb"] == pytest.approx(share * recorded["bytes"] / 1e6)
+
+
+def test_appended_texts_cost_themselves_once_they_are_read(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
+    assert cost_of(workspace)["notes"]["cache-teachers"] == "after read-corpus"
+    workspace("read-corpus")
+    cost, recorded = cost_of(workspace)["stages"]["cache-teachers"], timing(workspace, "cache-teachers")
+    share = 2 * 7 * (PASSES + 1) / recorded["workload"]
+    assert cost["seconds"] == pytest.approx(share * recorded["seconds"])
+
+
+@pytest.mark.parametrize("stage", ["train-student", "train-teachers"])
+def test_a_training_costs_its_epochs(workspace: Workspace, stage: str) -> None:
+    if stage == "train-teachers":
+        text = workspace.config.read_text()
+        start, end = text.index("teachers:"), text.index("cache:")
+        trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\n"
+        workspace.config.write_text(text[:start] + trained + text[end:])
+        workspace("train-teachers")
+    section = stage.replace("-teachers", "_teachers").replace("train-student", "student")
+    recorded = timing(workspace, stage)
+    cost = cost_of(workspace, f"{section}.epochs=3")["stages"][stage]
+    assert cost["seconds"] == pytest.approx(3 * recorded["seconds"])
+    assert cost["disk_mb"] == pytest.approx(recorded["bytes"] / 1e6)
+
+
+def test_estimate_runs_one_unit_of_each_teacher_and_keeps_its_result(fresh: Workspace) -> None:
+    fresh("read-corpus")
+    assert "plan --estimate" in cost_of(fresh)["notes"]["cache-teachers"]
+    cost = cost_of(fresh, "--estimate")
+    assert all(cost["stages"]["cache-teachers"][figure] > 0 for figure in FIGURES)
+    assert cost["notes"]["train-student"] == "after build-targets"
+    done = fresh.plan()["cache-teachers"]["units"]
+    assert done["done"] == 2
+    assert cost_of(fresh)["stages"].get("cache-teachers", True)
+    fresh("run")
+    assert timing(fresh, "cache-teachers")["found"] == 2
+
+
+def test_a_model_that_must_be_fetched_leaves_its_cost_unknown_and_the_rest_known(workspace: Workspace) -> None:
+    cost = cost_of(workspace, "student.encoder=someone/some-encoder", "targets.temperature=0.5")
+    assert cost["stages"]["train-student"] is None
+    assert cost["stages"]["build-targets"]["seconds"] > 0
+    assert cost["total"] is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"cache-teachers": {"seconds": "x"}}'])
+def test_damaged_rates_are_not_known(fresh: Workspace, content: str) -> None:
+    fresh("read-corpus")
+    (fresh.artifacts / "rates.json").write_text(content)
+    assert cost_of(fresh)["stages"]["cache-teachers"] is None
+
+
+def test_states_and_statistics_are_priced_by_text(workspace: Workspace) -> None:
+    overrides = ("student.method=dfa", "targets.mode=vanilla-kd")
+    workspace("cache-features", *overrides)
+    recorded = timing(workspace, "cache-features")
+    assert recorded["workload"] == 2 * TRAIN
+    rows = workspace.texts()
+    workspace.write([*rows, *((f"{text} again", label) for text, label in rows[:7])])
+    workspace("read-corpus")
+    cost = cost_of(workspace, *overrides)["stages"]["cache-features"]
+    assert cost["seconds"] == pytest.approx(2 * 7 / recorded["workload"] * recorded["seconds"])
+
+
+def test_more_generated_texts_cost_the_recorded_seconds_of_a_text(generated: Workspace, tmp_path: Any) -> None:
+    workspace = generated.copy(tmp_path / "workspace")
+    recorded = timing(workspace, "generate")
+    cost = cost_of(workspace, "generate.texts=36")["stages"]["generate"]
+    assert cost["seconds"] == pytest.approx(2 * 16 * 8 / recorded["workload"] * recorded["seconds"], rel=0.02)

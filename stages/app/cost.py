@@ -201,7 +201,7 @@ def _rate(facts: Any) -> Rate | None:
 
 
 def _measured(run: Run, stage: Stage, state: StageState) -> Rate | None:
-    """Runs the smallest missing unit of each folder, for at most MEASURING_SECONDS, and remembers the rate."""
+    """Runs the smallest missing unit of each folder, for at most MEASURING_SECONDS, and stores the rate."""
     if stage.parallelism != "units" or not state.missing:
         return None
     run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")

@@ -21,6 +21,7 @@ from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
@@ -31,8 +32,6 @@ from amalgam.stages.report.publish import ROOM, page_name
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from amalgam.stages.app.cost.estimate import CostEstimate
 
 
 Overrides = Mapping[str, Any] | Iterable[str]
@@ -99,9 +98,7 @@ class Experiment:
             return plan(STAGES, self._run)
 
     def estimate_cost(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
-        """What the planned stages will cost in time, memory and disk; `measure`: where that is not known, try."""
-        from amalgam.stages.app.cost import estimate_cost
-
+        """Returns time, memory and disk of the planned stages; `measure` runs one unit where no time is recorded."""
         with working(self._run):
             return estimate_cost(self._run, states, measure=measure)
 

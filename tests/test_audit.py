@@ -33,9 +33,9 @@ def test_the_audit_tells_what_the_targets_tell(workspace: Workspace) -> None:
     assert (audit["texts"], audit["labelled"], audit["weights"]) == (TRAIN, TRAIN, "muka")
     assert {one["teacher"]: round(one["wins"] * TRAIN) for one in audit["teachers"]} == chosen
     assert [one["labels"] for one in audit["teachers"]] == [4, 4]
-    assert sum(one["says"] for one in audit["labels"]) == 2 * TRAIN
+    assert sum(one["predicted"] for one in audit["labels"]) == 2 * TRAIN
     assert {one["label"] for one in audit["gold"]} == {label for labels in TEACHER_LABELS.values() for label in labels}
-    assert sorted(workspace.artifacts.rglob("*")) == before  # it looks, and leaves nothing
+    assert sorted(workspace.artifacts.rglob("*")) == before  # the audit writes nothing
     result = workspace("audit").out
     assert all(name in result for name in ("first", "second", "conflicts", "duplicate"))
 
@@ -78,7 +78,7 @@ def test_a_teacher_whose_labels_are_turned_round_disagrees_and_is_no_duplicate(w
     assert shared["teachers"] == ["first", "third"]
     assert shared["disagree"] == pytest.approx(1.0)
     assert shared["labels"] == sorted(TEACHER_LABELS["first"])
-    assert "texts on which both say a label that both know" in workspace("audit").out
+    assert "shared labels" in workspace("audit").out
 
 
 def test_without_labels_the_audit_still_tells_who_is_missed(fresh: Workspace) -> None:
@@ -87,7 +87,7 @@ def test_without_labels_the_audit_still_tells_who_is_missed(fresh: Workspace) ->
     audit = audited(fresh)
     assert (audit["labelled"], audit["accuracy"], audit["gold"]) == (0, None, [])
     assert max(one["left_out"]["changed"] for one in audit["teachers"]) > 0
-    assert all(one["left_out"]["harmful"] is None for one in audit["teachers"])  # strangers: nothing could tell
+    assert all(one["left_out"]["harmful"] is None for one in audit["teachers"])  # no shared labels: no evidence
     assert "no gold labels" in fresh("audit").out
 
 

@@ -54,7 +54,7 @@ def test_a_method_that_trains_nothing_is_what_the_report_judges(
     result = fresh("run", f"student.method={method}")
     evaluation, other = _evaluation(fresh), _evaluation(built)
     assert method in result.out
-    assert evaluation["judged"] == method
+    assert evaluation["system"] == method
     assert evaluation["systems"] == {name: other["systems"][name] for name in evaluation["systems"]}
     assert [name for name in other["systems"] if name not in evaluation["systems"]] == ["student (muka-soft)"]
     assert set(fresh.plan(f"student.method={method}")) == {"read-corpus", "cache-teachers", "report"}

@@ -1,4 +1,4 @@
-"""The report at the front door: one page that needs nothing else, obeys nothing, and says no more than is known."""
+"""Tests `amalgam report`: a page without requests or scripts, with escaped texts."""
 
 from __future__ import annotations
 
@@ -85,36 +85,36 @@ def test_the_last_line_says_where_the_page_is(built: Workspace) -> None:
     assert "student (muka-soft)" in result.out
 
 
-def test_the_page_says_what_the_evaluation_found(built: Workspace) -> None:
+def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
     [path] = built.artifacts.glob("report/*/report-*/evaluation.json")
     system = json.loads(path.read_text())["systems"]["student (muka-soft)"]
     numbers, text = numbers_of(built), Page(page_of(built)).text
     assert numbers["evaluation"]["systems"]["student (muka-soft)"]["accuracy"] == system["accuracy"]
-    assert numbers["judged"]["matrix"]["counts"] == system["confusion"]
-    assert re.search(rf"muka-soft.*{system['accuracy']:.3f}.*\b{TEST} test texts", text)
+    assert numbers["student_quality"]["matrix"]["counts"] == system["confusion"]
+    assert re.search(rf"muka-soft.*{100 * system['accuracy']:.1f} %.*\b{TEST} test texts", text)
     assert all(name in text for own in TEACHER_LABELS.values() for name in own)
-    assert all(step["fingerprint"] in text for step in numbers["way"])
+    assert all(step["fingerprint"] in text for step in numbers["stages"])
     assert "chance" in text
 
 
-def test_calibration_and_ece_tell_the_same(built: Workspace) -> None:
+def test_calibration_and_ece_agree(built: Workspace) -> None:
     numbers = numbers_of(built)
-    for name, bins in numbers["judged"]["calibration"].items():
+    for name, bins in numbers["student_quality"]["calibration"].items():
         gap = sum(one["n"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / TEST
         assert gap == pytest.approx(numbers["evaluation"]["systems"][name]["ece"])
         assert sum(one["n"] for one in bins) == TEST
 
 
 def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Workspace) -> None:
-    taught = numbers_of(built)["taught"]
-    assert (taught["texts"], taught["sample"], taught["labelled"]) == (TRAIN, TRAIN, TRAIN)
-    right, wrong = taught["uncertainty"]["right"], taught["uncertainty"]["wrong"]
+    quality = numbers_of(built)["target_quality"]
+    assert (quality["texts"], quality["sample"], quality["labelled"]) == (TRAIN, TRAIN, TRAIN)
+    right, wrong = quality["uncertainty"]["right"], quality["uncertainty"]["wrong"]
     assert (right["n"], wrong["n"]) == (TRAIN, TRAIN)  # every label has one of the two teachers
     assert (sum(right["counts"]), sum(wrong["counts"])) == (TRAIN, TRAIN)
-    assert taught["choice"]["chance"] == pytest.approx(0.5)
-    summary = taught["targets"]["summary"]["selection"]["all"]
-    assert [taught["choice"]["right"], taught["choice"]["n"]] == summary
-    shares = taught["audit"]["conflicts"]["shares"]
+    assert quality["choice"]["chance"] == pytest.approx(0.5)
+    summary = quality["targets"]["summary"]["selection"]["all"]
+    assert [quality["choice"]["right"], quality["choice"]["n"]] == summary
+    shares = quality["audit"]["conflicts"]["shares"]
     assert shares[0][1] == shares[1][0]
 
 
@@ -139,15 +139,16 @@ def test_a_page_that_is_there_is_not_drawn_again(workspace: Workspace) -> None:
     assert stamps() == before
 
 
-def test_what_a_stage_cost_when_it_was_made_stays_known(workspace: Workspace) -> None:
-    way = {step["stage"]: step for step in numbers_of(workspace)["way"]}
-    assert list(way) == ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
-    assert {step["made"] for step in way.values()} == {"made"}
-    assert all(step["seconds"] > 0 for step in way.values())
+def test_a_reused_stage_keeps_its_seconds_and_state(workspace: Workspace) -> None:
+    stages = {step["stage"]: step for step in numbers_of(workspace)["stages"]}
+    assert list(stages) == ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
+    assert {step["state"] for step in stages.values()} == {"made"}
+    assert all(step["seconds"] > 0 for step in stages.values())
     workspace("report", "report.calibration_bins=7")
-    later = {step["stage"]: step for step in numbers_of(workspace)["way"]}
-    assert [later[stage]["made"] for stage in way] == ["reused", "reused", "reused", "reused", "made in part"]
-    assert [later[stage]["seconds"] for stage in list(way)[:-1]] == [way[stage]["seconds"] for stage in list(way)[:-1]]
+    later = {step["stage"]: step for step in numbers_of(workspace)["stages"]}
+    assert [later[stage]["state"] for stage in stages] == ["reused", "reused", "reused", "reused", "made in part"]
+    for stage in list(stages)[:-1]:
+        assert later[stage]["seconds"] == stages[stage]["seconds"]
 
 
 def test_nobody_elses_file_is_written_over_and_no_link_followed(workspace: Workspace) -> None:
@@ -172,10 +173,10 @@ def test_what_a_result_cost_is_forgotten_with_it(workspace: Workspace) -> None:
     assert (workspace.artifacts / "build-targets") in {path.parent for path in left}
 
 
-# ---- less to go on
+# ---- fewer inputs
 
 
-def test_without_test_texts_the_page_says_what_it_cannot_tell(workspace: Workspace) -> None:
+def test_without_test_texts_the_page_has_no_accuracy(workspace: Workspace) -> None:
     result = workspace("report", "corpus.test=null")
     assert "test texts" in result.err
     text = Page(page_of(workspace)).text
@@ -185,13 +186,13 @@ def test_without_test_texts_the_page_says_what_it_cannot_tell(workspace: Workspa
     check_needs_nothing(page_of(workspace))
 
 
-def test_without_any_gold_label_it_tells_who_leads(workspace: Workspace) -> None:
+def test_without_gold_labels_the_page_has_the_mixture(workspace: Workspace) -> None:
     workspace.edit("label: label", "label: null")
     workspace("report", "corpus.test=null")
     numbers = numbers_of(workspace)
-    assert numbers["taught"]["uncertainty"] is None
-    assert sum(numbers["taught"]["mixture"]["largest"]["counts"]) == TRAIN
-    assert sum(numbers["taught"]["mixture"]["mean"].values()) == pytest.approx(1, abs=1e-6)
+    assert numbers["target_quality"]["uncertainty"] is None
+    assert sum(numbers["target_quality"]["mixture"]["largest"]["counts"]) == TRAIN
+    assert sum(numbers["target_quality"]["mixture"]["mean"].values()) == pytest.approx(1, abs=1e-6)
     assert "no gold labels" in Page(page_of(workspace)).text
 
 
@@ -199,7 +200,7 @@ def test_a_method_that_trains_nothing_has_a_page_of_its_own(workspace: Workspace
     workspace("report", "student.method=ensemble")
     text = Page(page_of(workspace, "ensemble")).text
     assert "ensemble" in text
-    assert "What it was taught" not in text
+    assert "Disputed texts" not in text
     assert (workspace.folder / "reports/student.html").exists()
 
 
@@ -236,7 +237,7 @@ EXPECTED |= {"ul", "li", "br", "table", "thead", "tbody", "tr", "th", "td", "svg
 EXPECTED |= {"figure", "figcaption", "details", "summary", "pre"}
 
 
-# ---- side by side
+# ---- comparison
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +247,7 @@ def two(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Wor
     return workspace, workspace("report", "student", "warm")
 
 
-def test_students_stand_side_by_side(two: tuple[Workspace, CommandResult]) -> None:
+def test_two_students_are_compared(two: tuple[Workspace, CommandResult]) -> None:
     workspace, result = two
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
     pages, text = numbers_of(workspace, "comparison"), page_of(workspace, "comparison")
@@ -268,7 +269,7 @@ def test_students_of_other_temperatures_are_a_sweep(two: tuple[Workspace, Comman
     assert "scale" in Page(page_of(workspace, "warm")).text
 
 
-def test_files_stand_side_by_side_and_take_overrides(two: tuple[Workspace, CommandResult]) -> None:
+def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = two
     (workspace.folder / "warm.yaml").write_text(
         workspace.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
@@ -281,7 +282,7 @@ def test_files_stand_side_by_side_and_take_overrides(two: tuple[Workspace, Comma
     assert workspace.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
 
 
-def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Workspace, CommandResult]) -> None:
+def test_a_missing_run_is_refused_with_the_existing_ones(two: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = two
     result = workspace.attempt("report", "student", "cold")
     assert result.code == 2
@@ -291,17 +292,16 @@ def test_a_run_that_is_not_there_is_refused_with_what_is(two: tuple[Workspace, C
     assert workspace.attempt("report", "student", "odd").code == 3
 
 
-def test_a_test_part_of_several_buckets_is_judged_alike_however_many_are_read_at_once(
+def test_the_group_size_of_buckets_does_not_change_the_evaluation(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amalgam.stages.report import evaluation, zero_shot
+    from amalgam.stages.report import evaluation
 
     fresh.write([(f"{text} {number}", label) for number in range(15) for text, label in fresh.texts("test")], "test")
 
     items = []
     for most in (4096, 1):
-        for module in (evaluation, zero_shot):
-            monkeypatch.setattr(module, "AT_ONCE", most)
+        monkeypatch.setattr(evaluation, "GROUP_TEXTS", most)
         fresh("report", "--force")
         items.append(numbers_of(fresh))
     whole, parts = items
@@ -309,5 +309,11 @@ def test_a_test_part_of_several_buckets_is_judged_alike_however_many_are_read_at
     for name, system in whole["evaluation"]["systems"].items():
         scores = {score: system[score] for score in ("accuracy", "macro_f1", "nll_nats", "ece")}
         assert {score: parts["evaluation"]["systems"][name][score] for score in scores} == pytest.approx(scores)
-    assert {**parts["judged"], "errors": 0, "calibration": 0} == {**whole["judged"], "errors": 0, "calibration": 0}
-    assert [one["text"] for one in parts["judged"]["errors"]] == [one["text"] for one in whole["judged"]["errors"]]
+    assert {**parts["student_quality"], "errors": 0, "calibration": 0} == {
+        **whole["student_quality"],
+        "errors": 0,
+        "calibration": 0,
+    }
+    assert [one["text"] for one in parts["student_quality"]["errors"]] == [
+        one["text"] for one in whole["student_quality"]["errors"]
+    ]

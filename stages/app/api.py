@@ -28,7 +28,9 @@ from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import finished_in
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.publish import ROOM, page_name
+from amalgam.stages.report.blocks import AuditBlock
+from amalgam.stages.report.html import FOLDER, page_name
+from amalgam.stages.report.stage import audit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -89,7 +91,7 @@ class Experiment:
     @property
     def report(self) -> Path:
         """The report's page; its numbers lie beside it, as JSON."""
-        return self._loaded.base / ROOM / f"{page_name(self._run)}.html"
+        return self._loaded.base / FOLDER / f"{page_name(self._run.experiment)}.html"
 
     def plan(self) -> list[StageState]:
         """Every stage's state, and the reason where it would run. Nothing runs."""
@@ -126,10 +128,8 @@ class Experiment:
         with working(self._run):
             return _explained(known, self._run, states.get(stage))
 
-    def audit(self) -> dict[str, Any]:
+    def audit(self) -> AuditBlock:
         """The teachers seen from the cache: who wins, who is missed, who contradicts whom."""
-        from amalgam.stages.report.teacher_audit.audit import audit
-
         states = self.plan()
         with working(self._run):
             return audit(self._run, states)

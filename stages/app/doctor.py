@@ -15,7 +15,7 @@ from amalgam.stages.common.generated_texts import GENERATED
 from amalgam.stages.common.load import encoder_files, prepare_teachers
 from amalgam.stages.common.sources import REMOTE, sources_of
 from amalgam.stages.generate.stage import language_model_files
-from amalgam.stages.report.zero_shot import ENCODER
+from amalgam.stages.report.stage import ENCODER
 
 
 def diagnose(config: Path, overrides: list[str]) -> list[dict[str, str]]:

@@ -51,15 +51,12 @@ def targets(run: Run) -> pl.LazyFrame:
 
 
 def evaluation(run: Run) -> pl.LazyFrame:
-    found = evaluation_of(run)
-    if not found:
-        what = "nothing was measured: there are no labelled test texts"
-        raise ExperimentError(what, where="corpus.test", fix='{"corpus.test": "texts/test.csv"}')
+    scores = evaluation_of(run)
     rows = [
         {"system": name}
-        | {score: system[score] for score in SCORES}
-        | {f"on_{group}": system["slice_accuracy"][group] for group in found["groups"]}
-        for name, system in found["systems"].items()
+        | {key: value for key, value in system.items() if key in SCORES}
+        | {f"on_{group}": system["slice_accuracy"][group] for group in scores["groups"]}
+        for name, system in scores["systems"].items()
     ]
     return pl.LazyFrame(rows, infer_schema_length=None)
 

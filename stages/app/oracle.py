@@ -1,6 +1,6 @@
-"""How far the targets are from those of an oracle: a model that knows all labels, such as a supervised student.
+"""Compares the targets with those of an oracle, a model with all labels: `build-targets --oracle`.
 
-KL(target || oracle), finite because an oracle's softmax is nowhere zero; apart for texts of large and of small weight.
+KL(target || oracle) is finite because an oracle's softmax is never zero.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def show_divergence(run: Run, folder: Path) -> None:
+    """Prints the mean divergence of all texts, and of texts of large and of small weight."""
     if run.result("build-targets").facts["objective"] != "kl":
-        what = f"targets of mode {run.experiment.targets.mode} are no distribution over all labels, as an oracle's are"
-        raise ExperimentError(what, where="--oracle", fix="leave it out, or choose another mode")
+        what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
+        raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")
     divergence, weight = _divergence(run, folder)
     for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
         if group.any():
@@ -32,10 +33,10 @@ def show_divergence(run: Run, folder: Path) -> None:
 
 def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
     oracle = Classifier.of_run(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
-    found, weights = [], []
-    for rows, taught in zip(tables(run, train_part(run)), read_targets(run), strict=True):
-        target = matrix(taught.column("target")).astype(np.float64)
+    divergences, weights = [], []
+    for rows, targets in zip(tables(run, train_part(run)), read_targets(run), strict=True):
+        target = matrix(targets.column("target")).astype(np.float64)
         log_target = np.log(np.where(target > 0, target, 1.0))
-        found.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
-        weights.append(taught.column("weight").to_numpy())
-    return np.concatenate(found), np.concatenate(weights)
+        divergences.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
+        weights.append(targets.column("weight").to_numpy())
+    return np.concatenate(divergences), np.concatenate(weights)

@@ -28,7 +28,7 @@ from amalgam.stages.app.demo.with_texts import QuietTables
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.stage import evaluation, row
+from amalgam.stages.report.stage import evaluation_if_any, row
 
 STUDENT = "train-student"
 
@@ -167,16 +167,16 @@ class PrefixedConsole(QuietTables):
 
 
 def _found(member: SweepRun, run: Run) -> Found:
-    found = evaluation(run)
+    scores = evaluation_if_any(run)
     learns = run.experiment.student.learns
     return {
         "name": member.name,
         "said": member.chosen,
         "fingerprint": run.fingerprint(STUDENT) if learns else None,
         "folder": str(run.base / "students" / member.name) if learns else None,
-        "n": found.get("n"),
-        "groups": dict(found.get("groups", {})),
-        "judged": found["systems"][found["judged"]] if found else None,
+        "n": scores["n"] if scores else None,
+        "groups": dict(scores["groups"]) if scores else {},
+        "judged": scores["systems"][scores["system"]] if scores else None,
     }
 
 

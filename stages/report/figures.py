@@ -1,7 +1,6 @@
-"""Figures as SVG, drawn here: a few hundred bytes each, coloured by the page's style sheet in light and in dark.
+"""Draws the page's figures as small SVG files; the page's style sheet sets colours for light and dark.
 
-Nothing in them depends on fonts, versions or the hour, so that the same numbers are the same bytes. Text is escaped.
-A figure is as wide as a phone and grows with the page; series differ by dash as well as by colour.
+The same numbers give the same bytes: no fonts, versions or dates. Text is escaped; series differ by dash and colour.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup, escape
 
+from amalgam.stages.report.blocks import CalibrationBin, Histogram, ReportJson, SweepPoint, TargetBlock
 from amalgam.stages.report.summary import interval
 
 WIDTH, HEIGHT = 360, 240
@@ -23,7 +22,7 @@ LEGEND = 18
 """Height of a line of the legend."""
 
 NEAR = 1e-6
-"""Of a step between ticks: a number so little past one is on it."""
+"""Tolerance of a tick, as a share of the step between ticks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
+        """Returns 0 at the low end and 1 at the high end."""
         if self.logarithmic:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
@@ -51,7 +50,7 @@ def percent(value: float) -> str:
 
 
 def axis_to(label: str, high: float, show: Callable[[float], str] = percent) -> Axis:
-    """From 0 to the round number above `high`."""
+    """Returns an axis from 0 to the round number above `high`."""
     step = _round_step(high / 4)
     count = max(1, math.ceil(high / step - NEAR))
     return Axis(label, 0.0, count * step, [index * step for index in range(count + 1)], show)
@@ -71,15 +70,15 @@ def _round_step(rough: float) -> float:
 
 
 class Figure:
-    """An SVG with two axes; what is drawn is in the axes' own units."""
+    """An SVG with two axes; coordinates are in the units of the axes."""
 
     def __init__(self, title: str, x: Axis, y: Axis, legend: Sequence[tuple[str, str]] = ()) -> None:
         self._title, self._x, self._y = title, x, y
         self._top = TOP + LEGEND * len(legend)
         self._height = HEIGHT + LEGEND * len(legend)
         self._parts: list[Markup] = []
-        for place, (name, mark) in enumerate(legend):
-            self._legend(TOP + LEGEND * place, name, mark)
+        for row, (name, style) in enumerate(legend):
+            self._legend(TOP + LEGEND * row, name, style)
         self._axes()
 
     def at(self, x: float, y: float) -> tuple[float, float]:
@@ -87,34 +86,35 @@ class Figure:
         bottom = self._height - BOTTOM
         return LEFT + across * (WIDTH - LEFT - RIGHT), bottom - up * (bottom - self._top)
 
-    def line(self, points: Sequence[tuple[float, float]], mark: str) -> None:
-        self._path([self.at(*point) for point in points], f"line {mark}")
+    def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        self._path([self.at(*point) for point in points], f"line {style}")
 
-    def area(self, points: Sequence[tuple[float, float]], mark: str) -> None:
-        self._path([self.at(*point) for point in points], f"area {mark}", closed=True)
+    def area(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        self._path([self.at(*point) for point in points], f"area {style}", closed=True)
 
-    def dot(self, x: float, y: float, mark: str, radius: float = 4.0) -> None:
+    def dot(self, x: float, y: float, style: str, radius: float = 4.0) -> None:
         across, down = self.at(x, y)
-        self._add('<circle class="dot {}" cx="{}" cy="{}" r="{}"/>', mark, _n(across), _n(down), _n(radius))
+        self._add('<circle class="dot {}" cx="{}" cy="{}" r="{}"/>', style, _n(across), _n(down), _n(radius))
 
-    def whisker(self, x: float, low: float, high: float, mark: str) -> None:
-        self._path([self.at(x, low), self.at(x, high)], f"line {mark}")
+    def whisker(self, x: float, low: float, high: float, style: str) -> None:
+        self._path([self.at(x, low), self.at(x, high)], f"line {style}")
 
     def across(self, y: float, text: str) -> None:
-        """A level that is named, such as chance; its name stands on the side where it has room."""
+        """Draws a labelled horizontal line, such as chance; the label is above it if there is room."""
         start, end = self.at(self._x.low, y), self.at(self._x.high, y)
         self._path([start, end], "line chance")
         above = start[1] - 5 if start[1] - 16 > self._top else start[1] + 14
         self._text(end[0], above, text, "end")
 
     def down(self, x: float, text: str) -> None:
+        """Draws a labelled vertical line."""
         start, end = self.at(x, self._y.low), self.at(x, self._y.high)
         self._path([start, end], "line chance")
         left = end[0] < WIDTH * 0.6
         self._text(end[0] + (5 if left else -5), end[1] + 11, text, "start" if left else "end")
 
     def foot(self, text: str) -> None:
-        """A word on what lies below the scale."""
+        """Writes a remark above the horizontal axis."""
         self._text(LEFT + 4, self._height - BOTTOM - 5, text, "start")
 
     def svg(self) -> Markup:
@@ -141,35 +141,40 @@ class Figure:
         turned = '<text class="middle name" transform="translate(12 {}) rotate(-90)">{}</text>'
         self._add(turned, _n(middle), self._y.label)
 
-    def _legend(self, down: float, name: str, mark: str) -> None:
-        if mark.startswith("dot"):
-            self._add('<circle class="{}" cx="{}" cy="{}" r="4"/>', mark, LEFT + 9, _n(down + 2))
+    def _legend(self, down: float, name: str, style: str) -> None:
+        if style.startswith("dot"):
+            self._add('<circle class="{}" cx="{}" cy="{}" r="4"/>', style, LEFT + 9, _n(down + 2))
         else:
-            self._path([(LEFT, down + 2), (LEFT + 18, down + 2)], f"line {mark}")
+            self._path([(LEFT, down + 2), (LEFT + 18, down + 2)], f"line {style}")
         self._text(LEFT + 24, down + 6, name, "start")
 
-    def _path(self, points: Sequence[tuple[float, float]], mark: str, *, closed: bool = False) -> None:
+    def _path(self, points: Sequence[tuple[float, float]], style: str, *, closed: bool = False) -> None:
         steps = "L".join(f"{_n(across)} {_n(down)}" for across, down in points)
-        self._add('<path class="{}" d="M{}{}"/>', mark, steps, "Z" if closed else "")
+        self._add('<path class="{}" d="M{}{}"/>', style, steps, "Z" if closed else "")
 
-    def _text(self, across: float, down: float, text: str, mark: str) -> None:
-        self._add('<text class="{}" x="{}" y="{}">{}</text>', mark, _n(across), _n(down), text)
+    def _text(self, across: float, down: float, text: str, style: str) -> None:
+        self._add('<text class="{}" x="{}" y="{}">{}</text>', style, _n(across), _n(down), text)
 
     def _add(self, form: str, *values: object) -> None:
-        self._parts.append(Markup(form).format(*values))  # noqa: S704 - the form is ours, what is put in is escaped
+        self._parts.append(Markup(form).format(*values))  # noqa: S704 - constant form, escaped values
 
 
 def bar(
-    share: float, mark: str = "one", *, low: float | None = None, high: float | None = None, chance: float | None = None
+    share: float,
+    style: str = "one",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    chance: float | None = None,
 ) -> Markup:
-    """For a cell of a table: a bar from 0 to 1, its interval and the level of chance."""
+    """Returns a bar for a table cell: a share from 0 to 1, its interval and the level of chance."""
 
     def put(form: str, *values: object) -> None:
-        parts.append(Markup(form).format(*values))  # noqa: S704 - the form is ours, what is put in is escaped
+        parts.append(Markup(form).format(*values))  # noqa: S704 - constant form, escaped values
 
     parts = [Markup('<rect class="rest" width="100" height="10"/>')]
     width = _n(100 * min(max(share, 0.0), 1.0))
-    put('<rect class="fill {}" width="{}" height="10"/>', mark, width)
+    put('<rect class="fill {}" width="{}" height="10"/>', style, width)
     if low is not None and high is not None:
         put('<rect class="interval" x="{}" y="3.5" width="{}" height="3"/>', _n(100 * low), _n(100 * (high - low)))
     if chance is not None:
@@ -182,145 +187,137 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def shown(text: object) -> Markup:
-    """Text from data: escaped, and what cannot be seen or would turn the line around is written out."""
-    safe = "".join(ch if ch.isprintable() or ch in JOINERS else _written(ch) for ch in str(text))
-    return escape(safe)
+def printable(text: object) -> Markup:
+    """Escapes text from data; invisible and direction-changing letters become escape sequences."""
+    return escape("".join(ch if ch.isprintable() or ch in JOINERS else _escaped(ch) for ch in str(text)))
 
 
 JOINERS = "\u200c\u200d"
-"""Persian, Indic scripts and emoji need them."""
+"""Persian, Indic scripts and emoji need these letters."""
 
 
-def _written(letter: str) -> str:
+def _escaped(letter: str) -> str:
     return " " if letter in "\n\r\t" else letter.encode("unicode_escape").decode()
 
 
-Found = dict[str, Any]
+LEAST_TEXTS = 10
+"""Least texts of a calibration bin that is drawn."""
+
+MOST_IN_ONE_BIN = 0.98
+"""A histogram with a larger share in one bin is not drawn."""
+
+QUARTERS = [0.0, 0.25, 0.5, 0.75, 1.0]
+
+Series = tuple[str, Histogram, str]
+"""Name, counts, style."""
 
 
-FEWEST = 10
-"""Texts of a bin of the calibration curve: the share of fewer says nothing."""
-
-TENTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
-
-
-def figures(numbers: Found) -> dict[str, Markup]:
-    taught, judged = numbers["taught"] or {}, numbers["judged"] or {}
-    targets = taught.get("targets", {})
-    drawn: dict[str, Markup | None] = {
-        "uncertainty": _uncertainty(taught.get("uncertainty")),
-        "mixture": _mixture(taught.get("mixture")),
-        "margins": _margins(targets.get("margin")),
-        "weights": _weights(targets.get("summary")),
-        "calibration": _calibration(judged.get("calibration"), numbers),
-        "sweep": _sweep(numbers["sweep"], numbers),
-    }
+def figures(numbers: ReportJson) -> dict[str, Markup]:
+    """Returns the figures that show more than one value."""
+    drawn = {"calibration": _calibration(numbers), "sweep": _sweep(numbers["sweep"], numbers["chance"])}
+    quality = numbers["target_quality"]
+    if quality:
+        uncertainty, mixture, targets = quality.get("uncertainty"), quality.get("mixture"), quality["targets"]
+        drawn["margins"], drawn["weights"] = _margins(targets["margin"]), _weights(targets)
+        if uncertainty:
+            series: list[Series] = [
+                ("teachers that have the gold label", uncertainty["right"], "one"),
+                ("teachers that do not", uncertainty["wrong"], "two"),
+            ]
+            title = "Histogram of the uncertainty of teachers that have a text's gold label and of those that do not"
+            drawn["uncertainty"] = _svg(_histogram(title, "uncertainty (0: certain)", series, "share of the group"))
+        if mixture:
+            drawn["mixture"] = _mixture(mixture["largest"], len(mixture["mean"]))
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _histogram(title: str, label: str, series: list[tuple[str, Found, str]], whose: str) -> Figure:
-    """Each series in percent of itself, so that groups of different size can be compared."""
-    low, high = series[0][1]["low"], series[0][1]["high"]
-    shares = [[count / max(one["n"], 1) for count in one["counts"]] for _, one, _ in series]
-    x = axis_between(label, low, high)
-    y = axis_to(whose, max(max(side) for side in shares))
-    legend = [(f"{name}, n = {one['n']:,}", mark) for name, one, mark in series]
-    figure = Figure(title, x, y, legend)
-    for (_, one, mark), side in zip(series, shares, strict=True):
-        points = _steps(side, one["low"], one["high"])
-        figure.area([(low, 0.0), *points, (high, 0.0)], mark)
-        figure.line(points, mark)
+def _svg(figure: Figure | None) -> Markup | None:
+    return figure.svg() if figure else None
+
+
+def _histogram(title: str, label: str, series: Sequence[Series], unit: str) -> Figure | None:
+    """Draws each series in percent of itself; None if nearly all values are in one bin."""
+    drawn = [part for part in series if part[1]["n"]]
+    total = [sum(counts) for counts in zip(*(part[1]["counts"] for part in drawn), strict=True)]
+    if not total or max(total) > MOST_IN_ONE_BIN * sum(total):
+        return None
+    low, high = drawn[0][1]["low"], drawn[0][1]["high"]
+    shares = [[count / counts["n"] for count in counts["counts"]] for _, counts, _ in drawn]
+    legend = [(f"{name}, n = {counts['n']:,}", style) for name, counts, style in drawn]
+    figure = Figure(title, axis_between(label, low, high), axis_to(unit, max(map(max, shares))), legend)
+    for (_, _, style), heights in zip(drawn, shares, strict=True):
+        width = (high - low) / len(heights)
+        edges = [low + index * width for index in range(len(heights) + 1)]
+        steps = [(edges[index + end], height) for index, height in enumerate(heights) for end in (0, 1)]
+        figure.area([(low, 0.0), *steps, (high, 0.0)], style)
+        figure.line(steps, style)
     return figure
 
 
-def _steps(shares: list[float], low: float, high: float) -> list[tuple[float, float]]:
-    width = (high - low) / len(shares)
-    edges = [low + index * width for index in range(len(shares) + 1)]
-    return [point for index, share in enumerate(shares) for point in ((edges[index], share), (edges[index + 1], share))]
-
-
-def _two(found: Found, right: str, wrong: str) -> list[tuple[str, Found, str]]:
-    sides = [(right, found["right"], "one"), (wrong, found["wrong"], "two")]
-    return [side for side in sides if side[1]["n"]]
-
-
-def _uncertainty(found: Found | None) -> Markup | None:
-    if not found:
+def _mixture(largest: Histogram, teachers: int) -> Markup | None:
+    title, label = "Histogram of the leading teacher's weight", "weight of the leading teacher"
+    figure = _histogram(title, label, [("training texts", largest, "one")], "share of texts")
+    if figure is None or teachers < 2:
         return None
-    sides = _two(found, "teachers that have the gold label", "teachers that do not")
-    title = "Histogram of the teachers' uncertainty, those that have a text's gold label beside those that do not"
-    return _histogram(title, "uncertainty (0: certain)", sides, "share of the group").svg()
-
-
-def _mixture(found: Found | None) -> Markup | None:
-    if not found or len(found["mean"]) < 2 or found["largest"]["counts"][-1] == found["largest"]["n"]:
-        return None  # of one teacher, or of one alone on each text, there is no mixture
-    series = [("training texts", found["largest"], "one")]
-    figure = _histogram(
-        "Histogram of the leading teacher's weight", "weight of the leading teacher", series, "share of texts"
-    )
-    figure.down(1 / len(found["mean"]), "all alike")
+    figure.down(1 / teachers, "equal weights")
     return figure.svg()
 
 
-def _margins(found: Found | None) -> Markup | None:
-    if not found:
-        return None
-    if "all" in found:
-        sides = [("training texts", found["all"], "one")]
-    else:
-        sides = _two(found, "leading teacher has the gold label", "it does not")
+def _margins(margins: dict[str, Histogram] | None) -> Markup | None:
+    names = {
+        "all": ("training texts", "one"),
+        "right": ("leading teacher has the gold label", "one"),
+        "wrong": ("it does not", "two"),
+    }
+    series = [(names[key][0], counts, names[key][1]) for key, counts in (margins or {}).items()]
     title = "Histogram of the margin between the first and the second teacher"
-    return _histogram(title, "margin, first less second teacher", sides, "share of the group").svg()
+    return _svg(_histogram(title, "margin, first minus second teacher", series, "share of the group"))
 
 
-def _weights(summary: Found | None) -> Markup | None:
-    """Nothing is drawn where every text weighs the same."""
-    if not summary or max(summary["weight_bins"]) == summary["texts"]:
+def _weights(targets: TargetBlock) -> Markup | None:
+    summary = targets["summary"]
+    counts: Histogram = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
+    title, label = "Histogram of the weights of the texts in the student's loss", "weight of a text in the loss"
+    return _svg(_histogram(title, label, [("all training texts", counts, "one")], "share of texts"))
+
+
+def _calibration(numbers: ReportJson) -> Markup | None:
+    quality, evaluation = numbers["student_quality"], numbers["evaluation"]
+    if not quality or not evaluation:
         return None
-    whole = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
-    title = "Histogram of the weights of the texts in the student's loss"
-    return _histogram(
-        title, "weight of a text in the loss", [("all training texts", whole, "one")], "share of texts"
-    ).svg()
-
-
-def _calibration(found: dict[str, list[Found]] | None, numbers: Found) -> Markup | None:
-    if not found:
+    order = [name for name in (evaluation["system"], "ensemble") if name in quality["calibration"]]
+    styles = dict(zip(order, ("one", "two"), strict=False))
+    bins: dict[str, list[CalibrationBin]] = {
+        name: [row for row in quality["calibration"][name] if row["n"] >= LEAST_TEXTS] for name in order
+    }
+    if max(map(len, bins.values()), default=0) < 2:
         return None
-    judged = numbers["evaluation"]["judged"]
-    across, up = (Axis(label, 0.0, 1.0, TENTHS, plain) for label in ("probability it gives its answer", "share right"))
-    order = [name for name in (judged, "ensemble") if name in found]
-    marks = dict(zip(order, ("one", "two"), strict=False))
-    figure = Figure("Calibration", across, up, [(name, marks[name]) for name in order])
+    across, up = (Axis(label, 0.0, 1.0, QUARTERS, plain) for label in ("probability of the prediction", "accuracy"))
+    figure = Figure("Calibration", across, up, list(styles.items()))
     figure.line([(0.0, 0.0), (1.0, 1.0)], "chance")
-    for name in order:
-        rows = [row for row in found[name] if row["n"] >= FEWEST]
-        if not rows:
-            continue
-        most = max(row["n"] for row in rows)
-        figure.line([(row["confidence"], row["accuracy"]) for row in rows], marks[name])
+    for name, rows in bins.items():
+        if rows:
+            figure.line([(row["confidence"], row["accuracy"]) for row in rows], styles[name])
         for row in rows:
-            figure.dot(row["confidence"], row["accuracy"], marks[name], 1.5 + 4 * math.sqrt(row["n"] / most))
+            radius = 1.5 + 4 * math.sqrt(row["n"] / max(other["n"] for other in rows))
+            figure.dot(row["confidence"], row["accuracy"], styles[name], radius)
     return figure.svg()
 
 
-def _sweep(rows: list[Found], numbers: Found) -> Markup | None:
-    if len(rows) < 2:
+def _sweep(points: list[SweepPoint], chance: float | None) -> Markup | None:
+    if len(points) < 2:
         return None
-    spans = [interval(row["accuracy"], row["n"]) for row in rows]
-    temperatures = sorted({row["temperature"] for row in rows})
+    spans = [interval(point["accuracy"], point["n"]) for point in points]
+    temperatures = sorted({point["temperature"] for point in points})
     room = 1.25
     x = Axis("temperature τ (logarithmic)", temperatures[0] / room, temperatures[-1] * room, temperatures, plain, True)
     y = axis_between("test accuracy", min(low for low, _ in spans), max(high for _, high in spans), percent)
-    own = [("this student", "dot three")] if any(row["ours"] for row in rows) else []
+    own = [("this student", "dot three")] if any(point["ours"] for point in points) else []
     figure = Figure("Accuracy by temperature", x, y, [("students of muka-soft, 95 % intervals", "one"), *own])
-    figure.line([(row["temperature"], row["accuracy"]) for row in rows], "one")
-    for row, (low, high) in zip(rows, spans, strict=True):
-        figure.whisker(row["temperature"], low, high, "thin")
-        figure.dot(row["temperature"], row["accuracy"], "three" if row["ours"] else "one")
-    chance = numbers["chance"]
+    figure.line([(point["temperature"], point["accuracy"]) for point in points], "one")
+    for point, (low, high) in zip(points, spans, strict=True):
+        figure.whisker(point["temperature"], low, high, "thin")
+        figure.dot(point["temperature"], point["accuracy"], "three" if point["ours"] else "one")
     if chance is not None and chance >= y.low:
         figure.across(chance, "chance")
     elif chance is not None:

@@ -1,34 +1,59 @@
-"""Stage report: what is found of every system and of what was taught, and the page that shows it.
+"""Stage report: evaluates every system on the test texts, describes the targets, and renders the page.
 
-Finding costs the student a look at the test texts, and is stored. The page is drawn from what is stored, in no time.
-What the encoder makes of the test texts is a unit of its own, which all methods share.
+The evaluation is stored. The page is rendered from stored results in no time. Zero-shot similarities are a unit of
+their own, which all methods share.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.data.parquet import key_array, matrix
+from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
-from amalgam.stages.common.answers.families import dtype_of, families_of
-from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.load import encoder_files, teachers_of
+from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
+from amalgam.stages.common.corpus import Part, part_of, read_bucket, train_part
+from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, teachers_of
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.publish import check_page, deliver_page
-from amalgam.stages.report.training_texts import teaching_identity
-from amalgam.stages.report.workspace_facts import history
-from amalgam.stages.report.zero_shot import ENCODER, measure, zero_shot_identity, zero_shot_unit
+from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts
+from amalgam.stages.report.html import check_page, page_name, publish_page
+from amalgam.stages.report.report_json import ReportInputs, report_json, teacher_costs
+from amalgam.stages.report.summary import SCRIPT_TEXTS, scripts_of
+from amalgam.stages.target_methods import Evidence, target_method, weighs_by_domain, weighs_together
+from amalgam.stages.train_student.stage import student_folder
+from amalgam.stages.weigh_teachers.read import weights_of
 
-SHOWN = 12  # systems in the table; evaluation.json has them all
+if TYPE_CHECKING:
+    import numpy as np
+
+    from amalgam.data.tokens import TokenRows
+    from amalgam.stages.common.corpus import Bucket
+    from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
+    from amalgam.stages.report.target_quality import TargetQualityInputs
+    from amalgam.stages.report.teacher_audit.audit import AuditInputs
+
+MOST_SYSTEMS = 12
+"""Systems in the printed table; evaluation.json has all."""
+
+MOST_INDENTED = 100
+"""Labels up to which evaluation.json is indented."""
 
 EVALUATION, FINDINGS = "evaluation.json", "findings.json"
 
-INDENTED = 100  # labels
+ENCODER = "student.encoder"
+
+ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
 class Report(Stage):
@@ -47,14 +72,14 @@ class Report(Stage):
         return ("read-corpus", *trained, *answers, *targets, *student)
 
     def resolve_inputs(self, run: Run) -> None:
-        check_page(run)
+        check_page(run.base, page_name(run.experiment))
         if run.experiment.corpus.test:
             encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
         test, inputs = part_of(run, "test"), dict[str, Any]()
         if test:
-            inputs = {"test": test.labels_digest, "zero-shot": zero_shot_identity(run)}
+            inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
             if run.experiment.cache.adaptive:
@@ -63,12 +88,12 @@ class Report(Stage):
         config: dict[str, Any] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
-        inputs |= {"train": teaching_identity(run)}
+        inputs |= {"train": _train_identity(run)}
         return Identity(config, inputs, {"train-student": run.fingerprint("train-student")})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        """In this order: the report reads the other."""
-        return [*([zero_shot_unit(run)] if part_of(run, "test") else []), Unit("report", folder)]
+        """Returns the units in order: the report reads the zero-shot similarities."""
+        return [*([_zero_shot_unit(run)] if part_of(run, "test") else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of test texts, counted once for each evaluation."""
@@ -76,80 +101,308 @@ class Report(Stage):
         return float((test.texts if test else 1) * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        if unit.name != "report":
-            measure(run, unit)
+        if unit.name == ZERO_SHOT:
+            _write_similarities(run, unit)
             return
-        from amalgam.stages.report.findings import find
-
-        evaluation, findings = find(run)
+        evaluation, findings = _evaluate(run)
+        scores = {}
+        if evaluation:
+            system = evaluation["systems"][evaluation["system"]]
+            scores = {"scores": {key: system[key] for key in ("n", "accuracy", "macro_f1", "nll_nats", "ece")}}
+        asked = "cache-teachers" in run.results
+        costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if asked else []
         with run.store.draft(unit.folder, unit.name) as draft:
-            for name, found in ((EVALUATION, evaluation), (FINDINGS, findings)):
-                if found is not None:
-                    (draft.folder / name).write_text(_json(found), "utf-8")
-            draft.facts, draft.made = _standing(evaluation), history(run)
+            for name, block in ((EVALUATION, evaluation), (FINDINGS, findings)):
+                if block is not None:
+                    (draft.folder / name).write_text(_json(block), "utf-8")
+            draft.facts, draft.made = scores, {"executed": sorted(run.executed), "teacher_costs": costs}
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"method": method_name(run.experiment), **records[-1].facts}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - the answer, each time
-        found = evaluation(run)
-        if found:
-            show_evaluation(run, found)
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - shown after every run
+        scores = evaluation_if_any(run)
+        if scores:
+            show_evaluation(run, scores)
         else:
-            run.console.say(
-                "  no labelled test texts (corpus.test): the page shows what was taught, not how right it is"
-            )
-        page = deliver_page(run, found, stored(run, FINDINGS) or {})
-        run.console.say(f"report: {page}")
+            run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
+        findings = cast("Findings", _stored(run, FINDINGS))
+        contents = {teacher.name: teacher.files.digest for teacher in teachers_of(run)}
+        inputs = ReportInputs(run.experiment, run.store, dict(run.results), label_space(run), contents)
+        numbers = report_json(inputs, scores, findings, page_name(run.experiment))
+        pages = run.store.folder("report", run.fingerprint("report")) / "pages"
+        run.console.say(f"report: {publish_page(run.base, run.store, pages, numbers)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
 
 
-def _json(found: dict[str, Any]) -> str:
-    """Indented but where matrices of many labels would be most of the file."""
-    many = len(found.get("labels", ())) > INDENTED
-    return json.dumps(found, indent=None if many else 1, ensure_ascii=False) + "\n"
+def _json(block: Mapping[str, Any]) -> str:
+    """Indents unless matrices of many labels make up most of the file."""
+    indent = None if len(block.get("labels", ())) > MOST_INDENTED else 1
+    return json.dumps(block, indent=indent, ensure_ascii=False) + "\n"
 
 
-def _standing(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What other reports of the workspace say of this one."""
-    if not found:
-        return {}
-    judged = found["systems"][found["judged"]]
-    return {"judged": {key: judged[key] for key in ("n", "accuracy", "macro_f1", "nll_nats", "ece")}}
+# ---- stored results
 
 
-def evaluation(run: Run) -> dict[str, Any]:
-    """Of the systems on the test part; empty without one."""
-    return stored(run, EVALUATION) or {}
+def evaluation(run: Run) -> Evaluation:
+    """Returns the evaluation on the test texts; refuses without test texts."""
+    scores = evaluation_if_any(run)
+    if scores is None:
+        what = "nothing was evaluated: there are no labelled test texts"
+        raise ExperimentError(what, where="corpus.test", fix="set corpus.test, for example texts/test.csv")
+    return scores
 
 
-def stored(run: Run, name: str) -> dict[str, Any] | None:
+def evaluation_if_any(run: Run) -> Evaluation | None:
+    """Returns the evaluation on the test texts; None without test texts."""
+    return cast("Evaluation | None", _stored(run, EVALUATION))
+
+
+def _stored(run: Run, name: str) -> dict[str, Any] | None:
     file = next((file for file in run.result("report").files if Path(file.path).name == name), None)
     if file is None:
         return None
-    found: dict[str, Any] = json.loads(run.store.verified_path(file).read_text("utf-8"))
-    return found
+    block: dict[str, Any] = json.loads(run.store.verified_path(file).read_text("utf-8"))
+    return block
 
 
-def show_evaluation(run: Run, found: dict[str, Any]) -> None:
-    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in found["groups"])]
-    shown = [name for name in list(found["systems"])[:-SHOWN] if name == found["judged"]]
-    shown += list(found["systems"])[-SHOWN:]
-    rows = [row(name, found["systems"][name], found["groups"]) for name in shown]
-    title = f"{found['n']:,} labelled test texts, {len(found['labels'])} labels; accuracy over all labels"
+def show_evaluation(run: Run, scores: Evaluation) -> None:
+    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in scores["groups"])]
+    names = [name for name in list(scores["systems"])[:-MOST_SYSTEMS] if name == scores["system"]]
+    names += list(scores["systems"])[-MOST_SYSTEMS:]
+    rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
+    title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
     run.console.table(title, header, rows)
     if not run.experiment.student.learns:
-        run.console.result(f"judged: {found['judged']}; nothing was trained")
-    if found.get("adaptive"):
-        for line in audit_lines(found["adaptive"], run.experiment.cache.passes):
+        run.console.result(f"reported method: {scores['system']}; no student was trained")
+    if "adaptive" in scores:
+        for line in audit_lines(scores["adaptive"], run.experiment.cache.passes):
             run.console.say(line)
 
 
-def row(name: str, system: dict[str, Any], groups: dict[str, Any]) -> list[str]:
+def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
+
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
 
-    scores = [number(system[key]) for key in ("accuracy", "macro_f1", "nll_nats", "ece")]
+    scores = [number(value) for value in (system["accuracy"], system["macro_f1"], system["nll_nats"], system["ece"])]
     return [name, *scores, *(number(system["slice_accuracy"][group]) for group in groups)]
+
+
+# ---- inputs of the units
+
+
+def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
+    """Returns the evaluation, if there are labelled test texts, and the findings."""
+    from amalgam.stages.report.evaluation import predict_test
+    from amalgam.stages.report.student_quality import student_quality
+    from amalgam.stages.report.target_quality import target_quality
+
+    test, train = part_of(run, "test"), _train_part(run)
+    scores, quality = None, None
+    if test:
+        inputs = _evaluation_inputs(run, test)
+        answers = predict_test(inputs)
+        scores, quality = _evaluation(run, inputs, answers), student_quality(inputs, answers)
+    return scores, {
+        "student_quality": quality,
+        "target_quality": target_quality(_target_inputs(run, train)) if train else None,
+        "scripts": {part.name: _scripts(run, part) for part in (train, test) if part},
+    }
+
+
+def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
+    from amalgam.stages.common.answers.read import shelves_of
+    from amalgam.stages.common.inference.classifier import Classifier
+    from amalgam.stages.report.evaluation import EvaluationInputs
+
+    labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
+    similarities = run.store.record(_zero_shot_unit(run).record_path)
+    if similarities is None:
+        raise AssertionError("the zero-shot unit is complete before the report")
+    return EvaluationInputs(
+        store=run.store,
+        test=test,
+        labels=labels,
+        families=families_of(run),
+        answers=shelves_of(run) if labels.columns else {},
+        similarities=run.store.verified_path(similarities.files[0]),
+        system=f"student ({system})" if learns else system,
+        student=Classifier.of_run(run, student_folder(run), labels.names, where="the student") if learns else None,
+        calibration_bins=run.experiment.report.calibration_bins,
+        read_bucket=partial(read_bucket, run),
+    )
+
+
+def _evaluation(run: Run, inputs: EvaluationInputs, answers: TestAnswers) -> Evaluation:
+    from amalgam.stages.report.evaluation import evaluate_systems
+
+    names, learns = inputs.labels.names, run.experiment.student.learns
+    scores: Evaluation = {
+        "n": len(answers.gold),
+        "left_out": inputs.test.texts - len(answers.gold),
+        "labels": list(names),
+        "groups": {name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
+        "systems": evaluate_systems(inputs, answers),
+        "system": inputs.system,
+        "selected_by": run.result("train-student").facts["selected_by"] if learns else "no student was trained",
+    }
+    if run.experiment.cache.adaptive and "cache-teachers" in run.results:
+        adaptive = run.result("cache-teachers").facts.get("adaptive")
+        if adaptive:
+            scores["adaptive"] = adaptive
+    return scores
+
+
+def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
+    from amalgam.stages.report.target_quality import TargetQualityInputs
+
+    targets = _compared_by(run.experiment.targets)
+    compared = replace(run, experiment=run.experiment.model_copy(update={"targets": targets}))
+    return TargetQualityInputs(
+        train=train,
+        labels=label_space(run),
+        targets=read_targets(run),
+        target_facts=run.result("build-targets").facts,
+        audit=_audit_inputs(compared) if teachers_of(run) else None,
+        read_bucket=partial(read_bucket, run),
+    )
+
+
+def _scripts(run: Run, part: Part) -> Scripts:
+    texts: list[str] = []
+    for bucket in part.buckets:
+        texts += read_bucket(run, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
+        if len(texts) >= SCRIPT_TEXTS:
+            break
+    return {"n": len(texts), "scripts": scripts_of(texts)}
+
+
+# ---- the training texts
+
+
+def _train_part(run: Run) -> Part | None:
+    """Returns None if the student learns from no texts."""
+    learns = run.experiment.student.learns and run.experiment.reads_texts
+    return part_of(run, "train") if learns else None
+
+
+def _compared_by(targets: Targets) -> Targets:
+    """Returns the settings by which the page compares teachers: the targets' own, else MUKA's entropy.
+
+    A temperature that the targets do not read has its default here.
+    """
+    method = target_method(targets)
+    if "temperature" in method.fields(targets) or weighs_together(targets):
+        return targets
+    if method.weighted or weighs_by_domain(targets):
+        return targets.model_copy(update={"temperature": Targets().temperature})
+    return Targets(passes=targets.passes)
+
+
+def _train_identity(run: Run) -> dict[str, Any]:
+    """Returns the inputs of the target description that are not inputs of the student."""
+    part = _train_part(run)
+    if part is None:
+        return {}
+    inputs: dict[str, Any] = {"gold": part.labels_digest}
+    if teachers_of(run):
+        targets = _compared_by(run.experiment.targets)
+        fields = {"uncertainty", "temperature"} & target_method(targets).fields(targets)
+        # Where stage weigh-teachers weighs, its result has these inputs already.
+        inputs["compared by"] = {} if weighs_together(targets) else targets.model_dump(include=fields)
+        inputs |= {} if weighs_by_domain(targets) else passes_counted(run)
+    return inputs
+
+
+# ---- zero-shot
+
+
+def _zero_shot_identity(run: Run) -> dict[str, Any]:
+    """Identifies the student's encoder before training, with all layers: `student.layers` is not part of it."""
+    student = run.experiment.student
+    digest = encoder_digest(run, student, ENCODER)
+    return {"encoder": digest, "max_tokens": student.max_tokens, "version": ZERO_SHOT_VERSION}
+
+
+def _zero_shot_unit(run: Run) -> Unit:
+    test = part_of(run, "test")
+    texts = test.texts_digest if test else None
+    name = fingerprint([_zero_shot_identity(run), texts, list(label_space(run).names)])
+    return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"))
+
+
+def _write_similarities(run: Run, unit: Unit) -> None:
+    from amalgam.stages.common.states.encoder import Encoder
+    from amalgam.stages.common.token_cache import tokens_of
+    from amalgam.stages.report.evaluation import ZeroShotInputs, write_similarities
+
+    encoder, test = Encoder.of(run), part_of(run, "test")
+    if test is None:
+        raise AssertionError("the zero-shot unit exists only with test texts")
+
+    def read_tokens(bucket: Bucket) -> TokenRows:
+        how = encoder.how
+        return tokens_of(run, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types)
+
+    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, partial(read_bucket, run), read_tokens)
+    write_similarities(inputs, unit)
+
+
+# ---- the teachers' audit
+
+
+def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
+    """Returns the audit of all training texts; refuses if the cache of the teachers is not up to date."""
+    from amalgam.stages.report.teacher_audit.audit import audit_buckets
+
+    state = next((state for state in states if state.stage == "cache-teachers"), None)
+    if state is None:
+        raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")
+    if state.state != "current":
+        raise ExperimentError(
+            f"the teachers' predictions are not in the cache ({state.why})",
+            where=run.store.where(run.store.root / "cache-teachers"),
+            fix="run `amalgam cache-teachers`, then `amalgam audit` again",
+        )
+    return audit_buckets(_audit_inputs(run), train_part(run).buckets)
+
+
+def _audit_inputs(run: Run) -> AuditInputs:
+    import polars as pl
+
+    from amalgam.stages.build_targets.domain import comparative_confidence
+    from amalgam.stages.common.answers.evidence import gather
+    from amalgam.stages.report.teacher_audit.audit import AuditInputs
+
+    labels, families, targets = label_space(run), families_of(run), run.experiment.targets
+    by_domain = weighs_by_domain(targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
+
+    def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
+        column = pl.Series("key", keys, pl.Binary)
+        evidence = [gather(run, name, families[name], prefixes, column) for name in labels.columns]
+        return comparative_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
+
+    return AuditInputs(
+        labels=labels,
+        models={teacher.name: teacher.files for teacher in teachers_of(run)},
+        targets=targets,
+        weighed="weigh-teachers" in run.results,
+        by_domain=by_domain,
+        read_bucket=partial(read_bucket, run),
+        read_evidence=read_evidence,
+        read_weights=_weight_reader(run),
+    )
+
+
+def _weight_reader(run: Run) -> Callable[[Bucket, int], np.ndarray[Any, np.dtype[Any]]]:
+    import numpy as np
+
+    def read_weights(first: Bucket, rows: int) -> np.ndarray[Any, np.dtype[Any]]:
+        before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < first.prefix)
+        return matrix(weights_of(run).slice(before, rows).column("weight")).astype(np.float64)
+
+    return read_weights

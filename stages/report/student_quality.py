@@ -1,6 +1,6 @@
-"""The judged system on the labelled test part, looked at closely: by class, by confidence, and where it is wrong.
+"""Describes the reported system on the test texts: by label, by confidence, and its errors.
 
-Everything is cut to what a page can show, and says of how many it is.
+Every list is cut to a length that a page can show, and states its full length.
 """
 
 from __future__ import annotations
@@ -9,50 +9,59 @@ from typing import Any
 
 import numpy as np
 
+from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_list
-from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import Part, fields, tables
+from amalgam.stages.common.corpus import Part, fields
 from amalgam.stages.common.metrics import Predictions, confusion_of
-from amalgam.stages.report.evaluation import TestAnswers
+from amalgam.stages.report.blocks import (
+    CalibrationBin,
+    ConfusedPairs,
+    ConfusionMatrix,
+    LabelQuality,
+    OwnAccuracy,
+    StudentQuality,
+    TeacherQuality,
+    WrongPrediction,
+)
+from amalgam.stages.report.evaluation import EvaluationInputs, ReadBucket, TestAnswers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-
-WORST = 12
-
-PAIRS = 15
+MOST_ERRORS, MOST_PAIRS = 12, 15
 
 MATRIX = 16
-"""Labels of the confusion matrix; of more, those with the most errors stand for themselves."""
+"""Most rows of the confusion matrix: the labels with the most errors, and one row for the rest."""
 
-LETTERS = 280
-"""Of a text that is shown."""
+MOST_LETTERS = 280
+"""Letters of a text that are kept."""
 
-KEPT_RIGHT = 200_000
-"""Up to so many texts, which of them were answered rightly is kept, for runs to be compared text by text."""
+MOST_COMPARED = 200_000
+"""Most texts for which the right predictions are stored, so that two runs can be compared text by text."""
 
 
-def looked_at(run: Run, test: Part, found: TestAnswers) -> dict[str, Any]:
-    answers = found.systems[found.judged]
-    names, gold = found.space.names, found.gold
-    confusion = confusion_of(answers, gold, len(names))
-    calibrated = [name for name in ("ensemble", found.judged) if name in found.systems and name != "zero-shot"]
-    bins = run.experiment.report.calibration_bins
+def student_quality(inputs: EvaluationInputs, answers: TestAnswers) -> StudentQuality:
+    predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
+    confusion = confusion_of(predictions, gold, len(labels.names))
+    calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
+    right, oracle = predictions.label == gold, _teachers_right(answers)
     return {
-        "classes": _classes(confusion, names, found),
-        "confusions": confusion_pairs(confusion, names),
-        "matrix": confusion_matrix(confusion, names),
-        "calibration": {name: calibration(found.systems[name], gold, bins) for name in dict.fromkeys(calibrated)},
-        "errors": _errors(run, test, found),
-        "wrong": int((answers.label != gold).sum()),
-        "right_hex": np.packbits(answers.label == gold).tobytes().hex() if len(gold) <= KEPT_RIGHT else None,
-        "teachers": _teachers(found),
+        "classes": _classes(confusion, labels, gold, oracle),
+        "confusions": confused_pairs(confusion, labels.names),
+        "matrix": confusion_matrix(confusion, labels.names),
+        "calibration": {
+            name: calibration(answers.systems[name], gold, inputs.calibration_bins)
+            for name in dict.fromkeys(calibrated)
+        },
+        "errors": _errors(inputs, answers),
+        "wrong": int((~right).sum()),
+        "right_hex": np.packbits(right).tobytes().hex() if len(gold) <= MOST_COMPARED else None,
+        "teachers": _teachers(labels, answers, oracle),
     }
 
 
-def calibration(answers: Predictions, gold: Array, bins: int) -> list[dict[str, Any]]:
-    """By equal bins of confidence, (low, high], as ECE counts them; empty ones are left out."""
-    confidence, right = answers.confidence, answers.label == gold
+def calibration(predictions: Predictions, gold: Array, bins: int) -> list[CalibrationBin]:
+    """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
+    confidence, right = predictions.confidence, predictions.label == gold
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     return [
         {
@@ -67,59 +76,60 @@ def calibration(answers: Predictions, gold: Array, bins: int) -> list[dict[str, 
     ]
 
 
-def _classes(confusion: Array, names: tuple[str, ...], found: TestAnswers) -> list[dict[str, Any]]:
-    """In the order of the union. `known`: of this label's texts, those on which some teacher of it says it."""
-    owners, known = found.space.owners, _known(found)
+def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[LabelQuality]:
+    owners = labels.owners
     return [
         {
             "label": name,
-            "teachers": owners[place] if found.space.columns else [],
-            "n": int(confusion[place].sum()),
-            "right": int(confusion[place, place]),
-            "predicted": int(confusion[:, place].sum()),
-            "known": None if known is None else int((known & (found.gold == place)).sum()),
+            "teachers": owners[index] if labels.columns else [],
+            "n": int(confusion[index].sum()),
+            "right": int(confusion[index, index]),
+            "predicted": int(confusion[:, index].sum()),
+            "teachers_right": None if oracle is None else int((oracle & (gold == index)).sum()),
         }
-        for place, name in enumerate(names)
+        for index, name in enumerate(labels.names)
     ]
 
 
-def _known(found: TestAnswers) -> Array | None:
-    """Whether some teacher that has the gold label would give it: as right as any choice among teachers can be."""
-    if not found.own:
+def _teachers_right(answers: TestAnswers) -> Array | None:
+    """Returns whether any teacher predicts the gold label: the upper bound for a choice among teachers."""
+    if not answers.own:
         return None
-    right: Array = np.any(
-        [said == found.gold for said in found.own.values()],
-        axis=0,
-    )
+    right: Array = np.any([labels == answers.gold for labels in answers.own.values()], axis=0)
     return right
 
 
-def _teachers(found: TestAnswers) -> dict[str, Any]:
-    """How right teachers are where they could be: of the texts whose gold label is theirs, among their own labels."""
-    known = _known(found)
-    own = {}
-    for name, columns in found.space.columns.items():
-        theirs = np.isin(found.gold, columns)
-        right = found.own[name] == found.gold
-        own[name] = {"n": int(theirs.sum()), "right": int((right & theirs).sum())}
-    return {"n": len(found.gold), "oracle": None if known is None else int(known.sum()), "own": own}
+def _teachers(labels: LabelSpace, answers: TestAnswers, oracle: Array | None) -> TeacherQuality:
+    """Counts each teacher's right predictions on the texts with a gold label of its own."""
+    own: dict[str, OwnAccuracy] = {}
+    for name, columns in labels.columns.items():
+        texts = np.isin(answers.gold, columns)
+        right = (answers.own[name] == answers.gold) & texts
+        own[name] = {"n": int(texts.sum()), "right": int(right.sum())}
+    return {"n": len(answers.gold), "oracle": None if oracle is None else int(oracle.sum()), "own": own}
 
 
-def confusion_pairs(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
+def confused_pairs(confusion: Array, names: tuple[str, ...]) -> ConfusedPairs:
+    """Returns the most frequent pairs of gold and predicted label."""
     wrong = confusion * ~np.eye(len(names), dtype=bool)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
     return {
         "of": int((wrong > 0).sum()),
         "pairs": [
-            {"gold": names[gold], "said": names[said], "n": int(wrong[gold, said]), "of": int(confusion[gold].sum())}
-            for gold, said in pairs
+            {
+                "gold": names[gold],
+                "predicted": names[label],
+                "n": int(wrong[gold, label]),
+                "of": int(confusion[gold].sum()),
+            }
+            for gold, label in pairs
         ],
     }
 
 
-def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]:
-    """Of all labels, or of those in most errors, the rest together as the last row and column."""
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> ConfusionMatrix:
+    """Returns the counts; with many labels, those with the most errors and one last row and column for the rest."""
     if len(names) <= MATRIX:
         return {"labels": list(names), "others": 0, "counts": confusion.tolist()}
     wrong = confusion * ~np.eye(len(names), dtype=bool)
@@ -128,41 +138,42 @@ def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> dict[str, Any]
     rest = sorted(order[MATRIX - 1 :].tolist())
     rows = np.concatenate([confusion[kept], confusion[rest].sum(axis=0, keepdims=True)])
     counts = np.concatenate([rows[:, kept], rows[:, rest].sum(axis=1, keepdims=True)], axis=1)
-    return {"labels": [names[place] for place in kept], "others": len(rest), "counts": counts.tolist()}
+    return {"labels": [names[index] for index in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(run: Run, test: Part, found: TestAnswers) -> list[dict[str, Any]]:
-    """The wrong answers that were given with most certainty."""
-    answers, names = found.systems[found.judged], found.space.names
-    wrong = np.flatnonzero(answers.label != found.gold)
-    worst = wrong[np.argsort(-answers.confidence[wrong], kind="stable")[:WORST]]
-    keys = key_list(found.keys[worst])
-    texts = texts_of(run, test, set(keys))
+def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[WrongPrediction]:
+    """Returns the wrong predictions with the highest confidence."""
+    predictions, names = answers.systems[inputs.system], inputs.labels.names
+    wrong = np.flatnonzero(predictions.label != answers.gold)
+    worst = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")[:MOST_ERRORS]]
+    keys = key_list(answers.keys[worst])
+    texts = texts_of(inputs.read_bucket, inputs.test, set(keys))
     return [
         {
             "text": texts[key],
-            "gold": names[int(found.gold[place])],
-            "said": names[int(answers.label[place])],
-            "probability": float(answers.confidence[place]),
-            "of_gold": float(answers.of_gold[place]),
+            "gold": names[int(answers.gold[row])],
+            "predicted": names[int(predictions.label[row])],
+            "probability": float(predictions.confidence[row]),
+            "gold_probability": float(predictions.of_gold[row]),
         }
-        for key, place in zip(keys, worst.tolist(), strict=True)
+        for key, row in zip(keys, worst.tolist(), strict=True)
     ]
 
 
-def texts_of(run: Run, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
-    """Shortened; two texts of a pair stand one after the other."""
-    found: dict[bytes, str] = {}
-    for table in tables(run, part) if wanted else ():
-        keys = table.column("key").to_pylist()
-        places = [place for place, key in enumerate(keys) if key in wanted]
-        if places:
-            found |= zip((keys[place] for place in places), map(shortened, fields(table.take(places))), strict=True)
-        if len(found) == len(wanted):
+def texts_of(read_bucket: ReadBucket, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
+    """Returns shortened texts by key; the two texts of a pair are joined."""
+    texts: dict[bytes, str] = {}
+    for bucket in part.buckets:
+        if len(texts) == len(wanted):
             break
-    return found
+        table = read_bucket(bucket, None)
+        keys = table.column("key").to_pylist()
+        rows = [row for row, key in enumerate(keys) if key in wanted]
+        if rows:
+            texts |= zip((keys[row] for row in rows), map(shortened, fields(table.take(rows))), strict=True)
+    return texts
 
 
 def shortened(texts: tuple[str, ...]) -> str:
     text = " ‖ ".join(texts)
-    return text if len(text) <= LETTERS else text[:LETTERS] + "…"
+    return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "…"

@@ -1,135 +1,167 @@
-"""The verdict in two sentences: how right the student is beside the others, and what keeps it from more.
+"""Writes the page's two summary sentences: the student's accuracy next to others, and the largest loss of accuracy.
 
-What is lost is counted in three steps, each a number that exists: teachers that are wrong about their own labels, a
-target that follows the wrong teacher, and a student that does not give its target on new texts.
+Losses have three steps: wrong teachers, targets that follow the wrong teacher, and a student that does not fit its
+targets.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 
-Found = dict[str, Any]
+from amalgam.stages.report.blocks import AccuracyLoss, EvaluationBlock, ReportJson
 
-
-SURE = 1.96
+NORMAL_95 = 1.96
 """Standard errors of a 95 % interval."""
 
 
-def verdict(numbers: Found) -> list[str]:
-    evaluation = numbers["evaluation"]
-    if not evaluation:
-        return [_unmeasured(numbers), _unmeasured_limit(numbers)]
-    return [_standing(numbers, evaluation), _limit(numbers)]
-
-
-def interval(right: float, n: int) -> tuple[float, float]:
-    """Wilson's, of a share."""
+def interval(share: float, n: int) -> tuple[float, float]:
+    """Returns the 95 % Wilson interval of a share."""
     if not n:
         return 0.0, 1.0
-    middle = (right + SURE**2 / (2 * n)) / (1 + SURE**2 / n)
-    reach = SURE / (1 + SURE**2 / n) * math.sqrt(right * (1 - right) / n + SURE**2 / (4 * n * n))
+    middle = (share + NORMAL_95**2 / (2 * n)) / (1 + NORMAL_95**2 / n)
+    reach = NORMAL_95 / (1 + NORMAL_95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_95**2 / (4 * n * n))
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
-def _standing(numbers: Found, evaluation: Found) -> str:
-    judged, systems, n = evaluation["judged"], evaluation["systems"], evaluation["n"]
-    low, high = interval(systems[judged]["accuracy"], n)
-    said = f"The {judged if judged.startswith('student') else f'method judged, {judged},'} is right on "
-    said += f"{systems[judged]['accuracy']:.3f} of {n:,} test texts (95 % interval {low:.3f} to {high:.3f})"
-    rivals = []
-    if "ensemble" in systems and judged != "ensemble":
-        rivals.append(f"the teachers' ensemble on {systems['ensemble']['accuracy']:.3f}")
-    teachers = {
-        name: one["accuracy"] for name, one in systems.items() if name.startswith("teacher:") and name != judged
-    }
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def summary(numbers: ReportJson) -> list[str]:
+    evaluation = numbers["evaluation"]
+    if evaluation is None:
+        missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
+        return [f"{missing} Set corpus.test.", _teacher_choice(numbers)]
+    return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
+
+
+def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
+    system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
+    accuracy = systems[system]["accuracy"]
+    low, high = interval(accuracy, n)
+    subject = f"The {system}" if system.startswith("student") else f"The method {system}"
+    others = []
+    if "ensemble" in systems and system != "ensemble":
+        others.append(f"the teachers' ensemble {percent(systems['ensemble']['accuracy'])}")
+    teachers = [name for name in systems if name.startswith("teacher:") and name != system]
     if teachers:
-        best = max(teachers, key=lambda name: teachers[name])
-        rivals.append(f"the best single teacher ({best.removeprefix('teacher:')}) on {teachers[best]:.3f}")
-    ceiling = numbers["supervised"]
-    if ceiling and ceiling["fingerprint"] != numbers["fingerprint"]:
-        rivals.append(f"a student that learned from the gold labels on {ceiling['accuracy']:.3f}")
-    return said + (f"; {_listed(rivals)}" if rivals else "") + "."
+        best = max(teachers, key=lambda name: systems[name]["accuracy"])
+        share = percent(systems[best]["accuracy"])
+        others.append(f"the best single teacher ({best.removeprefix('teacher:')}) {share}")
+    bound = numbers["supervised"]
+    if bound and bound["fingerprint"] != numbers["fingerprint"]:
+        others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
+    measured = f"{percent(accuracy)} accuracy on {n:,} test texts (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+    return f"{subject} has {measured}{'; ' if others else ''}{_listed(others)}."
 
 
-def losses(numbers: Found) -> list[Found]:
-    """From all right to the student, step by step; each `lost` is a share of texts, and may be negative."""
-    judged, taught, evaluation = numbers["judged"], numbers["taught"] or {}, numbers["evaluation"]
-    if not evaluation or _supervised(numbers):
+def accuracy_losses(numbers: ReportJson) -> list[AccuracyLoss]:
+    """Returns the accuracy lost at each step from the teachers to the student."""
+    quality, targets_seen, evaluation = numbers["student_quality"], numbers["target_quality"], numbers["evaluation"]
+    if not evaluation or not quality or _supervised(numbers):
         return []
     steps: list[tuple[str, float, int, str]] = []
-    choice, targets = taught.get("choice"), taught.get("targets", {})
-    if choice and choice["n"]:
-        steps.append(("teachers", choice["oracle"] / choice["n"], choice["n"], "training texts with gold labels"))
-        if targets.get("right") is not None:
-            steps.append(("choice", targets["right"] / targets["labelled"], targets["labelled"], steps[0][3]))
-    elif judged["teachers"]["oracle"] is not None:
-        steps.append(("teachers", judged["teachers"]["oracle"] / evaluation["n"], evaluation["n"], "test texts"))
-    accuracy = evaluation["systems"][evaluation["judged"]]["accuracy"]
+    choice = targets_seen.get("choice") if targets_seen else None
+    if choice and choice["n"] and targets_seen:
+        where, targets = "training texts with gold labels", targets_seen["targets"]
+        steps.append(("teachers", choice["oracle"] / choice["n"], choice["n"], where))
+        if targets["right"] is not None:
+            steps.append(("choice", targets["right"] / targets["labelled"], targets["labelled"], where))
+    elif quality["teachers"]["oracle"] is not None:
+        steps.append(("teachers", quality["teachers"]["oracle"] / evaluation["n"], evaluation["n"], "test texts"))
+    accuracy = evaluation["systems"][evaluation["system"]]["accuracy"]
     last = "fit" if len(steps) > 1 or not steps else "choice and fit"
     steps.append((last, accuracy, evaluation["n"], "test texts"))
-    before, rows = 1.0, []
-    for name, right, n, where in steps:
-        rows.append({"step": name, "right": right, "n": n, "where": where, "lost": before - right})
+    losses: list[AccuracyLoss] = []
+    before = 1.0
+    for step, right, n, where in steps:
+        losses.append({"step": step, "right": right, "n": n, "where": where, "lost": before - right})
         before = right
-    return rows
+    return losses
 
 
-def _supervised(numbers: Found) -> bool:
-    """Nothing is lost on a way from teachers by a student that learned from gold labels alone."""
-    return bool(numbers["learns"]) and numbers["settings"]["targets"]["mode"] == "supervised"
+def _supervised(numbers: ReportJson) -> bool:
+    """Returns whether the student learned from gold labels alone."""
+    return numbers["learns"] and numbers["settings"]["targets"]["mode"] == "supervised"
 
 
 REASONS = {
-    "teachers": "teachers' own accuracy: even with the right teacher always chosen, {right:.3f} of the {where} "
-    "would be right",
-    "choice": "choice of the teacher: with the right one always chosen {before:.3f} of the {where} would be right, "
-    "the targets are right on {right:.3f}",
-    "fit": "student's fit: it is right on {right:.3f} of the test texts, its targets on {before:.3f} of the "
-    "training texts",
-    "choice and fit": "choice of the teacher and the student's fit together: with the right teacher always chosen "
-    "{before:.3f} of the {before_where} would be right (nothing here tells the two apart)",
+    "teachers": "wrong teachers: with the right teacher always chosen, accuracy on the {where} would be {right}",
+    "choice": "the choice of the teacher: the targets have {right} accuracy, the best choice {before} (on the {where})",
+    "fit": "the student's fit: {right} accuracy on the test texts, {before} for its targets on the {before_where}",
+    "choice and fit": "the choice of the teacher and the student's fit, which cannot be separated here: {right} "
+    "accuracy, {before} for the best choice on the {before_where}",
 }
 
-UNTRAINED = "choice of the teacher: with the right teacher always chosen {before:.3f} of the test texts would be right"
-
-SUPERVISED = "It learned from the gold labels and from no teacher: what it lacks is its own."
+UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
 
 
-def _limit(numbers: Found) -> str:
-    rows = numbers["losses"]
+def _largest_loss(numbers: ReportJson) -> str:
+    losses = numbers["accuracy_losses"]
     if _supervised(numbers):
-        return SUPERVISED
-    if len(rows) < 2:
-        return "What limits it cannot be told apart: there are no teachers whose answers it was made from."
-    place = max(range(len(rows)), key=lambda index: rows[index]["lost"])
-    row, last = rows[place], rows[max(place - 1, 0)]
-    if row["lost"] <= 0:
-        return "Nothing is lost on the way from the teachers to it that these numbers could show."
+        return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
+    if len(losses) < 2:
+        return "Accuracy losses cannot be separated: the method uses no teachers."
+    index = max(range(len(losses)), key=lambda index: losses[index]["lost"])
+    loss, before = losses[index], losses[max(index - 1, 0)]
+    if loss["lost"] <= 0:
+        return "These numbers show no accuracy loss from the teachers to the student."
     reasons = REASONS if numbers["learns"] else REASONS | {"choice and fit": UNTRAINED}
-    said = reasons[row["step"]].format(before=last["right"], before_where=last["where"], **row)
-    return f"What limits it most is the {said} ({100 * row['lost']:.1f} points of accuracy)."
-
-
-def _unmeasured(numbers: Found) -> str:
-    return (
-        f"How right the student ({numbers['method']}) is cannot be said here: the experiment has no labelled "
-        "test texts (corpus.test)."
+    reason = reasons[loss["step"]].format(
+        right=percent(loss["right"]), before=percent(before["right"]), where=loss["where"], before_where=before["where"]
     )
+    return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
-def _unmeasured_limit(numbers: Found) -> str:
-    choice = (numbers["taught"] or {}).get("choice")
+def _teacher_choice(numbers: ReportJson) -> str:
+    targets = numbers["target_quality"]
+    choice = targets.get("choice") if targets else None
     if choice and choice["n"]:
-        right, oracle = choice["right"] / choice["n"], choice["oracle"] / choice["n"]
+        right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])
         return (
-            f"Of {choice['n']:,} training texts with gold labels, a teacher that has the label leads on {right:.3f}, "
-            f"and with the right teacher always chosen {oracle:.3f} would be right."
+            f"Of {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
+            f"with the right teacher always chosen, accuracy would be {oracle}."
         )
-    return (
-        "What limits it cannot be told either: no training text that was looked at has a gold label that a teacher has."
-    )
+    return "Accuracy losses are unknown too: no sampled training text has a gold label of a teacher."
 
 
 def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+# ---- writing systems
+
+SCRIPT_TEXTS = 5_000
+"""Texts of a part, the first in key order, whose writing systems are counted."""
+
+SCRIPT_LETTERS = 300
+"""Letters of a text that are read."""
+
+SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
+
+
+def scripts_of(texts: Iterable[str]) -> dict[str, int]:
+    """Counts texts by writing system, the most frequent first."""
+    counts = Counter(_script(text[:SCRIPT_LETTERS]) for text in texts)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _script(text: str) -> str:
+    letters: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        name = _script_of_letter(letter)
+        if name:
+            letters[name] += count
+    return min(letters, key=lambda name: (-letters[name], name)) if letters else "no letters"
+
+
+@cache
+def _script_of_letter(letter: str) -> str:
+    if not letter.isalpha():
+        return ""
+    word = unicodedata.name(letter, "OTHER").split()[0]
+    return SCRIPTS.get(word, word.capitalize())

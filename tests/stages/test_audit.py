@@ -8,42 +8,42 @@ import numpy as np
 import pytest
 
 from amalgam.data.labels import union_of
-from amalgam.stages.report.teacher_audit.counts import AuditCounts, Block, WeightRule
+from amalgam.stages.report.teacher_audit.audit import AuditCounts, AuditedTexts, WeightRule
 
 SOFT = WeightRule(temperature=0.2, hard=False)
 
 
 def block(
     distributions: list[list[list[float]]], confidence: list[list[float]], gold: list[int] | None = None
-) -> Block:
+) -> AuditedTexts:
     gold_labels = np.array(gold if gold is not None else [-1] * len(confidence))
-    return Block([np.array(one) for one in distributions], np.array(confidence), None, gold_labels)
+    return AuditedTexts([np.array(one) for one in distributions], np.array(confidence), None, gold_labels)
 
 
 def two_strangers(rule: WeightRule) -> AuditCounts:
-    """A knows x, y and B z, w. Weights of a text are softmax(c / 0.2): 0.95 : 0.05 where confidences are 0.6 apart."""
-    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"]}), rule)
+    """A has labels x, y and B z, w. Weights are softmax(c / 0.2): 0.95 : 0.05 for confidences 0.6 apart."""
+    counts = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"]}), rule)
     a = [[0.9, 0.1], [0.6, 0.4], [0.99, 0.01], [0.5, 0.5]]
     b = [[0.6, 0.4], [0.05, 0.95], [0.1, 0.9], [0.5, 0.5]]
-    tally.add(block([a, b], [[0.8, 0.2], [0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [0, 3, 3, -1]))
-    return tally
+    counts.add(block([a, b], [[0.8, 0.2], [0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [0, 3, 3, -1]))
+    return counts
 
 
 @pytest.mark.parametrize("rule", [SOFT, WeightRule(0.2, hard=True)])
 def test_strangers_are_counted_as_by_hand(rule: WeightRule) -> None:
-    """The union says x, w, x, x; without A: z, w, w, z; without B: x, x, x, x. Gold is x, w, w and not known."""
-    tally = two_strangers(rule)
-    assert (tally.texts, tally.labelled, tally.right) == (4, 3, 2)
-    assert tally.wins.tolist() == [3, 1]  # a tie is the first teacher's
-    assert tally.changed.tolist() == [3, 1]
-    assert (tally.gained.tolist(), tally.lost.tolist()) == ([1, 0], [1, 1])
-    assert tally.conflicts.tolist() == [[0, 1], [1, 0]]  # both are confident on the third text alone
-    assert [one.tolist() for one in tally.said] == [[4, 0], [2, 2]]
-    assert [one.tolist() for one in tally.said_and_won] == [[3, 0], [0, 1]]
-    assert tally.gold_won.tolist() == [[1, 0], [0, 0], [0, 0], [1, 1]]
-    assert tally.gold_right.tolist() == [1, 0, 0, 1]
-    assert tally.met == {(0, 1): 0}
-    assert tally.judged.tolist() == [0, 0]  # strangers cannot judge each other
+    """The union predicts x, w, x, x; without A: z, w, w, z; without B: x, x, x, x. Gold is x, w, w, none."""
+    counts = two_strangers(rule)
+    assert (counts.texts, counts.labelled, counts.right) == (4, 3, 2)
+    assert counts.wins.tolist() == [3, 1]  # a tie is the first teacher's
+    assert counts.changed.tolist() == [3, 1]
+    assert (counts.gained.tolist(), counts.lost.tolist()) == ([1, 0], [1, 1])
+    assert counts.conflicts.tolist() == [[0, 1], [1, 0]]  # both are confident on the third text alone
+    assert [one.tolist() for one in counts.predicted] == [[4, 0], [2, 2]]
+    assert [one.tolist() for one in counts.predicted_and_won] == [[3, 0], [0, 1]]
+    assert counts.gold_won.tolist() == [[1, 0], [0, 0], [0, 0], [1, 1]]
+    assert counts.gold_right.tolist() == [1, 0, 0, 1]
+    assert counts.met == {(0, 1): 0}
+    assert counts.comparable.tolist() == [0, 0]  # without shared labels nothing is comparable
 
 
 def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
@@ -57,44 +57,44 @@ def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
 
 
 def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:
-    """A and B say x, C says y for sure. Held out, A disagrees with B and C together (y), and agrees with B alone."""
-    tally = AuditCounts(union_of({name: ["x", "y"] for name in "ABC"}), SOFT)
+    """A and B predict x, C predicts y with certainty. A disagrees with the union of B and C, agrees with B."""
+    counts = AuditCounts(union_of({name: ["x", "y"] for name in "ABC"}), SOFT)
     texts = 20
     a, c = [[0.9, 0.1]] * texts, [[0.0, 1.0]] * texts
-    tally.add(block([a, a, c], [[0.5, 0.5, 0.5]] * texts))
-    assert tally.judged.tolist() == [40, 40, 40]
-    assert (tally.only_with.tolist(), tally.only_without.tolist()) == ([0, 0, 0], [0, 0, 40])
-    assert tally.changed.tolist() == [texts, texts, 0]  # x of 1.8 against 1.2; A or B alone is outvoted by C
-    assert tally.differed == {(0, 1): 0, (0, 2): texts, (1, 2): texts}
-    assert [tally.distance[pair] for pair in ((0, 1), (0, 2))] == pytest.approx([0.0, 0.9 * texts])
+    counts.add(block([a, a, c], [[0.5, 0.5, 0.5]] * texts))
+    assert counts.comparable.tolist() == [40, 40, 40]
+    assert (counts.only_with.tolist(), counts.only_without.tolist()) == ([0, 0, 0], [0, 0, 40])
+    assert counts.changed.tolist() == [texts, texts, 0]  # x of 1.8 against 1.2; A or B alone is outvoted by C
+    assert counts.differed == {(0, 1): 0, (0, 2): texts, (1, 2): texts}
+    assert [counts.distance[pair] for pair in ((0, 1), (0, 2))] == pytest.approx([0.0, 0.9 * texts])
 
 
 def test_labels_in_another_order_are_the_same_labels() -> None:
-    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["y", "x"]}), SOFT)
-    tally.add(block([[[0.7, 0.3]], [[0.2, 0.8]]], [[0.5, 0.5]]))
-    assert (tally.met[0, 1], tally.differed[0, 1]) == (1, 0)
-    assert tally.distance[0, 1] == pytest.approx(0.1)
+    counts = AuditCounts(union_of({"A": ["x", "y"], "B": ["y", "x"]}), SOFT)
+    counts.add(block([[[0.7, 0.3]], [[0.2, 0.8]]], [[0.5, 0.5]]))
+    assert (counts.met[0, 1], counts.differed[0, 1]) == (1, 0)
+    assert counts.distance[0, 1] == pytest.approx(0.1)
 
 
 def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -> None:
-    """A knows x, y, z and B y, z, w: the first text is not shared, on the second they agree, on the third not."""
-    tally = AuditCounts(union_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]}), SOFT)
+    """A has x, y, z and B y, z, w: the first text is not shared, they agree on the second, not on the third."""
+    counts = AuditCounts(union_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]}), SOFT)
     a = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]]
     b = [[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1]]
-    tally.add(block([a, b], [[0.6, 0.6]] * 3))
-    assert (tally.met[0, 1], tally.differed[0, 1]) == (2, 1)
-    assert tally.conflicts[0, 1] == 2  # x against y, and y against z
+    counts.add(block([a, b], [[0.6, 0.6]] * 3))
+    assert (counts.met[0, 1], counts.differed[0, 1]) == (2, 1)
+    assert counts.conflicts[0, 1] == 2  # x against y, and y against z
 
 
 def test_weights_of_all_texts_stand_in_place_of_confidences() -> None:
     """The last text's weight is all A's: without A the others are equal."""
-    tally = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]}), SOFT)
+    counts = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]}), SOFT)
     one = block([[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2], [[0.9, 0.1, 0.1]] * 2)
     weights = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
-    tally.add(Block(one.distributions, one.confidence_NT, weights, one.gold_N))
-    assert (tally.wins.tolist(), tally.heaviest.tolist()) == ([2, 0, 0], [1, 0, 1])
-    assert tally.changed.tolist() == [1, 0, 1]
-    alone = SOFT.weights(Block(one.distributions, one.confidence_NT, weights, one.gold_N), [1, 2])
+    counts.add(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N))
+    assert (counts.wins.tolist(), counts.heaviest.tolist()) == ([2, 0, 0], [1, 0, 1])
+    assert counts.changed.tolist() == [1, 0, 1]
+    alone = SOFT.weights(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N), [1, 2])
     assert alone.tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
 
 
@@ -103,7 +103,7 @@ def test_weights_by_confidence_are_the_softmax_over_those_who_speak() -> None:
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
 
 
-def test_a_single_teacher_is_missed_by_nobody() -> None:
-    tally = AuditCounts(union_of({"A": ["x", "y"]}), SOFT)
-    tally.add(block([[[0.2, 0.8]]], [[0.5]], [1]))
-    assert (tally.wins.tolist(), tally.changed.tolist(), tally.right) == ([1], [0], 1)
+def test_a_single_teacher_has_no_left_out_counts() -> None:
+    counts = AuditCounts(union_of({"A": ["x", "y"]}), SOFT)
+    counts.add(block([[[0.2, 0.8]]], [[0.5]], [1]))
+    assert (counts.wins.tolist(), counts.changed.tolist(), counts.right) == ([1], [0], 1)

@@ -36,8 +36,8 @@ def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
     assert metrics["confusion"] == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
 
 
-def test_texts_read_part_by_part_are_judged_as_if_read_at_once() -> None:
-    parts = [Predictions.of(PROBABILITIES[some], GOLD[some]) for some in (slice(0, 1), slice(1, 1), slice(1, 4))]
+def test_texts_read_in_parts_have_the_scores_of_one_read() -> None:
+    parts = [Predictions.of(PROBABILITIES[rows], GOLD[rows]) for rows in (slice(0, 1), slice(1, 1), slice(1, 4))]
     at_once = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
     assert evaluate(Predictions.joined(parts), GOLD, LABELS, GROUPS, bins=5) == at_once
 
@@ -84,6 +84,6 @@ def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
 def test_the_chosen_teacher_is_right_if_it_has_the_gold_label() -> None:
     groups = {"left": [0, 1], "right": [1, 2]}
     accuracy = selection_accuracy(np.array([0, 1, 1, 0, 0]), np.array([0, 0, 1, 2, 3]), groups)
-    # left has a; right has not a; right has b; left has not c; nobody has d.
+    # left has a; right has not a; right has b; left has not c; no teacher has d.
     assert accuracy == {"accuracy": 0.5, "n": 4, "ownerless": 1}
     assert selection_accuracy(np.array([0]), np.array([3]), groups) == {"accuracy": None, "n": 0, "ownerless": 1}

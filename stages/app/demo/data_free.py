@@ -162,7 +162,7 @@ def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None 
     _, run = open_run(config, overrides, console=QuietTables(quiet=quiet))
     with working(run):
         update(STAGES, run, target=target)
-        return {} if target else evaluation(run)
+        return {} if target else dict(evaluation(run))
 
 
 def _show(console: Console, found: dict[str, dict[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.demo.encoder import tiny_encoder
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.registry import STAGES
+from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import evaluation, row
 
 TEXTS: dict[str, tuple[Part, int, int]] = {
@@ -131,7 +132,7 @@ def write_texts(folder: Path) -> None:
             pq.write_table(pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]}), path)
 
 
-def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool) -> dict[str, Any]:
+def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool) -> Evaluation:
     told = [
         f"student.method={method}",
         f"student.name={method}",
@@ -149,7 +150,7 @@ class QuietTables(Console):
     def table(self, title: str, header: Any, rows: Any) -> None: ...
 
 
-def _show(console: Console, found: dict[str, Any]) -> None:
+def _show(console: Console, found: dict[str, Evaluation]) -> None:
     last = next(iter(found.values()))
     rows = [row(name, system, last["groups"]) for name, system in last["systems"].items() if "student" not in name]
     for method, one in found.items():

@@ -66,7 +66,7 @@ def _front_matter(known: CardInfo, repo_id: str) -> str:
         "tags": ["amalgam", "knowledge-amalgamation"],
     }
     if known.evaluation:
-        score = known.evaluation["systems"][known.evaluation["judged"]]
+        score = known.evaluation["systems"][known.evaluation["system"]]
         metrics = [
             {"type": kind, "value": round(score[key], 4)}
             for kind, key in (("accuracy", "accuracy"), ("f1", "macro_f1"))
@@ -100,7 +100,7 @@ def _measured(known: CardInfo) -> str:
     if not found:
         return f"There are no numbers: {plain(known.why_not)}."
     chosen = [name for name in found["systems"] if name != "zero-shot"]
-    rows = [_row(name, found["systems"][name], strong=name == found["judged"]) for name in chosen]
+    rows = [_row(name, found["systems"][name], strong=name == found["system"]) for name in chosen]
     about = (
         f"On {found['n']:,} labelled test texts, over all {len(found['labels'])} labels; chance is "
         f"{1 / len(found['labels']):.3f}. NLL in nats, ECE: calibration error; lower is better for both."

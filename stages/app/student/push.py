@@ -23,7 +23,7 @@ from amalgam.stages.common.models.model_folder import read_contents
 from amalgam.stages.common.models.output_folder import read_mark
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.stage import evaluation
+from amalgam.stages.report.stage import evaluation_if_any
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -99,7 +99,7 @@ def _measured(known: CardInfo, finished: StudentFolder, config: Path) -> CardInf
     }
     if said.teachers or said.train_teachers:
         facts["dropout passes per text and teacher"] = str(said.cache.passes)
-    found = evaluation(run) if "report" in run.results else None
+    found = evaluation_if_any(run) if "report" in run.results else None
     why = "the report is not up to date, or there are no labelled test texts"
     return CardInfo(known.labels, known.teachers, known.max_tokens, found, why, facts)
 

@@ -54,7 +54,7 @@ def raw(workspace: Workspace, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_texts_stop_where_their_surest_teacher_is_settled_and_nowhere_else(fresh: Workspace) -> None:
+def test_texts_stop_where_their_most_confident_teacher_is_settled(fresh: Workspace) -> None:
     assert fresh("cache-teachers", *ADAPTIVE).code == 0
     taken, families = passes_of(fresh), list(facts(fresh)["families"].values())
     answers = [raw(fresh, family) for family in families]
@@ -77,7 +77,7 @@ def _settled(passes: list[np.ndarray[Any, Any]], rung: int) -> bool:
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh: Workspace) -> None:
+def test_the_audit_compares_the_effect_of_stopping_with_that_of_a_seed(fresh: Workspace) -> None:
     result = fresh("cache-teachers", *ADAPTIVE)
     facts_of_run = facts(fresh)["adaptive"]
     taken = passes_of(fresh)
@@ -93,7 +93,7 @@ def test_the_audit_tells_what_stopping_changed_beside_what_a_seed_changes(fresh:
 
 
 @pytest.mark.usefixtures("many_audited")
-def test_what_the_cache_already_holds_changes_nothing(fresh: Workspace) -> None:
+def test_cached_passes_do_not_change_the_result(fresh: Workspace) -> None:
     """16 passes of every text first, then adaptive: the same targets as adaptive alone, and no pass but the audit's."""
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")
     assert alone("build-targets", *ADAPTIVE).code == 0
@@ -107,7 +107,7 @@ def test_what_the_cache_already_holds_changes_nothing(fresh: Workspace) -> None:
     assert largest_difference(fresh.targets(), alone.targets()) < TOLERANCE
 
 
-def test_running_again_asks_nothing(fresh: Workspace) -> None:
+def test_running_again_computes_no_pass(fresh: Workspace) -> None:
     assert fresh("build-targets", *ADAPTIVE).code == 0
     with fresh.counting() as asked:
         assert fresh("build-targets", *ADAPTIVE).code == 0

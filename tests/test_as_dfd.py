@@ -131,9 +131,7 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Works
         (["pseudo_embeddings.tokens=40"], "32 tokens"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    learned: Workspace, tmp_path: Path, overrides: list[str], piece: str
-) -> None:
+def test_contradicting_fields_are_refused(learned: Workspace, tmp_path: Path, overrides: list[str], piece: str) -> None:
     tried = learned.without_artifacts(tmp_path / "workspace").attempt("run", *SMALL, *overrides)
     assert (tried.code, piece in tried.err) == (2, True), tried.err
 

@@ -24,7 +24,7 @@ def audited(workspace: Workspace, *overrides: str) -> dict[str, Any]:
     return result
 
 
-def test_the_audit_tells_what_the_targets_tell(workspace: Workspace) -> None:
+def test_the_audit_agrees_with_the_targets(workspace: Workspace) -> None:
     before = sorted(workspace.artifacts.rglob("*"))
     audit = audited(workspace)
     head = json.loads((workspace.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
@@ -49,7 +49,7 @@ def test_the_audit_looks_at_the_weights_that_were_made(workspace: Workspace) -> 
     assert sum(one["wins_by_weights"] for one in audit["teachers"]) == pytest.approx(1)
 
 
-def test_what_is_not_cached_is_refused_with_the_command_that_caches_it(fresh: Workspace) -> None:
+def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh: Workspace) -> None:
     refused = fresh.attempt("audit")
     assert refused.code == 2
     assert "`amalgam cache-teachers`" in refused.err
@@ -81,7 +81,7 @@ def test_a_teacher_whose_labels_are_turned_round_disagrees_and_is_no_duplicate(w
     assert "shared labels" in workspace("audit").out
 
 
-def test_without_labels_the_audit_still_tells_who_is_missed(fresh: Workspace) -> None:
+def test_an_audit_without_labels_has_leave_one_out_figures(fresh: Workspace) -> None:
     fresh.edit("  test: texts/test.csv\n  label: label\n", "")
     fresh("cache-teachers")
     audit = audited(fresh)

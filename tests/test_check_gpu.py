@@ -45,7 +45,7 @@ def test_the_engine_needs_torch_transformers_and_numpy_alone() -> None:
     assert '"row": "correct"' in result.stdout
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_prints_so() -> None:
     result = bare(CUDA_VISIBLE_DEVICES="")
     assert result.returncode == check_gpu.NO_GPU
     assert "no GPU here" in result.stderr

@@ -27,7 +27,7 @@ def packed(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return workspace
 
 
-def test_what_is_packed_is_current_and_later_stages_read_it(packed: Workspace, built: Workspace) -> None:
+def test_packed_units_are_current_and_later_stages_read_them(packed: Workspace, built: Workspace) -> None:
     assert packed.stale() == set()
     result = packed("run", "targets.mode=hard", "--force")
     assert "cache-teachers: done" in result.err
@@ -43,7 +43,7 @@ def test_packed_units_are_used_and_no_teacher_is_asked(packed: Workspace, built:
     assert packed.targets() == built.targets()
 
 
-def test_packed_units_are_told_of_verified_and_not_garbage(packed: Workspace) -> None:
+def test_packed_units_are_listed_verified_and_not_garbage(packed: Workspace) -> None:
     overrides = {row["stage"]: row["says"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
     assert overrides["cache-teachers"].endswith("4/4 files")
     content = packed("verify", "--json").json

@@ -61,7 +61,7 @@ def test_the_demo_is_not_written_into_an_experiment_of_ones_own(tmp_path: Path) 
         write_demo(tmp_path)
 
 
-def test_a_demo_that_was_stopped_while_it_was_written_goes_on(tmp_path: Path) -> None:
+def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path) -> None:
     write_texts(tmp_path)
     write_demo(tmp_path)
     assert (tmp_path / "amalgam.yaml").exists()
@@ -116,7 +116,7 @@ def test_writing_the_twin_again_changes_nothing(twin: Path) -> None:
     assert {path: path.read_bytes() for path in twin.rglob("*") if path.is_file()} == before
 
 
-def test_every_row_of_the_twin_is_an_experiment_that_can_be_said(twin: Path) -> None:
+def test_every_row_of_the_data_free_demo_is_a_valid_experiment(twin: Path) -> None:
     for method, source in ROWS:
         overrides = [f"student.method={method}", *([f"generate.source={source}"] if source else [])]
         overrides += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []

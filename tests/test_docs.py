@@ -218,7 +218,7 @@ def reader_of(page: str, folder: Path, request: pytest.FixtureRequest) -> Reader
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_says_is_done(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_commands_of_a_page_work(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     blocks = [block for block in blocks_of(page) if block.language != "text"]
     if not blocks:
         return
@@ -237,7 +237,7 @@ def test_a_command_that_does_not_exist_is_noticed(workspace: Workspace) -> None:
         is_understood("torchrun --nproc_per_node 2 -m amalgam.cli run --nosuch")
 
 
-def test_what_is_not_run_is_still_said_somewhere() -> None:
+def test_every_exception_of_commands_that_are_not_run_is_used() -> None:
     commands = [
         command.said for page in PAGES for block in blocks_of(page) if block.language == "console"
         for command in commands_of(block)

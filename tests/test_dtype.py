@@ -40,7 +40,7 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace) -> 
     assert dtypes(fresh) == {"fp32"}
 
 
-def test_auto_is_fp32_without_a_word_where_the_hardware_has_nothing_else(
+def test_auto_is_fp32_without_a_note_where_the_hardware_has_nothing_else(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")

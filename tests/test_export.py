@@ -48,7 +48,7 @@ def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(export
     assert 0 <= facts["largest_difference"] < 1e-4
 
 
-def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_says(exported: Workspace) -> None:
+def test_the_example_in_the_docs_runs_without_torch_and_predicts_as_the_student(exported: Workspace) -> None:
     blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
     [example] = [block for block in blocks if "onnxruntime" in block]
     done = subprocess.run(
@@ -65,7 +65,7 @@ def test_the_example_in_the_docs_runs_without_torch_and_says_what_the_student_sa
     assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in predictions])
 
 
-def test_a_model_that_says_something_else_is_refused_with_the_figure(exported: Workspace, tmp_path: Path) -> None:
+def test_an_export_with_other_logits_is_refused_with_the_difference(exported: Workspace, tmp_path: Path) -> None:
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -85,14 +85,14 @@ def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Work
     assert (len(lengths), min(lengths), max(lengths) > classifier.limit) == (32, 1, True)
 
 
-def test_an_export_is_replaced_only_when_told_and_a_strange_folder_never(exported: Workspace) -> None:
+def test_an_export_is_replaced_only_with_force_and_another_folder_never(exported: Workspace) -> None:
     assert "--force replaces it" in exported.attempt("export", "--onnx").err
     refused = exported.attempt("export", "--onnx", "--force", "--out", "texts")
     assert (refused.code, "texts" in refused.err) == (2, True)
     assert (exported.folder / "texts/train.csv").exists()
 
 
-def test_without_the_extra_the_command_says_how_to_get_it(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     refused = built.attempt("export", "--onnx")
     assert (refused.code, "pip install 'amalgam[onnx]'" in refused.err) == (2, True)

@@ -57,7 +57,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_shard_is_found_told_and_made_again_alone(workspace: Workspace, damage: str) -> None:
+def test_a_damaged_shard_alone_is_reported_and_recomputed(workspace: Workspace, damage: str) -> None:
     path, before = train_unit(workspace), workspace.targets()
     whole = path.read_bytes()
     DAMAGE[damage](path)
@@ -210,7 +210,7 @@ def uninterrupted(built: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_work_keeps_what_is_committed_and_says_how_to_go_on(
+def test_a_signal_ends_the_work_keeps_committed_units_and_gives_the_fix(
     fresh: Workspace, uninterrupted: Workspace, number: signal.Signals, code: int
 ) -> None:
     status, err = interrupted(fresh, number)

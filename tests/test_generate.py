@@ -74,7 +74,7 @@ def test_a_student_is_trained_where_no_text_was_given(generated: Workspace) -> N
     assert next(iter(generated.plan())) == "generate"
 
 
-def test_every_teacher_and_class_has_equally_many_with_all_that_is_known_of_each(generated: Workspace) -> None:
+def test_every_teacher_and_class_has_equally_many_texts_with_all_columns(generated: Workspace) -> None:
     rows_ = rows(generated)
     assert list(rows_[0]) == [column.name for column in GENERATED]
     assert Counter((row["teacher"], row["class"]) for row in rows_) == dict.fromkeys(CLASSES, TEXTS)
@@ -121,7 +121,7 @@ def test_running_again_writes_nothing(workspace: Workspace) -> None:
     assert blocks(workspace) == before
 
 
-def test_more_texts_extend_the_set_and_write_nothing_anew(workspace: Workspace) -> None:
+def test_more_texts_extend_the_set_and_rewrite_nothing(workspace: Workspace) -> None:
     before, old = blocks(workspace), rows(workspace)
     workspace("generate", "generate.texts=20")
     after = blocks(workspace)
@@ -148,7 +148,7 @@ def test_another_gate_writes_nothing(workspace: Workspace, gate: str) -> None:
     assert set(trained_on(workspace)) < set(old)
 
 
-def test_what_is_held_out_is_a_part_of_its_own(workspace: Workspace) -> None:
+def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     before, old = blocks(workspace), set(trained_on(workspace))
     result = workspace("read-corpus", "generate.held_out=0.3")
     kept, total = zip(*re.findall(r"(\d+) of (\d+) generated texts pass", result.err), strict=True)
@@ -207,7 +207,7 @@ def test_an_estimate_measures_the_first_texts_and_keeps_them(workspace: Workspac
 # ---- interrupted, shared, damaged
 
 
-def test_killed_again_and_again_it_ends_where_an_uninterrupted_run_does(fresh: Workspace, generated: Workspace) -> None:
+def test_killed_repeatedly_it_ends_as_an_uninterrupted_run(fresh: Workspace, generated: Workspace) -> None:
     for _ in range(2):
         before = len(fresh.digests("generate"))
         process = fresh.process("generate", "execution.batch_tokens=64")
@@ -268,7 +268,7 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])
 
 
-def test_labels_that_are_no_words_are_told_where_prompts_name_them(workspace: Workspace) -> None:
+def test_labels_that_are_no_words_give_a_note_if_prompts_name_them(workspace: Workspace) -> None:
     result = workspace("generate", "generate.source=prompted", "teachers.0.rename={banking: c1}", "generate.texts=2")
     assert "c1 (first)" in result.err
     quiet = workspace("generate", "teachers.0.rename={banking: c1}")
@@ -311,7 +311,7 @@ def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
 # ---- what cannot be, and what is not reached
 
 
-def test_a_class_that_is_not_reached_is_told_with_its_figure_and_the_rest_kept(fresh: Workspace) -> None:
+def test_an_unreached_class_is_reported_with_its_figure_and_the_rest_kept(fresh: Workspace) -> None:
     bias = {"classifier.bias": -1000.0}  # of the first class
     shift_weights(fresh.folder / "models/first", bias)
     result = fresh("run")
@@ -360,7 +360,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("override", PROBLEMS)
-def test_what_does_not_go_together_is_said_before_anything_runs(generated: Workspace, override: str) -> None:
+def test_contradicting_fields_of_generate_are_refused_before_anything_runs(generated: Workspace, override: str) -> None:
     result = generated.attempt("plan", override)
     assert result.code == 2
     assert PROBLEMS[override] in result.err

@@ -54,7 +54,7 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     assert "student:" in text
 
 
-def test_the_file_of_real_teachers_plans_as_it_stands(fresh: Workspace) -> None:
+def test_the_file_of_real_teachers_is_a_valid_experiment(fresh: Workspace) -> None:
     fresh.config.unlink()
     fresh("init", "--from-teachers", "./models/first", "./models/second")
     text = fresh.config.read_text()
@@ -98,7 +98,7 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
         ([], "teacher"),
     ],
 )
-def test_what_cannot_be_a_teacher_is_named_with_the_fix_and_nothing_is_written(
+def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_written(
     folder: Path, names: list[str], piece: str
 ) -> None:
     small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1"))

@@ -53,7 +53,7 @@ def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(
     assert entries[-1] == {"step": 25, "of": 25, "score": 0.75}
 
 
-def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_path: Path) -> None:
+def test_a_resumed_training_appends_to_its_log_and_a_new_one_replaces_it(tmp_path: Path) -> None:
     for first in (1, 11, 1):
         journal = TrainingLog(tmp_path / "one.jsonl", training(), [])
         for step in range(first, first + 10):
@@ -62,7 +62,7 @@ def test_a_training_that_goes_on_appends_and_one_that_starts_anew_does_not(tmp_p
         assert [line["step"] for line in lines(tmp_path / "one.jsonl")] == ([10, 20] if first == 11 else [10])
 
 
-def test_trackers_hear_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
 
     class Listening(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
@@ -98,7 +98,7 @@ def test_trackers_hear_the_metrics_and_nothing_else(workspace: Workspace, monkey
     assert workspace.stale("student.seed=1") == set()
 
 
-def test_a_tracker_that_is_not_there_is_told_before_any_training(
+def test_a_missing_tracker_is_an_error_before_any_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
@@ -108,7 +108,7 @@ def test_a_tracker_that_is_not_there_is_told_before_any_training(
     assert workspace.attempt("plan", "execution.trackers=[ledger]").code == 2
 
 
-def test_a_tracker_that_does_not_start_is_told_in_its_own_words(
+def test_a_tracker_that_does_not_start_is_an_error_with_its_name(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Offline(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types

@@ -154,7 +154,7 @@ def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Workspa
     assert row["logits"] == pytest.approx(logits.tolist(), abs=1e-4)
 
 
-def test_passes_stand_pass_by_pass_and_agree_with_their_mean(done: Experiment) -> None:
+def test_passes_are_listed_one_by_one_and_agree_with_their_mean(done: Experiment) -> None:
     import numpy as np
 
     row = done.passes("first").collect().row(0, named=True)
@@ -179,7 +179,7 @@ def test_the_student_answers_from_python_as_from_the_command_line(done: Experime
     assert done.student == desk.folder / "students/student"
 
 
-def test_what_the_commands_say_python_has_as_objects(desk: Workspace) -> None:
+def test_python_returns_the_commands_results_as_objects(desk: Workspace) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
     assert changed.explain("build-targets") == desk("explain", "build-targets", *CHANGED, "--json").json
     states = changed.plan()
@@ -192,7 +192,7 @@ def test_what_the_commands_say_python_has_as_objects(desk: Workspace) -> None:
     assert changed.report == desk.folder / "reports/student.html"
 
 
-def test_garbage_goes_only_when_it_is_said(workspace: Workspace) -> None:
+def test_garbage_is_deleted_only_on_request(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, quiet=True)
     (workspace.artifacts / "quarantine").mkdir()
     (workspace.artifacts / "quarantine/old").write_text("damaged")
@@ -201,7 +201,7 @@ def test_garbage_goes_only_when_it_is_said(workspace: Workspace) -> None:
     assert not experiment.find_garbage()
 
 
-def test_what_is_not_up_to_date_is_told_and_never_shown(desk: Workspace) -> None:
+def test_a_stale_result_is_an_error_and_never_returned(desk: Workspace) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
     assert changed.said.targets.temperature == 0.5
     with pytest.raises(AmalgamError, match=r"build-targets .*0\.2 -> 0\.5") as refused:
@@ -220,7 +220,7 @@ def test_running_until_a_stage_stops_there(workspace: Workspace) -> None:
     assert states(experiment)["train-student"] == "missing"
 
 
-def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
+def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
     desk: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Experiment.load(desk.config, quiet=True).run()
@@ -254,13 +254,13 @@ def test_a_quiet_experiment_says_nothing_and_another_shows_the_report(
         ),
     ],
 )
-def test_a_wrong_wish_is_refused_with_what_there_is(done: Experiment, do: Any, piece: str) -> None:
+def test_a_wrong_argument_is_refused_with_the_choices(done: Experiment, do: Any, piece: str) -> None:
     with pytest.raises(AmalgamError) as refused:
         do(done)
     assert piece in str(refused.value)
 
 
-def test_an_experiment_runs_in_a_thread_that_hears_no_signals(desk: Workspace) -> None:
+def test_an_experiment_runs_in_a_thread_without_signal_handlers(desk: Workspace) -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(states(Experiment.load(desk.config, quiet=True))))
     thread.start()
@@ -308,7 +308,7 @@ def test_a_selection_of_a_dataset_is_that_selection(fresh: Workspace) -> None:
     assert set(experiment.texts().collect()["text"]) == {frame["text"][5], frame["text"][3]}
 
 
-def test_the_first_hours_script_runs_as_it_stands(
+def test_the_first_hours_script_runs_unchanged(
     built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built.copy(tmp_path / "amalgam-demo")

@@ -37,7 +37,7 @@ FEWER = {"as-dfd": ("pseudo_embeddings.count=8", "pseudo_embeddings.steps=20")}
 
 
 @pytest.mark.parametrize("method", [name for name in TRAINED if name != "mt-bert"])  # for teachers of one label set
-def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(workspace: Workspace, method: str) -> None:
+def test_every_method_runs_by_changing_one_word_and_computes_no_pass_again(workspace: Workspace, method: str) -> None:
     workspace.edit("targets:\n  mode: soft\n", "")
     overrides = (f"student.method={method}", "student.name=other", *FEWER.get(method, ()))
     with workspace.counting() as asked:
@@ -48,9 +48,7 @@ def test_every_method_runs_by_changing_one_word_and_asks_no_teacher_again(worksp
 
 
 @pytest.mark.parametrize("method", UNTRAINED)
-def test_a_method_that_trains_nothing_is_what_the_report_judges(
-    fresh: Workspace, built: Workspace, method: str
-) -> None:
+def test_the_report_measures_a_method_without_training(fresh: Workspace, built: Workspace, method: str) -> None:
     result = fresh("run", f"student.method={method}")
     evaluation, other = _evaluation(fresh), _evaluation(built)
     assert method in result.out
@@ -125,7 +123,7 @@ def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh:
 @pytest.mark.parametrize(
     ("variant", "name"), [("targets.passes=0", "w/o MC dropout"), ("targets.text_weights=none", "w/o re-weighting")]
 )
-def test_what_a_method_does_without_stands_in_its_row(workspace: Workspace, mode: str, variant: str, name: str) -> None:
+def test_ablated_parts_are_named_in_a_methods_row(workspace: Workspace, mode: str, variant: str, name: str) -> None:
     plain = workspace.targets()
     with workspace.counting() as asked:
         out = workspace("run", f"student.method=muka-{mode}", f"targets.mode={mode}", variant, "student.name=other").out
@@ -136,7 +134,7 @@ def test_what_a_method_does_without_stands_in_its_row(workspace: Workspace, mode
         assert {weight for _, weight in workspace.targets().values()} == {1.0}
 
 
-def test_a_variant_without_a_pass_is_named_alike_however_it_was_said(fresh: Workspace) -> None:
+def test_a_variant_without_passes_has_one_name(fresh: Workspace) -> None:
     assert (
         "student (muka-soft w/o MC dropout w/o re-weighting)"
         in fresh("run", "cache.passes=0", "targets.text_weights=none").out

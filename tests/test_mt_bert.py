@@ -30,7 +30,7 @@ def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
     return content
 
 
-def test_it_runs_by_one_word_and_says_that_it_saw_labels(alike: Workspace) -> None:
+def test_it_runs_by_one_word_and_reports_that_it_used_labels(alike: Workspace) -> None:
     result = alike("run", METHOD)
     assert "student (mt-bert)" in result.out
     assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, gold labels among them"

@@ -138,7 +138,7 @@ def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
     assert b"canary-4711" not in remote + result.err.encode()
 
 
-def test_what_is_damaged_in_the_store_is_computed_again_and_nothing_else(
+def test_damaged_units_in_the_store_alone_are_recomputed(
     far: Workspace, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far("build-targets")

@@ -68,7 +68,7 @@ def test_a_c_library_without_the_call_is_no_fault(monkeypatch: pytest.MonkeyPatc
     pools.malloc_trim.cache_clear()
 
 
-def test_what_was_answered_before_a_failure_is_kept(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_before_a_failure_are_kept(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(launches, "run_passes", Watched(last=2))
@@ -93,7 +93,7 @@ def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Workspace, mon
     assert "Permission denied" in result.err
 
 
-def test_what_a_teacher_learns_in_the_work_is_said_once(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_of_a_teacher_is_printed_once(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that its launches cannot be captured on this GPU: found in the middle, no reason to stop."""
     real = launches.run_passes
 

@@ -116,7 +116,7 @@ def test_the_column_is_the_experiments_unless_another_is_named(workspace: Worksp
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
-def test_every_kind_of_file_says_the_same(desk: Workspace, tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_file_gives_the_same_predictions(desk: Workspace, tmp_path: Path, kind: str) -> None:
     rows = desk.texts("test")[:9]
     if kind == "txt":
         (tmp_path / "some.txt").write_text("\n\n".join(text for text, _ in rows) + "\n")
@@ -185,7 +185,7 @@ def unmarked(desk: Workspace) -> None:
         (unmarked, ["a text", "--explain", "--student", "bare"], 2, "bare"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_fix(
+def test_unusable_arguments_are_refused_with_a_fix(
     desk: Workspace, prepare: Callable[[Workspace], None], arguments: list[str], code: int, piece: str
 ) -> None:
     prepare(desk)
@@ -200,7 +200,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(desk: Workspace) -> None:
     assert "rows left out: 1 empty" in result.err
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_beside_it(desk: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_old_file_and_no_other(desk: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     taken(desk)
     pipe = io.TextIOWrapper(io.BytesIO(b"fine\ncaf\xe9\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", pipe)
@@ -209,7 +209,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(desk: Workspace, mo
     assert not list(desk.folder.glob(".tmp-*"))
 
 
-def test_a_student_of_an_older_amalgam_learns_what_its_teachers_know_without_training(workspace: Workspace) -> None:
+def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training(workspace: Workspace) -> None:
     path = workspace.folder / "students/student" / MARK
     mark = json.loads(path.read_text())
     path.write_text(json.dumps({"fingerprint": mark["fingerprint"]}))

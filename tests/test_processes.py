@@ -50,7 +50,7 @@ def test_two_processes_train_one_student_and_everything_is_current(
     ]
 
 
-def test_one_process_speaks_for_two_and_takes_its_leave(by_two: tuple[Workspace, str]) -> None:
+def test_rank_0_alone_prints_and_the_process_group_is_destroyed(by_two: tuple[Workspace, str]) -> None:
     _, err = by_two
     assert err.count("train-student: done") == 1
     assert "destroy_process_group" not in err
@@ -132,7 +132,7 @@ def test_a_part_that_is_none_is_refused(fresh: Workspace, part: str) -> None:
     assert f"--part {part}" in result.err
 
 
-def test_a_student_trained_by_two_knows_the_union(by_two: tuple[Workspace, str], built: Workspace) -> None:
+def test_a_student_trained_by_two_has_the_labels_of_the_union(by_two: tuple[Workspace, str], built: Workspace) -> None:
     configs = [
         json.loads((workspace.folder / "students/student/config.json").read_text())["id2label"]
         for workspace in (by_two[0], built)

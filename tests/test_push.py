@@ -37,7 +37,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_without_yes_it_lists_and_asks_nobody(desk: Workspace, hub: FakeHub) -> None:
+def test_without_yes_it_lists_the_files_and_sends_no_request(desk: Workspace, hub: FakeHub) -> None:
     result = desk("push", NAME)
     assert {line.split()[0] for line in result.out.splitlines()[3:-1]} == FILES
     assert re.search("6 files.*--yes", result.out.splitlines()[-1])
@@ -114,7 +114,7 @@ def test_a_card_of_ones_own_is_taken_as_it_is(workspace: Workspace, hub: FakeHub
     assert not hub.repositories[NAME].private
 
 
-def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Workspace, hub: FakeHub) -> None:
+def test_a_public_repository_is_written_to_only_with_public(desk: Workspace, hub: FakeHub) -> None:
     hub.push(NAME, desk.folder / "models/first")
     refused = desk.attempt("push", NAME, "--yes")
     assert (refused.code, f"{NAME} is public already" in refused.err) == (2, True)
@@ -124,7 +124,7 @@ def test_a_public_repository_is_not_written_to_unless_that_is_said(desk: Workspa
 
 
 @pytest.mark.parametrize(("token", "piece"), [("reader", "token"), (None, "hf auth login")])
-def test_who_may_not_write_is_told_so_without_the_token(
+def test_missing_write_permission_is_an_error_without_the_token(
     desk: Workspace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, piece: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")

@@ -194,7 +194,7 @@ def test_after_a_killed_driver_only_what_was_in_flight_is_done_again(tmp_path: P
     assert begun(run).total() <= 40 + len(cluster.nodes)
 
 
-def test_a_unit_that_kills_its_workers_is_written_down_and_the_others_go_on(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_unit_that_kills_its_workers_is_recorded_and_the_others_continue(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.said)
     units = errands(run, "first", "kills", "second", "third")
     with pytest.raises(WorkError, match=r"kills") as refused:
@@ -211,7 +211,7 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
 
 
-def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Workspace, cluster: Cluster) -> None:
+def test_a_driver_ends_on_sigterm_and_gives_the_fix(fresh: Workspace, cluster: Cluster) -> None:
     on_ray = cluster.overrides()
     driver = fresh.new_process("cache-teachers", "cache.passes=256", "execution.batch_tokens=2048", *on_ray)
     until(lambda: fresh.digests("cache-teachers") or driver.poll() is not None)
@@ -223,7 +223,7 @@ def test_a_driver_that_is_told_to_end_does_and_says_how_to_go_on(fresh: Workspac
     assert 0 < len(fresh.digests("cache-teachers")) < 4
 
 
-def test_what_no_node_has_is_not_waited_for(tmp_path: Path, cluster: Cluster) -> None:
+def test_resources_that_no_node_has_are_an_error(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.said, gpus=1)
     with pytest.raises(ExperimentError, match=r"1 CPU.*1 GPU"):
         run_units(Errands(), run, errands(run, "one"))
@@ -370,7 +370,7 @@ def test_pseudo_embeddings_are_guessed_by_a_cluster_as_by_one_process(
     assert made(remote, "make-embeddings") == made(alone, "make-embeddings")
 
 
-def test_no_cluster_is_said(tmp_path: Path) -> None:
+def test_a_missing_cluster_is_an_error(tmp_path: Path) -> None:
     ray.shutdown()
     run = new_run(tmp_path, engine="ray", address="127.0.0.1:1")
     with pytest.raises(ExperimentError, match=r"127\.0\.0\.1:1"):

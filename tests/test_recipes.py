@@ -51,7 +51,7 @@ def takes(words: list[str]) -> None:
     assert [field for field in overrides if field not in fields()] == []
 
 
-def test_every_recipe_is_looked_at() -> None:
+def test_every_recipe_is_tested() -> None:
     assert {path.name for path in RECIPES.iterdir()} == {
         *JOBS, "kuberay-rayjob.yaml", "Dockerfile", "Dockerfile.dockerignore"
     }  # fmt: skip
@@ -156,7 +156,7 @@ def started(workspace: Workspace, folder: Path, task: dict[str, str]) -> subproc
     )
 
 
-def test_a_task_that_slurm_ends_goes_on_when_it_is_queued_again_and_parts_are_the_whole(
+def test_a_task_ended_by_slurm_resumes_and_parts_make_the_whole(
     fresh: Workspace, built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.edit("passes: 4", "passes: 48")  # time to be ended in

@@ -79,7 +79,7 @@ def test_the_page_needs_nothing_but_itself(built: Workspace) -> None:
     check_needs_nothing(page_of(built))
 
 
-def test_the_last_line_says_where_the_page_is(built: Workspace) -> None:
+def test_the_last_line_is_the_path_of_the_page(built: Workspace) -> None:
     result = built("report")
     assert result.err.splitlines()[-1] == "report: reports/student.html"
     assert "student (muka-soft)" in result.out
@@ -151,7 +151,7 @@ def test_a_reused_stage_keeps_its_seconds_and_state(workspace: Workspace) -> Non
         assert later[stage]["seconds"] == stages[stage]["seconds"]
 
 
-def test_nobody_elses_file_is_written_over_and_no_link_followed(workspace: Workspace) -> None:
+def test_another_programs_file_is_not_overwritten_and_no_link_followed(workspace: Workspace) -> None:
     page = workspace.folder / "reports/student.html"
     page.write_text("mine")
     result = workspace.attempt("run", "report.calibration_bins=9")
@@ -165,7 +165,7 @@ def test_nobody_elses_file_is_written_over_and_no_link_followed(workspace: Works
     assert "corpus:" in workspace.config.read_text()
 
 
-def test_what_a_result_cost_is_forgotten_with_it(workspace: Workspace) -> None:
+def test_the_cost_of_a_result_is_deleted_with_it(workspace: Workspace) -> None:
     workspace("build-targets", "targets.temperature=0.5")
     workspace("gc", "--unused", "--yes")
     left = sorted(path.parent for path in workspace.artifacts.rglob("timing.json"))
@@ -207,7 +207,7 @@ def test_a_method_that_trains_nothing_has_a_page_of_its_own(workspace: Workspace
 # ---- hostile
 
 
-def test_whatever_stands_in_texts_and_labels_stays_text(workspace: Workspace) -> None:
+def test_hostile_texts_and_labels_stay_text(workspace: Workspace) -> None:
     payloads = [
         "<script>window.pwned=1</script>",
         "\"'><img src=x onerror=alert(1)>",

@@ -208,12 +208,12 @@ def test_every_field_of_the_experiment_has_a_row() -> None:  # those of generate
 
 
 @pytest.mark.parametrize("field", TABLE)
-def test_a_field_reruns_what_its_row_says(stocked: Workspace, field: str) -> None:
+def test_a_field_reruns_the_stages_of_its_row(stocked: Workspace, field: str) -> None:
     check_row(stocked, *TABLE[field])
 
 
 @pytest.mark.parametrize("field", TRAIN_TABLE)
-def test_a_field_of_train_teachers_reruns_what_its_row_says(trained: Workspace, field: str) -> None:
+def test_a_field_of_train_teachers_reruns_the_stages_of_its_row(trained: Workspace, field: str) -> None:
     check_row(trained, *TRAIN_TABLE[field])
 
 

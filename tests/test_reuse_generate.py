@@ -50,5 +50,5 @@ def test_every_field_of_generate_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("field", GENERATE_TABLE)
-def test_a_field_of_generate_reruns_what_its_row_says(stocked: Workspace, field: str) -> None:
+def test_a_field_of_generate_reruns_the_stages_of_its_row(stocked: Workspace, field: str) -> None:
     check_row(stocked, *GENERATE_TABLE[field])

@@ -108,7 +108,7 @@ def test_a_plan_in_json_has_the_promised_shape(workspace: Workspace) -> None:
     assert stages[2]["units"] == {"done": 0, "total": 1}
 
 
-def test_a_plan_before_the_first_run_says_what_waits_for_what(fresh: Workspace) -> None:
+def test_a_plan_before_the_first_run_shows_the_order_of_stages(fresh: Workspace) -> None:
     stages = fresh.plan()
     assert {stage["state"] for stage in stages.values()} == {"missing"}
     assert {stage["reason"] for stage in stages.values()} == {"first-run"}
@@ -166,7 +166,7 @@ def test_verify_counts_every_file_and_names_the_damaged(workspace: Workspace) ->
     assert list((workspace.artifacts / "quarantine").iterdir())
 
 
-def test_gc_lists_and_deletes_only_when_told(workspace: Workspace) -> None:
+def test_gc_lists_and_deletes_only_with_yes(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
     workspace("build-targets", "--force")
     items = workspace("gc", "--json").json["items"]
@@ -178,7 +178,7 @@ def test_gc_lists_and_deletes_only_when_told(workspace: Workspace) -> None:
     assert workspace.stale() == set()
 
 
-def test_gc_of_unused_results_keeps_what_the_last_builds_stand_on(workspace: Workspace) -> None:
+def test_gc_of_unused_results_keeps_the_inputs_of_the_last_builds(workspace: Workspace) -> None:
     workspace("run", "targets.temperature=0.5")
     before = workspace.targets()
     workspace("gc", "--unused", "--yes")
@@ -190,7 +190,7 @@ def test_gc_of_unused_results_keeps_what_the_last_builds_stand_on(workspace: Wor
     assert asked[0].units == 0
 
 
-def test_the_student_trains_on_the_targets_that_were_built_last_and_says_so(workspace: Workspace) -> None:
+def test_the_student_trains_on_the_targets_that_were_built_last_with_a_note(workspace: Workspace) -> None:
     workspace("build-targets", "--mode", "hard")
     result = workspace("train-student")
     assert 'targets.mode="hard"' in result.err or "targets.mode=hard" in result.err
@@ -238,7 +238,7 @@ def test_methods_are_listed(tmp_path: Path) -> None:
     assert "vanilla-kd" in workspace("methods").out
 
 
-def test_doctor_says_what_is_there_and_what_is_wrong(workspace: Workspace) -> None:
+def test_doctor_lists_the_environment_and_the_faults(workspace: Workspace) -> None:
     rows = {row["what"]: row for row in workspace("doctor", "--json").json}
     assert "2 teachers found" in rows["teachers"]["found"]
     assert {row["fix"] for what, row in rows.items() if what != "disk"} == {""}
@@ -259,7 +259,7 @@ def test_an_oracle_measures_the_targets(workspace: Workspace) -> None:
     assert "KL" in result.err + result.out
 
 
-def test_an_oracle_tells_how_far_the_targets_are_from_its_own(workspace: Workspace) -> None:
+def test_an_oracle_measures_the_divergence_of_the_targets(workspace: Workspace) -> None:
     result = workspace("build-targets", "--oracle", "students/student")
     assert "KL to the oracle, all: " in result.out
     assert "weight < 0.5: " in result.out
@@ -281,14 +281,16 @@ def test_an_oracle_with_other_labels_is_refused(workspace: Workspace) -> None:
         ("make-embeddings", "as-dfd"),
     ],
 )
-def test_a_stage_that_nothing_asks_for_says_what_would(workspace: Workspace, stage: str, asks: str) -> None:
+def test_a_stage_that_is_not_needed_is_refused_with_the_field_that_needs_it(
+    workspace: Workspace, stage: str, asks: str
+) -> None:
     result = workspace.attempt(stage)
     assert result.code == 2
     assert stage in result.err
     assert asks in result.err
 
 
-def test_a_report_without_labelled_texts_says_what_it_cannot_tell(workspace: Workspace) -> None:
+def test_a_report_without_labelled_texts_names_the_missing_field(workspace: Workspace) -> None:
     assert "corpus.test" in workspace("report", "corpus.test=null").err
 
 
@@ -296,7 +298,7 @@ def test_half_a_stages_name_is_enough_to_be_understood(workspace: Workspace) -> 
     assert re.search("train-teachers.*train-student", workspace.attempt("explain", "train").err)
 
 
-def test_verify_says_that_run_mends_what_it_set_aside(workspace: Workspace) -> None:
+def test_verify_names_the_command_that_recomputes_quarantined_files(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
     result = workspace.attempt("verify")
     assert result.code == 1

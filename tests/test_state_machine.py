@@ -157,7 +157,7 @@ def small(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspa
     return workspace
 
 
-def test_every_path_ends_where_a_fresh_run_does(small: Workspace) -> None:
+def test_any_sequence_of_edits_and_losses_ends_as_a_fresh_run(small: Workspace) -> None:
     WorkspaceMachine.template = small
     run_state_machine_as_test(
         WorkspaceMachine,

@@ -77,13 +77,13 @@ def test_from_dfa_to_cfl_no_state_and_no_pass_is_computed_again(plain: Workspace
     assert {"cache-teachers: reused", "cache-features: reused", "build-targets: reused"} <= set(result.err.splitlines())
 
 
-def test_the_guide_can_stand_beside_other_targets_too(plain: Workspace) -> None:
+def test_an_objective_works_with_other_targets_too(plain: Workspace) -> None:
     result = plain("run", "student.method=muka-soft", "objective.name=dfa")
     assert "student (muka-soft and dfa)" in result.out
 
 
 @pytest.mark.parametrize("learning", ["layer-wise", "joint", "both"])
-def test_layerwise_learns_in_the_phases_it_is_told(plain: Workspace, learning: str) -> None:
+def test_layerwise_trains_in_the_given_schedule(plain: Workspace, learning: str) -> None:
     plain("train-student", "student.method=layerwise", f"objective.schedule={learning}")
     facts = learned(plain)
     assert set(facts.get("phases", {})) == ({"layer-wise", "joint"} if learning == "both" else set())
@@ -114,7 +114,7 @@ def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Wor
         (["student.method=dfa", "objective.weights=[1, 2]"], "objective.weights"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(
+def test_contradicting_fields_are_refused_before_anything_runs(
     fresh: Workspace, overrides: list[str], piece: str
 ) -> None:
     tried = fresh.attempt("run", *overrides)
@@ -128,7 +128,7 @@ def test_scores_are_not_measured_against_an_oracle(plain: Workspace) -> None:
     assert "distribution" in tried.err
 
 
-def test_an_objective_told_to_train_student_is_remembered_by_report(plain: Workspace) -> None:
+def test_report_uses_the_objective_of_the_last_train_student(plain: Workspace) -> None:
     plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
     result = plain("report")
     assert "objective.weights=[1, 0, 0]" in result.err

@@ -43,7 +43,7 @@ def families(workspace: Workspace, grain: str) -> Mapping[str, Path]:
     return {key["teacher"].split()[-1]: folder for folder, key in keys.items() if key.get("states") == grain}
 
 
-def test_states_are_computed_without_a_pass_and_only_where_a_method_asks(workspace: Workspace) -> None:
+def test_states_are_computed_without_a_pass_and_only_for_methods_that_use_them(workspace: Workspace) -> None:
     assert "cache-features" not in workspace.plan()
     assert states(workspace) == {}
     with workspace.counting() as asked:

@@ -88,7 +88,7 @@ def test_it_runs_from_generated_texts_and_learns_statistics_from_those_held_out(
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
 
 
-def test_without_held_out_texts_it_says_so_and_learns_from_the_training_texts(
+def test_without_held_out_texts_statistics_come_from_training_texts_with_a_note(
     generated: Workspace, tmp_path: Path
 ) -> None:
     workspace = without_mode(generated.copy(tmp_path / "workspace"))
@@ -97,7 +97,7 @@ def test_without_held_out_texts_it_says_so_and_learns_from_the_training_texts(
     assert {facts["which"] for facts in manifest(workspace, "fit-statistics")["facts"]["teachers"].values()} == {OWN}
 
 
-def test_texts_for_no_teacher_are_its_own_that_it_is_surest_of(written: Workspace, tmp_path: Path) -> None:
+def test_texts_for_no_teacher_are_references_of_the_most_confident_one(written: Workspace, tmp_path: Path) -> None:
     workspace = written.copy(tmp_path / "workspace")
     workspace(
         "run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5"
@@ -160,14 +160,14 @@ def test_appended_texts_get_their_own_states_and_held_out_ones_are_not_asked_aga
     assert asked[0].passes == 2 * 4 * new["train"]
 
 
-def test_what_measures_nothing_asks_nothing_of_held_out_texts(generated: Workspace, tmp_path: Path) -> None:
+def test_methods_without_statistics_need_no_held_out_texts(generated: Workspace, tmp_path: Path) -> None:
     workspace = generated.copy(tmp_path / "workspace")
     workspace("build-targets", HELD_OUT)
     assert "held-out" not in manifest(workspace, "cache-teachers")["identity"]["inputs"]["texts"]
     assert "fit-statistics" not in workspace.plan(HELD_OUT)
 
 
-def test_what_is_left_out_is_told(plain: Workspace) -> None:
+def test_ablated_parts_are_named_in_the_report(plain: Workspace) -> None:
     result = plain("run", METHOD, "targets.uncertainty=md", "objective.fusion=no-st")
     assert "student (stratanet (md, no-st))" in result.out
     result = plain("run", METHOD, "objective.name=targets")
@@ -193,7 +193,7 @@ def test_passes_and_their_number_are_nothing_to_it(plain: Workspace) -> None:
     assert plain.stale(*overrides, "targets.passes=2") == set()
 
 
-def test_its_states_can_stand_beside_mukas_targets(plain: Workspace) -> None:
+def test_its_states_work_with_mukas_targets(plain: Workspace) -> None:
     result = plain("run", "student.method=muka-soft", "objective.name=stratanet")
     assert "student (muka-soft and stratanet)" in result.out
     assert manifest(plain, "train-student")["identity"]["config"]["confidence"] == "rmd"
@@ -247,7 +247,7 @@ def test_the_cost_of_statistics_is_that_of_the_last_build(plain: Workspace) -> N
         ([METHOD, "objective.alpha=1.5"], "objective.alpha"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(
+def test_contradicting_fields_are_refused_before_anything_runs(
     fresh: Workspace, overrides: list[str], piece: str
 ) -> None:
     tried = without_mode(fresh).attempt("run", *overrides)

@@ -24,7 +24,7 @@ from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
         ("", [""]),
     ],
 )
-def test_values_stand_between_commas_that_are_not_a_values_own(text: str, values: list[str]) -> None:
+def test_values_are_separated_by_commas_outside_brackets(text: str, values: list[str]) -> None:
     assert values_of(text) == values
 
 
@@ -55,14 +55,14 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
         (["student.seed=0,none"], "student.seed"),
     ],
 )
-def test_what_is_no_sweep_is_refused_before_any_work(config: Path, arguments: list[str], piece: str) -> None:
+def test_an_impossible_sweep_is_refused_before_any_work(config: Path, arguments: list[str], piece: str) -> None:
     result = amalgam("sweep", *arguments, folder=config.parent)
     assert result.code == 2
     assert piece in result.err
     assert sorted(path.name for path in config.parent.iterdir()) == ["amalgam.yaml"]
 
 
-def test_a_sweep_makes_the_students_that_runs_make_and_asks_no_teacher_twice(workspace: Workspace) -> None:
+def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(workspace: Workspace) -> None:
     with workspace.counting() as asked:
         result = workspace("sweep", "student.seed=0,1", "--json").json
     assert asked[0].units == 0

@@ -94,7 +94,7 @@ def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(to
         ("student.encoder=teacher:three", "one, two"),
     ],
 )
-def test_what_does_not_go_together_is_refused(together: Workspace, override: str, piece: str) -> None:
+def test_contradicting_fields_are_refused(together: Workspace, override: str, piece: str) -> None:
     refused = together.attempt("plan", override)
     assert refused.code == 2
     assert piece in refused.err

@@ -87,6 +87,6 @@ def test_teachers_are_those_of_the_file_at_hand(folder: Path, monkeypatch: pytes
     assert offered(folder, monkeypatch, "run", "student.encoder", "=", "t") == []
 
 
-def test_a_shell_that_keeps_the_word_whole_is_offered_it_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_keeps_words_whole_gets_whole_completions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     completions = offered(folder, monkeypatch, "run", "student.method=uh", kind="zsh")
     assert "student.method=uhc" in " ".join(completions)

@@ -25,7 +25,7 @@ def test_a_raised_version_reruns_that_stage_and_what_follows(
     assert plan["build-targets"]["detail"] == f"build-targets: code {before} -> {before + 1}"
 
 
-def test_another_version_of_a_library_is_said_and_reruns_only_if_wanted(
+def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in workspace.artifacts.glob("cache-teachers/*/MANIFEST.json"):

@@ -134,7 +134,7 @@ def test_copies_that_disagree_take_the_label_most_of_them_give(tmp_path: Path) -
     assert (facts.conflicts, facts.labels) == (2, {"q": 1, "y": 1, "z": 1})
 
 
-def test_the_labels_digest_knows_labels_and_only_labels(tmp_path: Path) -> None:
+def test_the_labels_digest_depends_on_labels_alone(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "y")]
     facts = {
         name: _take(tmp_path / name, _write(tmp_path / f"{name}.csv", changed, ("text", "label")))
@@ -176,7 +176,7 @@ def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_
 BAD: Rows = [("1", "fine", "a"), ("2", " ", "a"), ("3", "fine too", "odd"), ("", "no id", "b"), ("5", "", "b")]
 
 
-def test_bad_rows_are_told_together_the_first_in_full(tmp_path: Path) -> None:
+def test_bad_rows_are_listed_together_the_first_in_full(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         _take(tmp_path / "out", _write(tmp_path / "a.csv", BAD), id="id", labels=["a", "b"])
     assert "4 rows" in caught.value.what
@@ -209,7 +209,7 @@ def test_a_text_that_is_not_utf8_obeys_the_policy_too(tmp_path: Path) -> None:
     assert _take(tmp_path / "skip", source, on_bad_row="skip").skipped == {"not UTF-8": 1}
 
 
-def test_a_bad_row_is_told_without_reading_a_huge_file_to_its_end(
+def test_a_bad_row_is_reported_without_reading_a_huge_file_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus_module, "LOOK_ON", 3)
@@ -275,7 +275,7 @@ def test_labels_are_insisted_on_where_they_are_measured(tmp_path: Path) -> None:
             _take(tmp_path / f"{part}{require}", source, part=part, require_label=require)
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     sources = [_write(tmp_path / folder / "a.csv", [(" ",)], ["text"]) for folder in ("two", "one")]
     with pytest.raises(DataError, match=r"one/a\.csv row 2 .*; two/a\.csv row 2 "):
         _take(tmp_path / "out", *sources)

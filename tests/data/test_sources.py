@@ -35,7 +35,7 @@ def test_a_file_a_folder_and_a_glob_are_found_in_order_of_name(tmp_path: Path) -
     assert find_files(str(tmp_path / "in" / "*.csv"), tmp_path / "elsewhere") == expected[1:]
 
 
-def test_a_name_that_looks_like_a_glob_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_a_name_that_looks_like_a_glob_is_taken_literally(tmp_path: Path) -> None:
     _make(tmp_path, "a[1].csv")
     assert find_files("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
 
@@ -142,7 +142,7 @@ def test_s3_lines_arrive_unparsed_and_keep_their_numbers(tmp_path: Path, bucket:
     assert [row.number for row in bad] == [1, 3]
 
 
-def test_a_failed_download_leaves_nothing_and_tells_no_secret(tmp_path: Path, bucket: type[_Bucket]) -> None:
+def test_a_failed_download_leaves_nothing_and_prints_no_secret(tmp_path: Path, bucket: type[_Bucket]) -> None:
     bucket.objects["/texts/bad.csv"] = b"text\ncaf\xe9\n"
     for url in ("s3://texts/none.parquet", "s3://texts/bad.csv"):
         with pytest.raises(DataError, match="texts/") as caught:

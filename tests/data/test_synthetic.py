@@ -61,7 +61,7 @@ def test_texts_are_sentences_of_eight_to_thirty_five_words() -> None:
         assert all(sentence.fullmatch(part) for part in re.split(r"(?<=\.) ", text)), text
 
 
-def test_nobody_is_joined_with_themselves() -> None:
+def test_no_person_is_joined_with_themselves() -> None:
     for text, _ in generate(2000, 2):
         assert not re.search(r"\b([a-z]+) and the \1\b", text), text
 
@@ -71,7 +71,7 @@ def test_an_unknown_part_is_refused_with_the_parts_there_are() -> None:
         generate(1, 0, part="dev")  # type: ignore[arg-type]
 
 
-def test_a_topics_own_words_are_nobody_elses() -> None:
+def test_no_two_topics_share_their_own_words() -> None:
     owners = Counter(
         word
         for fields in (*words.TOPICS.values(), words.ANYWHERE)
@@ -148,7 +148,7 @@ def test_general_texts_are_seeded_and_a_smaller_number_is_a_prefix() -> None:
     assert mixture(50, 3) != mixture(50, 4)
 
 
-def test_general_texts_do_not_tell_which_words_belong_together() -> None:
+def test_general_texts_do_not_reveal_topics() -> None:
     assert alike([text for text, _ in generate(1500, 0)]) > 0.6
     assert alike(mixture(1500, 0)) < 0.2  # one in eight by chance
 

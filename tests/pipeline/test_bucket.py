@@ -135,7 +135,7 @@ def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server:
 # ---- two writers
 
 
-def test_of_two_writers_the_first_record_stands_and_the_second_is_told(address: str) -> None:
+def test_of_two_writers_the_first_record_wins_and_the_second_gets_it(address: str) -> None:
     """FAULTS 15."""
     first = put(opened(address), "one", TEXT)
     store = opened(address)
@@ -227,7 +227,7 @@ def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing
     assert server.asked["LIST"] <= 2
 
 
-def test_what_a_listing_does_not_show_is_asked_for_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(ours)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
     monkeypatch.setattr(ObjectStorage, "files_under", lambda *_: [])

@@ -83,7 +83,7 @@ def test_through_a_pipe_there_are_whole_lines_and_few_of_them(clock: list[float]
 
 
 @pytest.mark.parametrize(("reused", "expected"), [(0, "81 texts (1.4/s)"), (16, "81 texts (1.4/s), 16 reused")])
-def test_what_a_stage_did_in_its_first_round_is_not_reused_in_its_second(reused: int, expected: str) -> None:
+def test_units_of_a_stages_first_round_do_not_count_as_reused_in_its_second(reused: int, expected: str) -> None:
     """Stage 0 writes blocks, then gathers them."""
     err = io.StringIO()
     console = console_of(err)
@@ -143,7 +143,7 @@ def test_where_only_ascii_can_be_shown_everything_is_and_nothing_fails() -> None
     assert "gr\\xf6\\xdfe" in out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
 
 
-def test_a_table_wider_than_the_terminal_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_wider_than_the_terminal_continues_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     header = ["", *(f"column {number}" for number in range(9))]
     rows = [["a teacher of some name", *map(str, range(9))], ["student", *map(str, range(9))]]

@@ -24,7 +24,7 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "8"}, (0, 8)),
     ],
 )
-def test_a_job_array_says_which_part_is_ours(
+def test_the_part_comes_from_the_job_array(
     environment: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():

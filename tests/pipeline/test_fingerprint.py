@@ -42,7 +42,7 @@ def test_equal_content_is_equal_whatever_the_order_of_its_keys() -> None:
         ("é", "e\u0301"),
     ],
 )
-def test_what_is_nearly_equal_is_not(one: Any, other: Any) -> None:
+def test_nearly_equal_values_have_different_fingerprints(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
     assert list(differences(one, other)) != []
 
@@ -100,7 +100,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_digest_is_remembered_across_processes(tmp_path: Path) -> None:
+def test_a_digest_is_kept_across_processes(tmp_path: Path) -> None:
     memo, source = tmp_path / "w" / "digests.json", tmp_path / "a.txt"
     source.write_text("text")
     first = FileDigests(memo)
@@ -127,7 +127,7 @@ def test_a_file_replaced_in_place_with_its_size_and_time_restored_is_noticed(tmp
     assert digest_of(source) == FileDigests(memo)(source) == file_digest(source)
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_changed_just_now_is_not_kept(tmp_path: Path) -> None:
     memo, source = tmp_path / "digests.json", tmp_path / "a.txt"
     source.write_text("text")
     digest_of = FileDigests(memo)

@@ -125,7 +125,7 @@ def test_few_units_large_ones_and_those_of_several_files_stay_as_they_are(
     assert set(opened(workspace).records([*records, two])) == {*records, two}
 
 
-def test_a_unit_that_stands_packed_is_not_written_twice(workspace: str) -> None:
+def test_a_packed_unit_is_not_written_twice(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)
     store = opened(workspace)

@@ -48,7 +48,7 @@ def test_nothing_is_there_on_the_first_run(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_built_is_current(tmp_path: Path) -> None:
+def test_built_stages_are_current(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
     assert _plan(tmp_path) == CURRENT
 
@@ -76,7 +76,7 @@ def test_a_setting_changed_back_is_current_again(tmp_path: Path) -> None:
         {"execution": {"device": "cpu", "batch_tokens": 1, "training_checkpoint_seconds": 1}},
     ],
 )
-def test_what_no_stage_reads_and_how_it_is_run_rerun_nothing(tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_fields_that_no_stage_reads_rerun_nothing(tmp_path: Path, sections: dict[str, Any]) -> None:
     _build(toy_base(tmp_path))
     assert _plan(tmp_path, **sections) == CURRENT
 

@@ -18,7 +18,7 @@ def _targets(folder: Path, text: str, *overrides: str) -> Targets:
     return load_experiment(path, overrides, presets=PRESETS).experiment.targets
 
 
-def test_a_method_sets_defaults_and_the_file_and_the_command_line_stand_over_them(tmp_path: Path) -> None:
+def test_the_file_and_the_command_line_override_a_methods_defaults(tmp_path: Path) -> None:
     def targets(text: str, *overrides: str) -> tuple[str, float]:
         section = _targets(tmp_path, TEXTS + text, *overrides)
         return section.mode, section.temperature

@@ -78,7 +78,7 @@ def test_the_processes_of_a_torchrun_share_the_units_and_meet_in_the_store(tmp_p
     assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
 
 
-def test_a_damaged_unit_of_the_other_process_is_mended_without_waiting_for_ever(tmp_path: Path) -> None:
+def test_a_damaged_unit_of_the_other_process_is_recomputed_without_waiting_for_ever(tmp_path: Path) -> None:
     base = toy_base(tmp_path / "shared")
     run = _alone(base)
     path = run.store.path(run.result("letters").files[1])  # b: the second process's share
@@ -150,7 +150,7 @@ def test_parts_are_run_by_the_command(tmp_path: Path) -> None:
     assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
 
 
-def test_of_three_parts_at_once_the_killed_one_stops_nobody_and_is_made_up_for(tmp_path: Path) -> None:
+def test_of_three_parts_at_once_a_killed_one_stops_no_other_and_a_rerun_completes_it(tmp_path: Path) -> None:
     """No part holds anything that another waits for."""
     base = toy_base(tmp_path / "parts")
     with (

@@ -289,7 +289,7 @@ class _Overtaken(Store):
             Store(self.root).commit(path, Record("first", ()))
 
 
-def test_a_writer_overtaken_after_its_first_look_leaves_the_winner_standing(
+def test_a_writer_overtaken_after_its_first_look_keeps_the_winners_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "stage/abc/one.json"
@@ -309,7 +309,7 @@ def test_a_writer_overtaken_after_its_first_look_leaves_the_winner_standing(
         *('{"letters": {"fingerprint": 1, "overrides": {}}}', '{"letters": {"fingerprint": "a", "overrides": []}}'),
     ],
 )
-def test_a_head_that_is_garbage_remembers_nothing_and_is_written_anew(tmp_path: Path, garbage: str) -> None:
+def test_a_garbage_head_counts_as_empty_and_is_rewritten(tmp_path: Path, garbage: str) -> None:
     store = Store(tmp_path)
     (tmp_path / "HEAD.json").write_text(garbage)
     assert store.head() == {}
@@ -334,7 +334,7 @@ def test_a_pin_keeps_its_first_value(tmp_path: Path) -> None:
     assert store.pinned("commit", "org/model v2") is None
 
 
-def test_a_pin_that_is_garbage_is_taken_anew(tmp_path: Path) -> None:
+def test_a_garbage_pin_is_replaced(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.pin("dtype", "auto", "fp32")
     next((tmp_path / "pins").iterdir()).write_bytes(b"\0" * 40)

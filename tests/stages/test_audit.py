@@ -86,7 +86,7 @@ def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -
     assert counts.conflicts[0, 1] == 2  # x against y, and y against z
 
 
-def test_weights_of_all_texts_stand_in_place_of_confidences() -> None:
+def test_given_weights_replace_confidences() -> None:
     """The last text's weight is all A's: without A the others are equal."""
     counts = AuditCounts(union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]}), SOFT)
     one = block([[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2], [[0.9, 0.1, 0.1]] * 2)
@@ -98,7 +98,7 @@ def test_weights_of_all_texts_stand_in_place_of_confidences() -> None:
     assert alone.tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
 
 
-def test_weights_by_confidence_are_the_softmax_over_those_who_speak() -> None:
+def test_weights_by_confidence_are_the_softmax_over_the_teachers_with_a_label() -> None:
     weights = SOFT.weights(block([], [[0.8, 0.2, 0.5]]), [0, 1])
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
 

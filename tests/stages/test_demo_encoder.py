@@ -75,7 +75,7 @@ def test_another_seed_changes_the_weights_and_leaves_the_callers_random_numbers_
     assert changed == {"model.safetensors"}
 
 
-def test_words_that_keep_company_lie_together(folder: Path) -> None:
+def test_words_of_one_topic_have_close_embeddings(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     table = AutoModel.from_pretrained(folder).embeddings.word_embeddings.weight.detach()
     vectors = {

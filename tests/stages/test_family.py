@@ -39,7 +39,7 @@ def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_
         assert cached.overlapping(bucket) == [one for one in in_order if overlaps(one.prefix, bucket)]
 
 
-def test_a_units_name_tells_which_texts_it_holds() -> None:
+def test_a_units_name_depends_on_its_texts() -> None:
     keys = np.array([bytes([number]) * 16 for number in range(1, 5)])
     bucket, fewer = asked("train", keys), asked("train", keys[:3])
     every, some = np.arange(4), np.arange(3)

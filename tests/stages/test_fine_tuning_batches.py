@@ -39,7 +39,7 @@ def test_processes_and_parts_share_a_batch_without_loss(world: int, accumulate: 
     assert sorted(row for parts in shares for part in parts for row in part) == batch.tolist()
 
 
-def test_token_batches_keep_to_their_budget_and_let_a_longer_text_stand_alone() -> None:
+def test_token_batches_keep_their_budget_and_a_longer_text_is_a_batch_of_its_own() -> None:
     lengths = np.array([5, 90, 7, 3, 40, 8])
     batches = token_batches(lengths, 24)
     assert sorted(np.concatenate(batches).tolist()) == list(range(6))
@@ -54,7 +54,7 @@ def two_texts() -> Examples:
     return Examples(tokens, types, np.array([[1, 0], [0.5, 0.5]], np.float32), np.array([1, 0.25], np.float32))
 
 
-def test_a_batch_is_padded_and_says_which_rows_it_holds() -> None:
+def test_a_batch_is_padded_and_has_its_row_numbers() -> None:
     batch = {name: tensor.tolist() for name, tensor in collate(two_texts(), np.array([1, 0]), 7).items()}
     assert batch == {
         "input_ids": [[2, 3, 7], [2, 9, 3]],
@@ -66,7 +66,7 @@ def test_a_batch_is_padded_and_says_which_rows_it_holds() -> None:
     }
 
 
-def test_the_digest_knows_where_one_text_ends_and_another_begins() -> None:
+def test_the_digest_depends_on_the_boundaries_of_texts() -> None:
     examples = two_texts()
     same = Examples(list(examples.tokens), examples.type_ids, examples.targets.copy(), examples.weights.copy())
     joined = [np.array([2, 9], np.int32), np.array([3, 2, 3], np.int32)]

@@ -82,7 +82,7 @@ def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path)
     assert torch.allclose(half.head.weight, full.head.weight, atol=0.02)
 
 
-def test_what_is_not_said_is_chosen_by_the_machine(tmp_path: Path) -> None:
+def test_unset_options_are_chosen_by_the_machine(tmp_path: Path) -> None:
     assert train(MeanOfWords(), tmp_path, "auto").dtype == training_dtype(CPU)
 
 

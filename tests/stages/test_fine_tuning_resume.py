@@ -128,7 +128,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Traini
 
 # Within an epoch, where an evaluation is due, at the end of an epoch, at the very end.
 @pytest.mark.parametrize("step", [4, 6, 5, 10])
-def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path, uninterrupted: Any, step: int) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, uninterrupted: Any, step: int) -> None:
     model, fitted, losses = uninterrupted
     stopped_at(tmp_path, step)
     resumed, watch = tiny_bert(), Watch()
@@ -152,7 +152,7 @@ def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path:
     assert min(best_steps) < 8, "one of the two scores was best before the stop"
 
 
-def test_a_run_that_died_goes_on_from_the_last_timed_checkpoint(tmp_path: Path, uninterrupted: Any) -> None:
+def test_a_killed_run_resumes_from_the_last_timed_checkpoint(tmp_path: Path, uninterrupted: Any) -> None:
     often = replace(PLAIN, checkpoint_seconds=0)
     with pytest.raises(KeyboardInterrupt):
         train(tiny_bert(), tmp_path, often, watch=Watch(fail_after=7))
@@ -214,7 +214,7 @@ def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None
     assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).reused_from_step == 4
 
 
-def test_another_number_of_processes_may_go_on_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
+def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
     for step in (4, 5):
         stopped_at(tmp_path / str(step), step)
         snapshot = checkpoint.read(tmp_path / str(step), step)
@@ -238,7 +238,7 @@ class NotANumber:
         return ()
 
 
-def test_a_loss_that_is_no_number_changes_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_nan_loss_changes_no_weight_and_gives_a_note(tmp_path: Path) -> None:
     model, watch = tiny_bert(), Watch()
     fitted = train(model, tmp_path, watch=watch, objective=NotANumber(3, 5, 11))
     assert [step for step, loss in watch.losses.items() if loss != loss] == [2, 3, 6]  # noqa: PLR0124 - nan is not itself

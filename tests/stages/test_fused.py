@@ -80,7 +80,7 @@ def test_they_are_traced_whole_and_once_for_all_shapes() -> None:
     assert not counters["graph_break"]
 
 
-def test_a_compiler_that_fails_is_said_and_the_plain_way_stays() -> None:
+def test_a_failing_compiler_gives_a_note_and_eager_code_is_used() -> None:
     def broken(_: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def fails(*_: Any) -> torch.Tensor:
             raise FileNotFoundError("no C compiler\nfound anywhere")
@@ -125,7 +125,7 @@ def test_where_torch_must_not_compile_the_plain_way_stays(switch: str, monkeypat
     assert teacher.lean.fused is None
 
 
-def test_it_begins_after_some_launches_and_captured_ones_are_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_begins_after_some_launches_and_graphs_are_recaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teachers, "FUSE_AFTER", 4)
     teacher, compiler, capture = teacher_of(), Uncompiled(), Recorded()
     teacher.graphs = teacher.captured_by(capture)

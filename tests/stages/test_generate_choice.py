@@ -81,7 +81,7 @@ def test_without_steering_nothing_is_scored() -> None:
     assert choice.winner == int((log_lm + noise).argmax())
 
 
-def test_fast_scores_no_more_than_it_was_told_and_the_first_of_the_order() -> None:
+def test_max_scored_limits_the_scored_candidates_in_order() -> None:
     differ = 0
     for log_lm, noise, teacher in cases(200):
         exact = decided(LazySampler(log_lm, noise, 5.0), teacher)
@@ -115,7 +115,7 @@ def test_temperature_flattens_what_is_steered_and_greedy_leaves_it() -> None:
         assert np.allclose(offer.log_lm, torch.log_softmax(logits / divisor, 1)[0].flip(0), atol=1e-6)
 
 
-def test_what_rounding_could_cut_otherwise_is_told() -> None:
+def test_near_ties_at_a_cut_are_reported() -> None:
     def is_near_tie(values: list[float], **how: float) -> bool:
         return find_candidates(torch.tensor([values]).log(), [SamplingParams(**how)], NOTHING_BANNED)[0].is_near_tie  # type: ignore[arg-type]
 

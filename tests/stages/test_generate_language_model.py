@@ -125,7 +125,7 @@ def test_a_special_token_that_goes_by_no_name_is_never_written_either() -> None:
     assert bool(LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu").banned[unnamed])
 
 
-def test_a_language_model_that_memory_cannot_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_the_language_model_is_an_error_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def starved(_: BatchedCache, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

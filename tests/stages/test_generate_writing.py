@@ -49,7 +49,7 @@ def test_steering_makes_the_teacher_surer_of_the_class() -> None:
     assert sure[0] < sure[1] < sure[2]
 
 
-def test_an_oracle_that_knows_nothing_of_slots_writes_the_same_greedy_text() -> None:
+def test_a_plain_loop_without_slots_writes_the_same_greedy_text() -> None:
     """The language model whole and alone at every token, every candidate scored by the teacher on its own."""
     model, teacher = language_model(), teacher_of()
     [text] = written(model, teacher, orders(1, SamplingParams(0.0, None, 1.0, 12))[:1], SteeringParams(2.0, 6)).values()
@@ -74,7 +74,7 @@ def test_an_oracle_that_knows_nothing_of_slots_writes_the_same_greedy_text() -> 
 # ---- company
 
 
-def test_a_text_is_the_same_alone_in_company_and_in_any_order() -> None:
+def test_a_text_does_not_depend_on_its_batch_or_order() -> None:
     teacher, asked = teacher_of(), orders(12)
     together = written(language_model(), teacher, asked, SteeringParams(2.0, 8))
     backwards = written(language_model(), teacher, asked[::-1], SteeringParams(2.0, 8))
@@ -149,7 +149,7 @@ def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:
     assert {text.tokens for text in texts.values()} == {2, 3}
 
 
-def test_a_prompt_stands_before_a_text_and_is_no_part_of_it() -> None:
+def test_a_prompt_precedes_a_text_and_is_no_part_of_it() -> None:
     model, teacher = language_model(), teacher_of()
     with_prompt = written(model, teacher, orders(4, prompt=["word3 word4 word5"]), SteeringParams(1.0, 6))
     without = written(model, teacher, orders(4), SteeringParams(1.0, 6))
@@ -206,14 +206,14 @@ def test_a_tokenizer_that_looks_across_words_is_asked_for_whole_texts() -> None:
     assert tokenization.tokens("word1 word2").ids.tolist() == teacher.tokenise([("word1 word2",)])[0].ids.tolist()
 
 
-def test_a_text_without_a_single_token_says_nothing_of_its_class() -> None:
+def test_a_text_without_a_token_has_no_class_probability() -> None:
     teacher = teacher_of("gpt2")
     [nothing, something] = Scorer(teacher).log_probabilities(["  ", "word1 word2"])
     assert np.exp(nothing).tolist() == pytest.approx([1 / 3] * 3)
     assert np.exp(something).sum() == pytest.approx(1)
 
 
-def test_what_is_reported_does_not_depend_on_company_in_its_last_bit() -> None:
+def test_reported_numbers_do_not_depend_on_the_batch_in_their_last_bit() -> None:
     teacher = teacher_of()
     texts = [f"{WORDS[i % 90]} {WORDS[(3 * i) % 90]}" + " word5" * (i % 4) for i in range(50)]
     scorer = Scorer(teacher)

@@ -73,7 +73,7 @@ def test_replays_give_the_plain_launchs_logits_bit_for_bit(passes: list[int], wi
     assert teacher.notes == ()
 
 
-def test_other_passes_and_other_texts_of_one_shape_are_told_apart() -> None:
+def test_a_replay_distinguishes_passes_and_texts_of_one_shape() -> None:
     plain = teacher_of()
     teacher, capture = with_graphs()
     answers = []
@@ -165,7 +165,7 @@ def test_a_shape_is_captured_only_when_it_comes_again_soon(monkeypatch: pytest.M
     assert capture.captures == 1
 
 
-def test_a_capture_that_fails_is_said_once_and_launches_go_on() -> None:
+def test_a_failed_capture_gives_one_note_and_launches_continue() -> None:
     asked: list[int] = []
 
     def fails(_: Callable[[], torch.Tensor]) -> Any:
@@ -222,7 +222,7 @@ def test_captures_are_let_go_when_memory_does_not_suffice() -> None:
     assert "wanted for launches" in teacher.notes[0]
 
 
-def test_what_a_capture_reads_by_address_outlives_larger_buffers() -> None:
+def test_buffers_that_a_capture_reads_by_address_outlive_larger_ones() -> None:
     teacher, _ = with_graphs()
     for _ in range(2):
         teacher.run(rows_of(teacher, [0, 1], [0, 1]))

@@ -162,7 +162,7 @@ def test_progress_counts_every_row() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 1000])
-def test_launches_started_before_earlier_ones_are_looked_at_change_nothing(rows: int) -> None:
+def test_overlapping_launches_change_nothing(rows: int) -> None:
     """As on a GPU: two launches under way at most, answers in their order, also where memory does not suffice."""
     wanted = passes_of(teacher_of(), range(5), batch_tokens=64)
     teacher = teacher_of()

@@ -42,7 +42,7 @@ def test_texts_read_in_parts_have_the_scores_of_one_read() -> None:
     assert evaluate(Predictions.joined(parts), GOLD, LABELS, GROUPS, bins=5) == at_once
 
 
-def test_a_slice_is_judged_over_the_union_and_not_among_its_own_labels() -> None:
+def test_a_slices_accuracy_is_over_the_union_and_not_its_own_labels() -> None:
     # Within {c, d} alone this text would be right.
     probabilities = np.array([[0.5, 0.0, 0.4, 0.1]])
     metrics = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)

@@ -93,7 +93,7 @@ def test_files_that_change_no_behaviour_do_not_matter(tmp_path: Path) -> None:
     assert resolved("./news", tmp_path).digest == before
 
 
-def test_the_same_files_elsewhere_are_the_same_model_and_that_is_told(tmp_path: Path) -> None:
+def test_the_same_files_elsewhere_are_the_same_model_with_a_note(tmp_path: Path) -> None:
     one, two = small_model(tmp_path / "one"), small_model(tmp_path / "two")
     small_model(tmp_path / "three", labels=("c", "d"))
     models = {name: resolved(f"./{name}", tmp_path) for name in ("one", "three", "two")}
@@ -101,7 +101,7 @@ def test_the_same_files_elsewhere_are_the_same_model_and_that_is_told(tmp_path: 
     assert same_models(models) == [["one", "two"]]
 
 
-def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() -> None:
+def test_every_tokenizer_file_of_transformers_is_part_of_the_identity() -> None:
     """Read from the sources of all tokenizers that a sequence classifier can have."""
     import re
 
@@ -120,7 +120,7 @@ def test_every_tokenizer_file_that_transformers_knows_is_part_of_the_identity() 
     assert {name for name in named if not matches(name, TOKENIZERS)} == set()
 
 
-def test_a_missing_folder_is_told_with_the_nearest_names(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_the_nearest_names(tmp_path: Path) -> None:
     small_model(tmp_path / "models" / "news-small")
     (tmp_path / "models" / "unrelated").mkdir()
     error = refusal(lambda: resolved("./models/news-smal", tmp_path))
@@ -259,7 +259,7 @@ def test_a_model_with_its_own_code_is_refused_at_once(tmp_path: Path, name: str)
     assert "another repository" in error.what
 
 
-def test_what_is_no_model_is_told_apart(tmp_path: Path) -> None:
+def test_folders_that_are_no_models_have_their_own_errors(tmp_path: Path) -> None:
     def broken(change: Callable[[Path], object]) -> str:
         shutil.rmtree(tmp_path / "news", ignore_errors=True)
         change(small_model(tmp_path / "news"))
@@ -350,7 +350,7 @@ def test_a_wrong_number_of_labels_names_the_unmatched() -> None:
     assert "'science'" in refusal(lambda: names(files, ["world", "sport", "business", "science"])).what
 
 
-def test_an_unknown_label_in_rename_is_told_with_the_nearest() -> None:
+def test_an_unknown_label_in_rename_is_reported_with_the_nearest() -> None:
     error = refusal(lambda: names(files_with(id2label={"0": "world", "1": "sport"}), None, {"sports": "s"}))
     assert "'sports'" in error.what
     assert "'sport'" in str(error.fix)

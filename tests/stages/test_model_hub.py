@@ -84,7 +84,7 @@ def ask(hub: FakeHub, tmp_path: Path) -> Asker:
 RESOLVE = {"function": "resolve", "given": "org/news"}
 
 
-def test_main_is_pinned_at_first_sight_and_later_runs_ask_nobody(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
+def test_main_is_pinned_at_first_use_and_later_runs_need_no_hub(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     first = hub.push("org/news", small_model(tmp_path / "news"))
     wanted = {"function": "needs_network", "given": "org/news"}
     before, answers, after = ask(wanted, RESOLVE, wanted)
@@ -164,7 +164,7 @@ def test_a_busy_hub_is_asked_once_and_not_for_each_model(hub: FakeHub, ask: Aske
     assert len(hub.requests) == 1
 
 
-def test_a_hub_that_is_not_there_is_known_at_once(ask: Asker, tmp_path: Path) -> None:
+def test_an_unreachable_hub_fails_at_once(ask: Asker, tmp_path: Path) -> None:
     with FakeHub() as gone:
         pass
     [error, newer] = Asker(gone, ask.folder, ask.home)(RESOLVE, {"function": "newer_revision", "given": "org/news"})
@@ -173,7 +173,7 @@ def test_a_hub_that_is_not_there_is_known_at_once(ask: Asker, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("env", [{}, {"HF_TOKEN": "hf_canary_of_the_user"}])
-def test_a_gated_model_says_where_to_accept_its_licence(
+def test_the_error_of_a_gated_model_has_the_address_of_its_licence(
     hub: FakeHub, ask: Asker, tmp_path: Path, env: dict[str, str]
 ) -> None:
     hub.push("org/news", small_model(tmp_path / "news"), gated=True)
@@ -196,7 +196,7 @@ def test_neither_token_nor_password_reaches_a_message_or_a_pin(hub: FakeHub, ask
     assert "canary" not in json.dumps(spoken) + (ask.folder / "pins.json").read_text()
 
 
-def test_a_missing_revision_is_told_apart_from_a_missing_model(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
+def test_a_missing_revision_differs_from_a_missing_model(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
     [error] = ask({**RESOLVE, "revision": "v9"})
     assert "org/news" in error["what"]

@@ -347,7 +347,7 @@ def test_a_text_at_the_limit_passes_and_one_token_more_would_not(tmp_path: Path,
             model(torch.full((1, limit + 1), 9))
 
 
-def test_every_model_that_counts_positions_after_padding_is_known() -> None:
+def test_every_model_with_positions_after_padding_is_listed() -> None:
     """Read from the sources of all models that transformers has as sequence classifiers."""
     import transformers
     from transformers.models.auto.configuration_auto import model_type_to_module_name

@@ -73,7 +73,7 @@ def test_its_parts_can_be_left_out_one_by_one_and_then_no_label_is_needed() -> N
     assert weight == 1
 
 
-def test_a_label_that_no_teacher_knows_weighs_nothing() -> None:
+def test_a_text_whose_label_no_teacher_has_weighs_zero() -> None:
     target, weight = targets_of("z")
     assert weight == 0
     assert all(math.isfinite(part) for part in target)
@@ -136,7 +136,7 @@ def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("teachers", [1, 2])
-def test_all_of_the_student_and_every_map_learns(tmp_path: Path, teachers: int) -> None:
+def test_all_weights_of_the_student_and_every_map_are_trained(tmp_path: Path, teachers: int) -> None:
     model, tokenizer = tiny("bert", labels=("x", "y"), spread=4.0, rate=0.1)
     texts = [(f"word{row} word{row + 7} word{3 * row}",) for row in range(16)]
     tokens = encode(tokenizer, texts, 16, types=True)

@@ -35,7 +35,7 @@ def test_uhc_at_a_temperature_is_scaled_by_its_square() -> None:
     assert hot.tolist() == pytest.approx((4 * RestrictedKL(((0, 1), (2,)))(logits / 2, batch_)).tolist())
 
 
-def test_uhc_says_nothing_about_labels_against_each_other_that_no_teacher_has_together() -> None:
+def test_uhc_does_not_compare_labels_of_different_teachers() -> None:
     """Raising both logits of a teacher together changes nothing."""
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64)
     batch_ = batch([[0.5, 0.5, 0.4, 0.6]], [1.0])

@@ -181,7 +181,7 @@ def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
 
 
 @pytest.mark.parametrize("text", ["<b>", "a\u202eb", "a\x00b", "a\ud800b", "a\u2066b", "\ufeff"])
-def test_what_cannot_be_seen_is_written_out(text: str) -> None:
+def test_invisible_characters_are_escaped(text: str) -> None:
     printed = printable(text)
     assert printed.encode()
     assert all(letter.isprintable() for letter in printed)

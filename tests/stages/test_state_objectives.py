@@ -273,7 +273,7 @@ def test_each_layer_makes_of_the_adapted_state_below_that_of_its_own_block() -> 
     assert output.item() == pytest.approx((kl + apart + reconstruction).item())
 
 
-def test_what_a_layer_is_to_give_does_not_come_towards_it() -> None:
+def test_a_layers_target_gets_no_gradient() -> None:
     """The adaption of a block learns from the layer that reads it, never by making that layer's task easy."""
     model, objective, given = layer_by_layer(weights=[0, 1, 0])
     first, second = (gradient(one) for one in led(model, objective, given).adapter.maps)

@@ -114,7 +114,7 @@ def test_every_trainable_number_of_student_and_objective_moves(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("rate", [None, 1e-2])
-def test_what_the_objective_adds_learns_at_its_own_rate(tmp_path: Path, rate: float | None) -> None:
+def test_the_objectives_own_layers_have_their_own_learning_rate(tmp_path: Path, rate: float | None) -> None:
     """AdamW's first step is as long as the rate, whatever the gradient."""
     model, objective = tiny()[0], objective_of("dfa")
     before = everything(model, objective)
@@ -126,7 +126,7 @@ def test_what_the_objective_adds_learns_at_its_own_rate(tmp_path: Path, rate: fl
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stopped_training_goes_on_to_the_very_same_weights_of_both(tmp_path: Path, way: str) -> None:
+def test_a_resumed_training_ends_with_the_same_weights_of_student_and_objective(tmp_path: Path, way: str) -> None:
     whole, stopped = tiny()[0], tiny()[0]
     objective, first, second = objective_of(way), objective_of(way), objective_of(way)
     train(whole, tmp_path / "whole", objective)

@@ -79,7 +79,7 @@ def test_states_that_are_all_the_same_are_no_division_by_zero() -> None:
     assert statistics.distance(np.array([[1.0, 1, 1], [1, 1, 2]])).tolist() == pytest.approx([0, 1e6])
 
 
-def test_a_class_without_texts_is_nobodys_nearest() -> None:
+def test_a_class_without_texts_is_never_the_nearest() -> None:
     statistics = gaussians([[0], [2], [10], [12]], [0, 0, 2, 2])
     assert statistics.means.tolist() == [[1], [11]]
     assert statistics.distance(np.array([[0.0]])).tolist() == pytest.approx([1])
@@ -164,14 +164,14 @@ def test_a_handful_of_own_texts_gives_numbers_all_the_same(own: int) -> None:
         ).all()
 
 
-def test_a_teacher_that_is_certain_of_everything_alike_says_nothing() -> None:
+def test_a_teacher_of_constant_confidence_gives_zero_scores() -> None:
     statistics = Statistics.of(states(np.ones((8, 1, 3))), np.tile([900.0, 0.0], (8, 1)), np.repeat([0, -1], 4))
     assert statistics.deviation.tolist() == [[0], [0], [0]]
     for measure in MEASURES:
         assert statistics.standardised(np.full((2, 1, 3), 7.0), np.zeros((2, 2)), measure).tolist() == [[0], [0]]
 
 
-def test_what_is_kept_is_read_back_number_by_number(tmp_path: Path) -> None:
+def test_saved_statistics_are_read_back_exactly(tmp_path: Path) -> None:
     kept, logits, groups = drawn(60)
     statistics = Statistics.of(kept, logits, groups)
     statistics.save(tmp_path / "one.safetensors")
@@ -185,7 +185,7 @@ def test_what_is_kept_is_read_back_number_by_number(tmp_path: Path) -> None:
 # ---- which texts, and among teachers
 
 
-def test_the_surest_texts_are_a_share_of_each_class_that_is_said_of_the_teachers_own() -> None:
+def test_reference_texts_are_a_share_of_each_predicted_class() -> None:
     """Of the first class margins are 4, 3, 0 and 2, of the second, which is never as sure, 1 and 0.5."""
     logits = np.array([[4.0, 0, 0], [0, 1, 0], [3, 0, 0], [1, 1, 0], [2, 0, 0], [0, 0.5, 0]])
     everything = np.ones(6, bool)
@@ -201,13 +201,13 @@ def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
     assert (surest(np.tile([1.0, 0.0], (100, 1)), np.ones(100, bool), 0.07) >= 0).sum() == 7
 
 
-def test_confidence_is_the_softmax_over_teachers_of_minus_what_is_foreign() -> None:
+def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score() -> None:
     assert softmax(-np.array([[0.0, math.log(3)]])).tolist() == [pytest.approx([0.75, 0.25])]
     assert softmax(-np.array([[1e6, -1e6]])).tolist() == [[0, 1]]
     assert softmax(-np.array([[5.0]])).tolist() == [[1]]
 
 
-def test_absent_classes_few_texts_and_empty_measures_are_told() -> None:
+def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:
     facts = {"texts": 10, "width": 32, "absent": ["law"], "shrinkage": [0.5, 0.25], "same": [False, False, True]}
     body = " ".join(notes("first", facts))
     assert "law" in body

@@ -165,7 +165,7 @@ def test_energy_does_not_depend_on_the_level_of_the_logits() -> None:
     assert confidence(low, "energy").to_list() == pytest.approx(confidence(high, "energy").to_list())
 
 
-def test_the_union_keeps_first_seen_order_and_knows_who_owns_a_label() -> None:
+def test_the_union_keeps_first_seen_order_and_the_owners_of_a_label() -> None:
     space = union_of({"a": ["x", "y"], "b": ["z", "y"]})
     assert space.names == ("x", "y", "z")
     assert space.columns == {"a": (0, 1), "b": (2, 1)}

@@ -25,7 +25,7 @@ def words(count: int, first: int = 0) -> str:
     return " ".join(WORDS[first : first + count])
 
 
-def test_a_long_text_is_cut_to_the_limit_whatever_the_tokenizer_believes() -> None:
+def test_a_long_text_is_cut_to_the_limit_whatever_the_tokenizers_own_limit() -> None:
     teacher = teacher_of()
     assert teacher.tokenizer.model_max_length > 10**20
     short, exact, long = teacher.tokenise([(words(3),), (words(8),), (words(9),)])
@@ -58,7 +58,7 @@ def test_type_ids_go_only_to_models_that_take_them() -> None:
     assert teacher.run(Rows([tokens], [bytes(16)], np.array([DROPOUT_OFF]))).shape == (1, 3)
 
 
-def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_named_with_the_token() -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error_with_the_token() -> None:
     model, _ = tiny("bert", vocab_size=len(SPECIAL) + 90)
     teacher = Teacher(model, word_tokenizer((*WORDS, "added")), digest="", seed=0, limit=10, name="tiny")
     assert len(teacher.tokenise([(words(3),)])) == 1
@@ -75,7 +75,7 @@ def test_no_texts_are_no_tokens() -> None:
     assert teacher_of().tokenise([]) == []
 
 
-def test_a_teacher_without_a_pad_token_uses_eos_and_says_so() -> None:
+def test_a_teacher_without_a_pad_token_uses_eos_with_a_note() -> None:
     teacher = teacher_of("gpt2")
     [note] = teacher.notes
     assert note.startswith("teacher tiny ")
@@ -104,7 +104,7 @@ def test_a_limit_beyond_the_models_positions_is_refused() -> None:
         teacher_of(limit=100).check_dropout_is_alive()
 
 
-def test_a_tokenizer_in_python_says_what_it_cut() -> None:
+def test_a_python_tokenizer_reports_truncated_texts() -> None:
     class Slow:
         """The interface of a tokenizer without Rust inside: no encodings to look into."""
 

@@ -111,7 +111,7 @@ def test_damaged_tokens_are_made_again_and_the_student_is_the_same(
     assert workspace("verify", "--json").json["damaged"] == []
 
 
-def test_a_flipped_bit_is_told(workspace: Workspace) -> None:
+def test_a_flipped_bit_is_detected(workspace: Workspace) -> None:
     flip_bit(kept_files(workspace)[0])
     assert "damaged" in workspace("train-student", "--force").err
     assert len(list((workspace.artifacts / "quarantine").iterdir())) >= 1
@@ -184,7 +184,7 @@ def test_a_tokenizer_that_does_otherwise_has_another_digest(workspace: Workspace
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("limit", [4, 6, 32])
 @pytest.mark.parametrize("texts", [SINGLES, PAIRS], ids=["singles", "pairs"])
-def test_the_backend_asked_directly_says_what_the_tokenizer_says(
+def test_the_fast_backend_gives_the_tokenizers_ids(
     texts: list[tuple[str, ...]], limit: int, split: bool, side: str
 ) -> None:
     tokenizer = word_tokenizer()

@@ -74,7 +74,7 @@ def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
         assert (weights.argmax(axis=1) == right)[inside].mean() == pytest.approx(sure[inside].mean(), abs=0.05)
 
 
-def test_shares_that_are_known_are_kept_to() -> None:
+def test_given_shares_are_kept() -> None:
     """Signals of which one scatters with the text's length, say, would have the mixture believe in other shares."""
     signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
     signal[:, 0] = np.exp(signal[:, 0] / 2)
@@ -95,7 +95,7 @@ def test_the_margin_is_the_first_logit_less_the_second() -> None:
     assert top_margin(np.array([[1.0, 5.0, 3.5], [-1.0, -1.0, -2.0]], np.float32)).tolist() == [1.5, 0.0]
 
 
-def test_exclusion_tells_signals_of_which_one_is_right_from_signals_of_how_easy_a_text_is() -> None:
+def test_exclusivity_separates_signals_of_teachers_from_signals_of_difficulty() -> None:
     signal, _ = scores([0.5, 0.3, 0.2], separation=3.0)
     easy = np.random.default_rng(1).normal(size=(8000, 1))
     assert exclusion(signal) > EXCLUSIVE
@@ -144,7 +144,7 @@ def test_a_smoothed_signal_is_the_mean_over_the_neighbours() -> None:
     assert twice.tolist() == [[2.5, 3.0], [3.0, 4.0], [3.5, 5.0]]
 
 
-def test_coherence_tells_a_neighbourhood_that_helps_from_one_that_does_not() -> None:
+def test_coherence_is_higher_for_useful_neighbours() -> None:
     signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
@@ -182,7 +182,7 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     assert rightly(standardised(signal), right) > best + 0.03
 
 
-def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
+def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
     right = np.random.default_rng(0).choice(2, 4000)
     evidence = views(right, noise=[0.8, 0.8])
     random = np.random.default_rng(1).normal(size=(4000, 2))
@@ -193,7 +193,7 @@ def test_a_kind_that_says_something_else_is_left_out_and_said() -> None:
     assert set(kept) == set(evidence)
 
 
-def test_the_teachers_that_texts_were_written_for_are_believed_as_far_as_the_kinds_bear_them_out() -> None:
+def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
     right = np.random.default_rng(0).choice(3, 4000)
     evidence = views(right, noise=[0.8, 0.8])
     facts: dict[str, Any] = {"notes": [], "agreement": {}}
@@ -205,7 +205,7 @@ def test_the_teachers_that_texts_were_written_for_are_believed_as_far_as_the_kin
     assert beside > alone + 0.01
 
 
-def test_texts_that_were_written_for_a_teacher_and_are_about_nothing_speak_for_nobody() -> None:
+def test_provenance_of_meaningless_texts_is_ignored() -> None:
     random = np.random.default_rng(0)
     evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
     facts: dict[str, Any] = {"notes": [], "agreement": {}}
@@ -214,7 +214,7 @@ def test_texts_that_were_written_for_a_teacher_and_are_about_nothing_speak_for_n
     assert "were left out" in facts["notes"][0]
 
 
-def test_kinds_that_do_not_agree_are_not_believed() -> None:
+def test_evidence_that_does_not_agree_is_not_used() -> None:
     random = np.random.default_rng(1)
     facts: dict[str, Any] = {"notes": []}
     assert agreed({kind: random.normal(size=(2000, 3)) for kind in "abc"}, facts) is None
@@ -239,7 +239,7 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
     return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
 
 
-def test_what_a_teacher_shows_where_others_are_right_is_heard_half() -> None:
+def test_anti_correlated_evidence_of_a_teacher_is_downweighted() -> None:
     random = np.random.default_rng(1)
     right = random.choice(2, 6000)
     sure = random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]
@@ -256,7 +256,7 @@ def test_what_a_teacher_shows_where_others_are_right_is_heard_half() -> None:
     assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
 
 
-def test_names_are_no_teachers_own_and_are_heard_wholly() -> None:
+def test_evidence_of_label_names_is_never_downweighted() -> None:
     random = np.random.default_rng(1)
     right = random.choice(2, 6000)
     kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
@@ -264,7 +264,7 @@ def test_names_are_no_teachers_own_and_are_heard_wholly() -> None:
     assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {}), together(list(kept.values())))
 
 
-def test_neighbours_that_are_like_a_text_are_taken_beside_it() -> None:
+def test_similar_neighbours_are_averaged_with_a_text() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
@@ -282,7 +282,7 @@ def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     assert np.array_equal(evidence, together(list(kept.values())))
 
 
-def test_of_two_spaces_the_one_that_tells_teachers_apart_is_taken() -> None:
+def test_of_two_spaces_the_one_that_separates_teachers_is_used() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
@@ -302,7 +302,7 @@ def test_of_small_classes_few_neighbours_are_taken() -> None:
     assert set(facts["neighbours"].values()) == {"9 by space"}
 
 
-def test_of_a_large_corpus_neighbours_are_looked_for_in_a_sample_and_are_never_the_text_itself() -> None:
+def test_neighbours_in_a_large_corpus_come_from_a_sample_without_the_text_itself() -> None:
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     neighbours = nearest(features, 5, references=700)
@@ -322,7 +322,7 @@ def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
     assert np.linalg.norm(combined[:, :3], axis=1) == pytest.approx(2**-0.5)
 
 
-def test_a_teacher_whose_signal_says_little_is_found_by_the_others() -> None:
+def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     random = np.random.default_rng(3)
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
@@ -342,7 +342,7 @@ def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: li
     assert rightly(weights, right) > 0.87
 
 
-def test_more_of_a_signal_never_speaks_against_its_teacher() -> None:
+def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
     random = np.random.default_rng(3)
     own = np.eye(2)[random.choice(2, 4000)]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
@@ -378,7 +378,7 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     assert rightly(mixture(statistics), right) > rightly(mixture(lengths), right) + 0.02
 
 
-def test_the_kind_that_agrees_least_is_no_judge_of_the_others() -> None:
+def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
     """Of two kinds that agree a little and two that say nothing, none would reach the least among all four."""
     right = np.random.default_rng(0).choice(2, 8000)
     evidence = views(right, noise=[1.6, 1.6])

@@ -256,7 +256,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             began = time.perf_counter()
             update(STAGES, run, target="cache-teachers")
             took += time.perf_counter() - began
-        clock = run.cache.get("clock", pools.Timing())
+        clock = run.cache.get("timing", pools.Timing())
         waits.append(clock.waiting / took)
         return took
 

@@ -259,7 +259,7 @@ def whole_answers(keys: Keys, shape: Shape, passes: int) -> pa.Table:
     """Returns every column of cache-teachers, from random logits."""
     from amalgam.data.parquet import key_list
     from amalgam.data.tokens import Ragged, TokenRows
-    from amalgam.stages.cache_teachers.tables import answer_table
+    from amalgam.stages.cache_teachers.ask import answer_table
 
     random = np.random.default_rng(4)
     logits = random.normal(0, 2, (len(keys), shape.labels)).astype(np.float32)

@@ -34,7 +34,7 @@ def facts(workspace: Workspace) -> dict[str, Any]:
 
 def passes_of(workspace: Workspace) -> dict[bytes, int]:
     """By text: how many passes count."""
-    frames = [pl.read_parquet(workspace.artifacts / path) for path in facts(workspace)["ladder"].values()]
+    frames = [pl.read_parquet(workspace.artifacts / path) for path in facts(workspace)["pass_counts"].values()]
     return dict(pl.concat(frames).iter_rows())
 
 

@@ -17,7 +17,7 @@ import pytest
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.stages.app.session import open_run
-from amalgam.stages.cache_teachers.conflict import note_divergence
+from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import TIMEOUT, TOLERANCE, TRAIN, Workspace, finish, flip_bit, largest_difference
 
@@ -264,7 +264,7 @@ def test_a_unit_computed_twice_with_other_bytes_keeps_the_first_and_records_how_
         pq.write_table(table.set_column(place, table.schema.field(place), logits), draft.folder / "unit.parquet")
         draft.facts = standing.facts
     assert draft.rival == standing
-    note_divergence(run, Unit(path.stem, path.parent), draft.files[0], draft.rival)
+    record_conflict(run.store, run.console, Unit(path.stem, path.parent), draft.files[0], draft.rival)
     [note] = (workspace.artifacts / "divergence").glob("*.json")
     assert json.loads(note.read_text())["max_abs_difference"]["logits"] == pytest.approx(0.25)
     assert run.store.record(path) == standing

@@ -194,7 +194,7 @@ class Workspace:
         for path in (self.artifacts / "cache-teachers").glob("*/units/*.json"):
             with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
                 record = json.loads(path.read_text())
-                if "rung" in record["facts"] or "tokens" not in record["facts"]:
+                if "step" in record["facts"] or "tokens" not in record["facts"]:
                     continue  # a verdict, or a text's features: no teacher was asked
                 stat = (self.artifacts / record["files"][0]["path"]).stat()
                 facts_[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]

@@ -1,7 +1,7 @@
-"""Many units at once: texts are read and tokenised ahead, answers written behind, and the device works in between.
+"""Runs many units at once: texts are tokenised ahead, answers are written behind, and the device computes in between.
 
-Texts of several units share launches: a pool is as many units as fill a number of launches, so memory is bounded by
-the device's budget and not by the corpus, and what an interruption costs is one pool.
+Texts of several units share batches. A pool holds as many units as fill a number of batches, so the device's budget
+bounds the memory, and an interruption costs one pool.
 """
 
 from __future__ import annotations
@@ -9,79 +9,97 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.answers.question import TokenizedUnit
+from amalgam.stages.common.inference.load import TeacherLoader
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     import numpy as np
 
     from amalgam.stages.common.inference.teacher import Teacher
 
-
-if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-
 POOL_LAUNCHES = 64
-
 POOL_TEXTS = 8192
-
 UNITS_AHEAD = 16
+
+ReadUnit = Callable[[Unit], TokenizedUnit]
+
+
+@dataclass
+class Timing:
+    """Seconds that the device computed, and seconds that it waited for texts or for writes."""
+
+    computing: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True)
+class CacheInputs:
+    """The inputs of the inference of cache-teachers."""
+
+    teachers: Sequence[ResolvedTeacher]
+    families: Mapping[str, str]
+    """Teacher name -> family of cached answers."""
+    dtype: str
+    passes: int
+    loader: TeacherLoader
+    reader: Callable[[ResolvedTeacher, Teacher], ReadUnit]
+    """Returns the function that tokenises a unit's texts for this teacher."""
+    store: Store
+    console: Console
+    check_interrupt: Callable[[], None]
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True)
 class UnitResult:
-    question: TokenizedUnit
+    tokenized: TokenizedUnit
     logits: Array | None
     passes: Array
     facts: dict[str, Any]
     made: dict[str, Any]
 
 
-@dataclass
-class Timing:
-    """How long the device was busy, and how long it waited for texts to come or answers to be written."""
-
-    asking: float = 0.0
-    waiting: float = 0.0
-
-
-def run_pooled(  # noqa: PLR0913  the two ends of the line and what stands between
-    run: Run,
+def run_pooled(
+    inputs: CacheInputs,
     teacher: Teacher,
     units: Sequence[Unit],
     *,
-    batch_tokens: int,
-    read: Callable[[Unit], TokenizedUnit],
+    read: ReadUnit,
     write: Callable[[UnitResult], None],
-) -> Timing:
-    """Every unit is read, answered and written. Leaving on an error still writes what was answered before it."""
-    clock = Timing()
-    written: deque[Future[None]] = deque()
+) -> None:
+    """Reads, computes and writes every unit; after an error, results computed before it are still written."""
+    batch_tokens = inputs.loader.tokens_at_once(teacher)
+    writes: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "write") as writer, ThreadPoolExecutor(1, "read") as reader:
         try:
-            for _, kind in groupby(sorted(units, key=_kind), key=_kind):
-                for pool in _pools(_ahead(reader, read, list(kind), run), POOL_LAUNCHES * batch_tokens, clock):
-                    answers = list(_answered(run, teacher, pool, batch_tokens, clock))
-                    _wait_for(written, clock)
-                    written.extend(writer.submit(_written, run, write, answer) for answer in answers)
+            for _, group in groupby(sorted(units, key=_kind), key=_kind):
+                tokenized = _tokenize_ahead(inputs, reader, read, list(group))
+                for pool in _pools(tokenized, POOL_LAUNCHES * batch_tokens, inputs.timing):
+                    results = list(_compute(inputs, teacher, pool, batch_tokens))
+                    _wait_for(writes, inputs.timing)
+                    writes.extend(writer.submit(_write, inputs, write, result) for result in results)
                     give_memory_back()
-            _wait_for(written, clock)
+            _wait_for(writes, inputs.timing)
         finally:
             reader.shutdown(wait=True, cancel_futures=True)
-    return clock
 
 
 def give_memory_back() -> None:
-    """Glibc keeps what was freed, in pieces, and the more of them the longer the work: 80 MB over a million texts."""
+    """Returns freed memory to the system: glibc keeps it in fragments, 80 MB over a million texts."""
     trim = malloc_trim()
     if trim is not None:
         trim(0)
@@ -89,7 +107,7 @@ def give_memory_back() -> None:
 
 @cache
 def malloc_trim() -> Any:
-    """None: another C library, which has no such call."""
+    """Returns glibc's malloc_trim, or None for another C library."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -100,95 +118,95 @@ def _kind(unit: Unit) -> tuple[bool, int, int]:
     return unit.payload.logits, unit.payload.first, unit.payload.last
 
 
-def _ahead(
-    reader: ThreadPoolExecutor, read: Callable[[Unit], TokenizedUnit], units: Sequence[Unit], run: Run
+def _tokenize_ahead(
+    inputs: CacheInputs, reader: ThreadPoolExecutor, read: ReadUnit, units: Sequence[Unit]
 ) -> Iterator[TokenizedUnit]:
-    """The units' questions in order, a few of them always in the making."""
-    coming: deque[Future[TokenizedUnit]] = deque()
+    """Yields the tokenised units in order, while the next ones are being tokenised."""
+    pending: deque[Future[TokenizedUnit]] = deque()
     for unit in units:
-        coming.append(reader.submit(_read, run, read, unit))
-        if len(coming) > UNITS_AHEAD:
-            yield coming.popleft().result()
-    while coming:
-        yield coming.popleft().result()
+        pending.append(reader.submit(_read, inputs, read, unit))
+        if len(pending) > UNITS_AHEAD:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
-def _read(run: Run, read: Callable[[Unit], TokenizedUnit], unit: Unit) -> TokenizedUnit:
-    found: list[TokenizedUnit] = []
-    with_retries(lambda: found.append(read(unit)), run, f"cache-teachers {unit.name}")
-    return found[-1]
+def _read(inputs: CacheInputs, read: ReadUnit, unit: Unit) -> TokenizedUnit:
+    tokenized: list[TokenizedUnit] = []
+    with_retries(lambda: tokenized.append(read(unit)), inputs, f"cache-teachers {unit.name}")
+    return tokenized[-1]
 
 
-def _written(run: Run, write: Callable[[UnitResult], None], answer: UnitResult) -> None:
-    with_retries(partial(write, answer), run, f"cache-teachers {answer.question.unit.name}")
+def _write(inputs: CacheInputs, write: Callable[[UnitResult], None], result: UnitResult) -> None:
+    with_retries(partial(write, result), inputs, f"cache-teachers {result.tokenized.unit.name}")
 
 
-def _pools(questions: Iterable[TokenizedUnit], enough: int, clock: Timing) -> Iterator[list[TokenizedUnit]]:
+def _pools(units: Iterable[TokenizedUnit], full: int, timing: Timing) -> Iterator[list[TokenizedUnit]]:
     pool: list[TokenizedUnit] = []
     tokens = texts = 0
     began = time.monotonic()
-    for question in questions:
-        ask = question.unit.payload
-        pool.append(question)
-        tokens += question.total * max(1, ask.last - ask.first)
-        texts += len(question.keys)
-        if tokens >= enough or texts >= POOL_TEXTS:
-            clock.waiting += time.monotonic() - began
+    for tokenized in units:
+        request = tokenized.unit.payload
+        pool.append(tokenized)
+        tokens += tokenized.total * max(1, request.last - request.first)
+        texts += len(tokenized.keys)
+        if tokens >= full or texts >= POOL_TEXTS:
+            timing.waiting += time.monotonic() - began
             yield pool
             pool, tokens, texts, began = [], 0, 0, time.monotonic()
-    clock.waiting += time.monotonic() - began
+    timing.waiting += time.monotonic() - began
     if pool:
         yield pool
 
 
-def _answered(
-    run: Run, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int, clock: Timing
+def _compute(
+    inputs: CacheInputs, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int
 ) -> Iterator[UnitResult]:
     from amalgam.data.tokens import join
     from amalgam.stages.common.inference.batches import run_passes
 
-    run.signals.check()
-    ask = pool[0].unit.payload
+    inputs.check_interrupt()
+    request = pool[0].unit.payload
     began = time.monotonic()
     logits, passes = run_passes(
         teacher,
-        join(question.tokens for question in pool),
-        [key for question in pool for key in question.keys],
-        range(ask.first, ask.last),
-        deterministic=ask.logits,
+        join(tokenized.tokens for tokenized in pool),
+        [key for tokenized in pool for key in tokenized.keys],
+        range(request.first, request.last),
+        deterministic=request.logits,
         batch_tokens=batch_tokens,
-        on_progress=run.console.advance,
-        stop=run.signals.check,
+        on_progress=inputs.console.advance,
+        stop=inputs.check_interrupt,
     )
     seconds = time.monotonic() - began
-    clock.asking += seconds
-    total = max(1, sum(question.total for question in pool))
+    inputs.timing.computing += seconds
+    total = max(1, sum(tokenized.total for tokenized in pool))
     end = 0
-    for question in pool:
-        first, end = end, end + len(question.keys)
-        facts = _facts(question, teacher)
-        made = {"seconds": round(seconds * question.total / total, 3)}
-        yield UnitResult(question, None if logits is None else logits[first:end], passes[first:end], facts, made)
+    for tokenized in pool:
+        first, end = end, end + len(tokenized.keys)
+        made = {"seconds": round(seconds * tokenized.total / total, 3)}
+        facts = _facts(tokenized, teacher)
+        yield UnitResult(tokenized, None if logits is None else logits[first:end], passes[first:end], facts, made)
 
 
-def _facts(question: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
-    ask = question.unit.payload
+def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
+    request = tokenized.unit.payload
     return {
-        "prefix": ask.prefix,
-        "logits": ask.logits,
-        "first": ask.first,
-        "last": ask.last,
-        "rows": len(question.keys),
-        "cut": int(question.tokens.cut.sum()),
-        "tokens": question.total,
+        "prefix": request.prefix,
+        "logits": request.logits,
+        "first": request.first,
+        "last": request.last,
+        "rows": len(tokenized.keys),
+        "cut": int(tokenized.tokens.cut.sum()),
+        "tokens": tokenized.total,
         "device": str(teacher.device),
         "halved_launches": teacher.halved,
     }
 
 
-def _wait_for(written: deque[Future[None]], clock: Timing) -> None:
-    """No more than one pool is ever waiting to be written."""
+def _wait_for(writes: deque[Future[None]], timing: Timing) -> None:
+    """Waits until the previous pool is written, so that at most one pool is in memory for writing."""
     began = time.monotonic()
-    while written:
-        written.popleft().result()
-    clock.waiting += time.monotonic() - began
+    while writes:
+        writes.popleft().result()
+    timing.waiting += time.monotonic() - began

@@ -1,6 +1,6 @@
-"""Stage cache-teachers: per teacher a family of cached answers; a unit is what one bucket of texts still lacks in it.
+"""Stage cache-teachers: a family of cached answers per teacher; a unit is the missing answers of one bucket of texts.
 
-Training texts get the dropout-off logits and K passes, test texts the logits alone: the passes weigh teachers, and only
+Training texts get the logits without dropout and K passes, test texts the logits alone: passes weigh teachers, and only
 training texts are weighed.
 """
 
@@ -9,22 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import audit_lines, decide, stopping_rounds, summary
+from amalgam.stages.cache_teachers.adaptive import CachedPasses, audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
-from amalgam.stages.common.answers.coverage import UnitRequest, bucket_requests, cached_units, has_answers, units_for
+from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit
+from amalgam.stages.common.answers.coverage import (
+    UnitRequest,
+    bucket_requests,
+    cached_units,
+    has_answers,
+    unit_keys,
+    units_for,
+)
 from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
-from amalgam.stages.common.corpus import Bucket, Part, part_of, train_part
-from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.answers.question import Reader
+from amalgam.stages.common.corpus import Bucket, Part, part_of, tables, train_part
+from amalgam.stages.common.inference.load import teacher_loader
 from amalgam.stages.common.load import check_gold, prepare_teachers, teachers_of
 from amalgam.stages.common.reference_texts import extra_parts
 from amalgam.stages.common.teachers import ResolvedTeacher
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.teacher import Teacher
 
 
 class CacheTeachers(Stage):
@@ -59,9 +71,9 @@ class CacheTeachers(Stage):
             },
         )
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
         if run.experiment.cache.adaptive and run.experiment.cache.passes and run.experiment.reads_texts:
-            return _ladder_units(run)
+            return _adaptive_units(run)
         return _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
@@ -73,54 +85,57 @@ class CacheTeachers(Stage):
         return float(texts * len(teachers_of(run)))
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        """Who goes on after 4 passes is known once all teachers have run them."""
+        """Lists the next round of adaptive passes, which depends on the answers of the last one."""
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-
-        teachers = teachers_of(run)
-        _try_new_teachers(run)
-        for teacher in teachers:
+        inputs = _inputs(run, units)
+        if not run.cache.get("new teachers checked"):
+            _check_new_teachers(run, inputs)
+            run.cache["new teachers checked"] = True
+        for teacher in inputs.teachers:
             _describe(run, teacher)
-        ask_teachers(run, teachers, [unit for unit in units if isinstance(unit.payload, UnitRequest)], dtype_of(run))
-        verdicts = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
-        if verdicts:
-            run.cache["ladder units"] = {family: cached_units(run, family) for family in families_of(run).values()}
-        for unit in verdicts:
-            with_retries(partial(decide, run, unit), run, f"{self.name} {unit.name}")
+        ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
+        run.cache["timing"] = inputs.timing
+        decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
+        if not decisions:
+            return
+        families = {family: cached_units(run, family) for family in inputs.families.values()}
+        cached = CachedPasses(run.store, families, partial(unit_keys, run))
+        for unit in decisions:
+            with_retries(partial(decide, cached, unit), run, f"{self.name} {unit.name}")
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
-
-        ask = unit.payload
-        part = part_of(run, ask.part) if isinstance(ask, UnitRequest) else None
+        request = unit.payload
+        part = part_of(run, request.part) if isinstance(request, UnitRequest) else None
         for bucket in part.buckets if part else ():
-            if bucket.prefix == ask.prefix:
+            if bucket.prefix == request.prefix:
                 keys = read_keys(run.store.verified_path(bucket.file))
-                return [key.hex() for key in key_list(keys if ask.rows is None else keys[ask.rows])]
+                return [key.hex() for key in key_list(keys if request.rows is None else keys[request.rows])]
         return []
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families = families_of(run)
-        cut: dict[str, int] = dict.fromkeys(families, 0)
+        truncated: dict[str, int] = dict.fromkeys(families, 0)
         by_family = {family: teacher for teacher, family in families.items()}
         ranges = {}
-        verdicts = [record for record in records if "rung" in record.facts]
-        for record in (record for record in records if "rung" not in record.facts):
+        decisions = [record for record in records if "step" in record.facts]
+        for record in (record for record in records if "step" not in record.facts):
             ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
             if record.facts["logits"]:
-                cut[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
-        found = {"families": families, "cut": cut, "dtype": dtype_of(run), "ranges": ranges}
-        if verdicts:
-            last = {one.facts["prefix"]: one.files[0].path for one in verdicts if one.facts["rung"] == 0}
-            found |= {"ladder": last, "adaptive": summary(verdicts)}
-        return found
+                truncated[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
+        facts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
+        if decisions:
+            last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
+            facts |= {"pass_counts": last, "adaptive": summary(decisions)}
+        return facts
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
         for teacher, count in manifest.facts["cut"].items():
             if count:
-                run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were cut")
+                run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated")
         if "adaptive" in manifest.facts:
             for line in audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes):
                 run.console.say(f"  {line}")
@@ -130,68 +145,102 @@ class CacheTeachers(Stage):
         return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
 
 
-def _try_new_teachers(run: Run) -> None:
-    """Before hours of work for the first teacher: does each that was never asked load, fit, and vary?"""
-    if run.cache.get("tried"):
-        return
-    for teacher in teachers_of(run):
-        if not has_answers(run, family_of(run, teacher)):
-            load_teacher(run, teacher, dtype_of(run), passes=run.experiment.cache.passes)
-    run.cache["tried"] = True
+def _inputs(run: Run, units: Sequence[Unit]) -> CacheInputs:
+    requests = [unit.payload for unit in units if isinstance(unit.payload, UnitRequest)]
+    parts = {name: part_of(run, name) for name in {request.part for request in requests}}
+    buckets = {(name, bucket.prefix): bucket for name, part in parts.items() if part for bucket in part.buckets}
+
+    def reader(resolved: ResolvedTeacher, teacher: Teacher) -> ReadUnit:
+        from amalgam.stages.common.token_cache import tokenizer_digest
+
+        return Reader(run, resolved, teacher, tokenizer_digest(teacher.tokenizer, resolved.files), buckets)
+
+    return CacheInputs(
+        teachers=teachers_of(run),
+        families=families_of(run),
+        dtype=dtype_of(run),
+        passes=run.experiment.cache.passes,
+        loader=teacher_loader(run),
+        reader=reader,
+        store=run.store,
+        console=run.console,
+        check_interrupt=run.signals.check,
+    )
+
+
+def _check_new_teachers(run: Run, inputs: CacheInputs) -> None:
+    """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
+    for teacher in inputs.teachers:
+        if not has_answers(run, inputs.families[teacher.name]):
+            inputs.loader.load(teacher, inputs.dtype, passes=inputs.passes)
 
 
 def _choose_dtype(run: Run) -> None:
-    """Half precision where the hardware computes it and these teachers' uncertainty stays what it is in fp32."""
-    from amalgam.stages.cache_teachers.half_precision import check_half_precision
+    """Pins half precision where the hardware computes it and the teachers' uncertainty equals that of fp32."""
+    from amalgam.stages.cache_teachers.half_precision import check_half_precision, sample_texts
     from amalgam.stages.common.device import dtype_for, pick_device
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
-        finding = check_half_precision(run, teachers_of(run), dtype)
-        dtype, why = dtype if finding.holds else "fp32", str(finding)
+        part = part_of(run, "train") or part_of(run, "test") or train_part(run)
+        check = check_half_precision(
+            teacher_loader(run),
+            teachers_of(run),
+            dtype,
+            sample_texts(tables(run, part), part.texts),
+            passes=run.experiment.cache.passes,
+            check_interrupt=run.signals.check,
+        )
+        dtype, why = dtype if check.passed else "fp32", str(check)
         run.console.note(f"cache.dtype auto is {dtype} ({why})")
     run.store.pin("dtype", "auto", dtype, why=why)
 
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
-    """What is asked about, and with how many passes."""
-    asked = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
-    asked += [(part, 0) for part in extra_parts(run)]
+    """Returns the parts that teachers run on, each with its number of passes."""
+    parts = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
+    parts += [(part, 0) for part in extra_parts(run)]
     test = part_of(run, "test")
-    return [*asked, (test, 0)] if test else asked
+    return [*parts, (test, 0)] if test else parts
 
 
-def _ladder_units(run: Run) -> list[Unit]:
-    """The test part as ever; the training part round by round."""
-    teachers = teachers_of(run)
+def _adaptive_units(run: Run) -> list[Unit]:
+    """Returns the units of the training part round by round, and those of the other parts."""
+    teachers, families = teachers_of(run), families_of(run)
     part, _ = _parts(run)[0]
-    cached = {teacher.name: cached_units(run, family_of(run, teacher)) for teacher in teachers}
-    asked = {bucket.prefix: bucket for bucket in bucket_requests(run, part)}
-    buckets = [(bucket, asked[bucket.prefix].keys) for bucket in part.buckets]
+    cached = {teacher.name: cached_units(run, families[teacher.name]) for teacher in teachers}
+    requests = {bucket.prefix: bucket for bucket in bucket_requests(run, part)}
 
-    def asks(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
+    def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
         for teacher in teachers:
-            family, have = family_of(run, teacher), cached[teacher.name]
-            yield from units_for(run, family, teacher.name, asked[bucket.prefix], have, wanted)
+            family = families[teacher.name]
+            yield from units_for(run, family, teacher.name, requests[bucket.prefix], cached[teacher.name], wanted)
 
-    families = [family_of(run, teacher) for teacher in teachers]
-    return [*stopping_rounds(run, buckets, families, asks), *_plain_units(run, _parts(run)[1:])]
+    rounds = stopping_rounds(
+        run.store,
+        run.experiment.cache.passes,
+        [(bucket, requests[bucket.prefix].keys) for bucket in part.buckets],
+        [families[teacher.name] for teacher in teachers],
+        request=request,
+        pending=partial(pending_units, run),
+    )
+    return [*rounds, *_plain_units(run, _parts(run)[1:])]
 
 
 def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
-    """Teacher by teacher; found bucket by bucket, so that a bucket's keys are read once for all of them, if at all."""
+    """Returns the units teacher by teacher; the keys of a bucket are read at most once for all teachers."""
     families = families_of(run)
     cached = {family: cached_units(run, family) for family in families.values()}
-    found: dict[str, list[Unit]] = {teacher: [] for teacher in families}
+    by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
         for bucket in bucket_requests(run, part):
             for teacher, family in families.items():
-                found[teacher] += units_for(run, family, teacher, bucket, cached[family], passes)
-    return [unit for units in found.values() for unit in units]
+                by_teacher[teacher] += units_for(run, family, teacher, bucket, cached[family], passes)
+    return [unit for units in by_teacher.values() for unit in units]
 
 
 def _describe(run: Run, teacher: ResolvedTeacher) -> None:
-    """key.json: what the family is, for a person who finds the folder."""
+    """Writes key.json, which describes the family to a reader of its folder."""
     path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
     if not run.store.has(path):
         run.store.replace(path, {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)})

@@ -62,7 +62,7 @@ def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> No
         inputs = teacher.tokenizer([text for (text,) in TEXTS[:3]], padding=True, return_tensors="pt")
         wanted = classifier(**inputs).logits
     torch.testing.assert_close(teacher.run(rows), wanted, atol=1e-5, rtol=1e-4)
-    teacher.check_dropout_is_alive()
+    teacher.check_dropout_active()
     assert any("attentive" in site for site in teacher.describe_sites())
 
 

@@ -279,19 +279,19 @@ def test_channel_dropout_drops_whole_channels(drop: Any) -> None:
 def test_a_teacher_without_dropout_is_refused_with_the_ways_out() -> None:
     model, tokenizer = tiny("modernbert")
     with pytest.raises(ModelError, match=r"teacher quiet [\s\S]*dropout: 0\.1[\s\S]*cache\.passes: 0"):
-        Teacher(model, tokenizer, digest=DIGEST, seed=0, limit=32, name="quiet").check_dropout_is_alive()
+        Teacher(model, tokenizer, digest=DIGEST, seed=0, limit=32, name="quiet").check_dropout_active()
 
 
 def test_a_teacher_whose_dropout_changes_nothing_is_refused_and_its_sites_named() -> None:
     teacher = teacher_of()
     torch.nn.init.zeros_(teacher.model.classifier.weight)
     with pytest.raises(ModelError, match=r"bert\.embeddings\.dropout \(hidden, rate 0\.1\)"):
-        teacher.check_dropout_is_alive()
+        teacher.check_dropout_active()
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_a_living_teacher_passes_the_check(kind: str) -> None:
-    teacher_of(kind).check_dropout_is_alive()
+    teacher_of(kind).check_dropout_active()
 
 
 class Head(torch.nn.Module):

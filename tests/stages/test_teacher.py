@@ -90,7 +90,7 @@ def test_a_teacher_without_a_pad_token_uses_eos_with_a_note() -> None:
 
 def test_a_decoder_is_keyed_in_any_batch_too() -> None:
     teacher = teacher_of("gpt2")
-    teacher.check_dropout_is_alive()
+    teacher.check_dropout_active()
     tokens = teacher.tokenise([(words(2),), (words(7),), (words(4),)])
     keys = [bytes([i]) * 16 for i in range(3)]
     together = teacher.run(Rows(tokens, keys, np.array([0, 1, 2]), width=14))
@@ -101,7 +101,7 @@ def test_a_decoder_is_keyed_in_any_batch_too() -> None:
 
 def test_a_limit_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(ModelError, match=r"teacher tiny .*100 tokens[\s\S]*max_tokens"):
-        teacher_of(limit=100).check_dropout_is_alive()
+        teacher_of(limit=100).check_dropout_active()
 
 
 def test_a_python_tokenizer_reports_truncated_texts() -> None:
@@ -129,7 +129,7 @@ def test_one_token_vocabulary_without_special_tokens_works() -> None:
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
     model, _ = tiny("bert")
     teacher = Teacher(model, PreTrainedTokenizerFast(tokenizer_object=bare), digest="", seed=0, limit=12)
-    teacher.check_dropout_is_alive()
+    teacher.check_dropout_active()
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------

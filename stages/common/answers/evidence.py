@@ -50,7 +50,7 @@ def _of(answers: Answers, some: pl.DataFrame) -> Answers:
 
 def _takes(run: Run, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
     """How many passes of which texts count: all of them the same, unless stage 1 was adaptive."""
-    said = run.result("cache-teachers").facts.get("ladder")
+    said = run.result("cache-teachers").facts.get("pass_counts")
     if said is None:
         return [(full, None)]
     wanted = {said[prefix] for prefix in prefixes}

@@ -1,9 +1,11 @@
-"""Loads a teacher for inference."""
+"""Loads the teachers of a run for inference, one at a time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.teachers import ResolvedTeacher
 
@@ -11,54 +13,81 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
 
 
-def launch_budget(run: Run, teacher: Teacher) -> int:
-    from amalgam.stages.common.device import tokens_at_once
+@dataclass
+class TeacherLoader:
+    """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
 
-    return run.experiment.execution.batch_tokens or tokens_at_once(teacher.device, teacher.width)
+    seed: int
+    device: str
+    batch_tokens: int | None
+    console: Console
+    _key: tuple[str, str] | None = None
+    _teacher: Teacher | None = None
+    _active_dropout: str | None = None
+    _notes: set[str] = field(default_factory=set)
 
+    def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+        """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
+        teacher = self._teacher
+        if teacher is None or self._key != (resolved.name, dtype):
+            self._teacher = self._key = self._active_dropout = None  # frees the memory before the next one is loaded
+            teacher = None
+            teacher = self._load(resolved, dtype)
+            self._teacher, self._key = teacher, (resolved.name, dtype)
+            self.log_notes(teacher)
+        if passes and self._active_dropout != resolved.name:
+            teacher.check_dropout_active()
+            self._active_dropout = resolved.name
+        return teacher
 
-def load_teacher(run: Run, known: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-    """One teacher is in memory at a time; units come teacher by teacher."""
-    from amalgam.stages.common.device import pick_device
-    from amalgam.stages.common.inference.teacher import Teacher
-    from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+    def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
+        from amalgam.stages.common.device import pick_device
+        from amalgam.stages.common.inference.teacher import Teacher
+        from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
-    loaded, teacher = run.cache.get("loaded teacher", (None, None))
-    if loaded != (known.name, dtype):
-        run.cache.pop("loaded teacher", None)
         model = load_classifier(
-            known.files,
-            dropout=known.dropout,
+            resolved.files,
+            dropout=resolved.dropout,
             dtype=dtype,
-            trust_remote_code=known.trust_remote_code,
-            allow_pickle=known.allow_pickle,
-            labels=len(known.labels),
+            trust_remote_code=resolved.trust_remote_code,
+            allow_pickle=resolved.allow_pickle,
+            labels=len(resolved.labels),
         )
-        tokenizer = load_tokenizer(known.files, trust_remote_code=known.trust_remote_code)
-        limit = token_limit(model.config, tokenizer, known.max_tokens)
-        teacher = Teacher(
+        tokenizer = load_tokenizer(resolved.files, trust_remote_code=resolved.trust_remote_code)
+        return Teacher(
             model,
             tokenizer,
-            name=known.name,
-            digest=known.files.digest,
-            seed=run.experiment.cache.seed,
-            limit=limit,
-            device=pick_device(run.experiment.execution.device),
+            name=resolved.name,
+            digest=resolved.files.digest,
+            seed=self.seed,
+            limit=token_limit(model.config, tokenizer, resolved.max_tokens),
+            device=pick_device(self.device),
         )
-        run.cache["loaded teacher"] = ((known.name, dtype), teacher)
-        log_notes(run, teacher)
-        run.cache.pop("alive", None)
-    if passes and run.cache.get("alive") != known.name:
-        teacher.check_dropout_is_alive()
-        run.cache["alive"] = known.name
-    found: Teacher = teacher
-    return found
+
+    def tokens_at_once(self, teacher: Teacher) -> int:
+        """Returns execution.batch_tokens, or the device's own number."""
+        from amalgam.stages.common.device import tokens_at_once
+
+        return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
+
+    def log_notes(self, teacher: Teacher) -> None:
+        """Prints each note of the teacher once; inference may add notes."""
+        for note in teacher.notes:
+            if note not in self._notes:
+                self.console.note(note)
+                self._notes.add(note)
 
 
-def log_notes(run: Run, teacher: Teacher) -> None:
-    """Each once, also those that came up in the work."""
-    said = run.cache.setdefault("teachers' notes", set())
-    for note in teacher.notes:
-        if note not in said:
-            run.console.note(note)
-            said.add(note)
+def teacher_loader(run: Run) -> TeacherLoader:
+    """Returns the loader that all stages of the run share."""
+    if "teacher loader" not in run.cache:
+        execution = run.experiment.execution
+        loader = TeacherLoader(run.experiment.cache.seed, execution.device, execution.batch_tokens, run.console)
+        run.cache["teacher loader"] = loader
+    shared: TeacherLoader = run.cache["teacher loader"]
+    return shared
+
+
+def load_teacher(run: Run, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+    """Loads a teacher with the run's shared loader."""
+    return teacher_loader(run).load(resolved, dtype, passes=passes)

@@ -284,7 +284,7 @@ class Teacher:
         """The active dropout sites, named by the module that calls them."""
         return tuple(f"{site.name} ({site.kind}, rate {site.rate:g})" for site in self.sites)
 
-    def check_dropout_is_alive(self) -> None:
+    def check_dropout_active(self) -> None:
         """Passes that do not differ look like certainty: refuse them."""
         if not self.sites:
             raise ModelError(

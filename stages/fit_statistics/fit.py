@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax, top_margin
@@ -99,8 +100,6 @@ def surest(logits: NDArray[Any], mine: NDArray[np.bool_], share: float) -> NDArr
 
 def cached_logits(run: Run, teacher: ResolvedTeacher, prefixes: list[str], keys: Keys) -> NDArray[Any]:
     """[n, labels], dropout off."""
-    import polars as pl
-
     from amalgam.stages.common.answers.read import logits_of
 
     wanted = pl.Series("key", key_list(keys), pl.Binary)

@@ -23,7 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import Part, part_of, read_bucket, train_part
+from amalgam.stages.common.corpus import Bucket, Part, part_of, read_bucket, train_part
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, teachers_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.stages.common.corpus import Bucket
     from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
     from amalgam.stages.report.target_quality import TargetQualityInputs
     from amalgam.stages.report.teacher_audit.audit import AuditInputs

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
@@ -47,7 +48,6 @@ def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
 
 
 def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> Array:
-    import polars as pl
 
     from amalgam.stages.common.answers.evidence import gather
 

@@ -257,7 +257,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
 ) -> None:
     run = new_run(tmp_path, **cluster.said)
 
-    monkeypatch.setattr("amalgam.pipeline.storage.local.LocalStorage.replace", lambda *_: None)
+    monkeypatch.setattr("amalgam.pipeline.storage.local.LocalStorage.put", lambda *_: None)
     with pytest.raises(ExperimentError, match=r"node \S+ .*workspace"):
         run_units(Errands(), run, errands(run, "one"))
 

@@ -36,7 +36,7 @@ from amalgam.pipeline.execution.share import WorkerShare
 from amalgam.pipeline.execution.stage import Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.backend import TEMPORARY
-from amalgam.pipeline.storage.file_digests import FileDigests
+from amalgam.pipeline.storage.fingerprint import FileDigests
 from amalgam.pipeline.storage.store import open_store
 
 LOOK_SECONDS = 5.0
@@ -62,19 +62,20 @@ class NodeRequirements:
 def workspace_marker(run: Run) -> Iterator[NodeRequirements]:
     """The mark stands while units are out: nodes that join later look for it too."""
     nonce = uuid.uuid4().hex
-    place = run.store.backend
-    ground = NodeRequirements(place.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
-    place.replace(ground.mark, nonce)
+    backend = run.store.backend
+    ground = NodeRequirements(backend.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
+    backend.put({ground.mark: nonce.encode()})
     try:
         yield ground
     finally:
-        place.remove([ground.mark])
+        backend.delete([ground.mark])
 
 
 def check_node(ground: NodeRequirements) -> ExperimentError | None:
     """On a node: why it cannot work with us."""
     name, here = socket.gethostname(), library_versions()
-    if open_store(ground.workspace, Path("/")).backend.read(ground.mark) != ground.nonce.encode():
+    backend = open_store(ground.workspace, Path("/")).backend
+    if backend.read([ground.mark]) != {ground.mark: ground.nonce.encode()}:
         return ExperimentError(
             f"node {name} does not see this workspace",
             where=ground.workspace,

@@ -1,88 +1,69 @@
-"""Where a workspace's bytes lie: what the store asks of a disk, and of an object store alike.
+"""The contract between the store and a storage backend, such as a disk or an object store.
 
-Everything is named by its path inside the workspace. What is published is complete or absent, and never changes
-afterwards, but for the few files that `replace` writes.
+Every file is named by its path inside the workspace. A stored file is complete or absent; only `put` replaces one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 TEMPORARY = ".tmp-"
+"""Prefix of files that are not complete yet."""
 
 QUARANTINE = "quarantine"
+"""Folder of damaged files."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file as a listing tells of it."""
+    """Describes one listed file."""
 
-    inside: str
+    path: str
     bytes: int
-    changed: float
-    """In seconds since 1970."""
+    modified: float
+    """Seconds since 1970."""
     packed: bool = False
-    """It stands in a larger file, whose bytes are told of by themselves."""
+    """The file is part of a pack, which is listed with its own size."""
 
 
 class StorageBackend(Protocol):
+    """Stores the files of one workspace. A new backend is a class with these members and a line in store.BACKENDS."""
+
     root: Path
-    """On this machine: the workspace itself, or the cache of one that lies elsewhere."""
+    """Local folder: the workspace itself, or the cache of a remote workspace."""
     address: str
-    """As a person names the workspace."""
-    far: bool
-    """Whether files are copied to this machine to be read."""
+    """The workspace as the user writes it."""
+    is_remote: bool
+    """Files must be copied to `root` before they are read."""
 
     def check(self) -> None:
-        """Before any work: can it be written to, and does it keep the first of two writers?"""
+        """Raises ExperimentError if the workspace is not writable or `put_if_absent` overwrites."""
 
-    def read(self, inside: str) -> bytes | None:
-        """A small file; None where there is none that can be read."""
+    def read(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """Returns the content of small files; files that are missing or unreadable are left out."""
         ...
 
-    def texts(self, insides: Sequence[str]) -> dict[str, bytes]:
-        """Small files, those that are there."""
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Returns the sizes of the files that exist."""
         ...
 
-    def sizes(self, insides: Sequence[str]) -> dict[str, int]:
-        """Of the files that are there."""
+    def list(self, folder: str = "") -> Iterator[FileInfo]:
+        """Yields every file below a folder."""
         ...
 
-    def local_path(self, inside: str) -> Path | None:
-        """Where this machine can read it, fetched if need be; None where there is none."""
+    def put_if_absent(self, path: str, content: bytes) -> bool:
+        """Stores a small file and returns True; returns False if the file exists. Atomic between all writers."""
         ...
 
-    def fetch(self, insides: Sequence[str]) -> None:
-        """Many that will be read soon, at once."""
+    def put(self, files: Mapping[str, bytes | Path]) -> None:
+        """Stores complete files by path and replaces earlier ones. A local file is moved under `root`."""
 
-    def refetch(self, inside: str) -> bool:
-        """Fetch again what is a copy; False where there is nothing that it is a copy of."""
+    def get(self, paths: Sequence[str]) -> set[str]:
+        """Copies files into `root`, replaces earlier copies, and returns the copied paths; a disk copies none."""
         ...
 
-    def names(self, folder: str) -> list[str]:
-        """Of the files and folders in a folder, sorted."""
-        ...
-
-    def walk(self, folder: str = "") -> Iterator[FileInfo]:
-        """Every file under a folder."""
-        ...
-
-    def publish(self, places: Mapping[Path, str], folder: str) -> None:
-        """Complete files, from this machine to where they belong, all under `folder`."""
-
-    def create(self, inside: str, text: str | bytes) -> bool:
-        """Publish a small file if none is there; False if one is."""
-        ...
-
-    def replace(self, inside: str, text: str) -> None: ...
-
-    def quarantine(self, insides: Iterable[str]) -> None:
-        """Into quarantine: a person may want to see what happened."""
-
-    def remove(self, insides: Iterable[str]) -> None: ...
-
-    def tidy(self) -> None:
-        """Empty folders go."""
+    def delete(self, paths: Sequence[str]) -> None:
+        """Deletes the files that exist."""

@@ -1,7 +1,7 @@
-"""Many small units become few large files: packed, read back through the index, and only then removed.
+"""Packs many small units into few large files, reads them back through the index, and only then removes them.
 
-Killed anywhere, nothing is lost: a unit stands loose, or packed, or both. On a disk the loose files stay for a day,
-for readers that were told of them; of an object store, readers have copies.
+A kill loses nothing: a unit is loose, packed, or both. On a disk the loose files stay for a day, for processes that
+are about to read them; readers of an object store have copies.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from amalgam.pipeline.storage.packing import FOLDER, may_be_packed
 from amalgam.pipeline.storage.store import Record, Store
 
 SMALL = 4 << 20
-"""Files up to so many bytes are packed,"""
+"""Size limit of a packed file."""
 
 PACK_BYTES = 64 << 20
-"""into files of about so many."""
+"""Approximate size of a pack."""
 
 LEAST = 16
-"""Loose units that make it worth while."""
+"""Number of loose units from which a folder is packed."""
 
 AT_ONCE = 256
-"""Units whose files are fetched together."""
+"""Number of units whose files are fetched together."""
 
 
 @dataclass(frozen=True)
 class PackCandidates:
-    """Small units of a folder, by their records."""
+    """The small units of a folder, by the paths of their records."""
 
     folder: str
     new: tuple[str, ...]
     packed: tuple[str, ...]
-    """These stand in a pack too: whoever packed them was stopped before the end."""
+    """Units that are packed already: an earlier run was stopped before it removed their loose files."""
 
 
 def loose_units(store: Store, entries: Iterable[FileInfo]) -> Iterator[PackCandidates]:
-    """Folders in which many small units stand."""
+    """Yields the folders with many small units."""
     large: set[str] = set()
     records: dict[str, list[str]] = {}
     for entry in entries:
-        folder, _, name = entry.inside.rpartition("/")
+        folder, _, name = entry.path.rpartition("/")
         if may_be_packed(folder) and not entry.packed:
             if name.endswith(".json"):
-                records.setdefault(folder, []).append(entry.inside)
+                records.setdefault(folder, []).append(entry.path)
             elif entry.bytes > SMALL:
-                large.add(entry.inside.rpartition("-")[0] + ".json")
+                large.add(entry.path.rpartition("-")[0] + ".json")
     for folder, insides in sorted(records.items()):
-        known = store.backend.index(folder, anew=True).texts
-        packed = tuple(inside for inside in sorted(insides) if inside in known)
-        new = tuple(inside for inside in sorted(insides) if inside not in large and inside not in known)
+        texts = store.backend.index(folder, refresh=True).texts
+        packed = tuple(inside for inside in sorted(insides) if inside in texts)
+        new = tuple(inside for inside in sorted(insides) if inside not in large and inside not in texts)
         if packed or len(new) >= LEAST:
             yield PackCandidates(folder, new if len(new) >= LEAST else (), packed)
 
 
 def compact(store: Store, loose: PackCandidates) -> int:
-    """How many units were packed. Those that are damaged or not whole stay as they are."""
+    """Packs the units and returns their number; damaged and incomplete units stay loose."""
     texts: dict[str, str] = {}
     pieces: dict[str, tuple[str, int, int]] = {}
     packs: dict[str, int] = {}
@@ -80,13 +80,17 @@ Group = dict[str, tuple[Record, str]]
 
 
 def _small_units(store: Store, loose: PackCandidates) -> Iterator[tuple[str, Record, str]]:
-    """Those of one file that is what was written."""
+    """Yields the units of one small file that matches its digest."""
     for start in range(0, len(loose.new), AT_ONCE):
-        some = loose.new[start : start + AT_ONCE]
-        texts = store.backend.inner.texts(some)
-        found = {store.inside(path): one for path, one in store.records([store.root / name for name in some]).items()}
-        small = {name: one for name, one in found.items() if len(one.files) == 1 and one.files[0].bytes <= SMALL}
-        store.backend.fetch([one.files[0].path for one in small.values()])
+        batch = loose.new[start : start + AT_ONCE]
+        texts = store.backend.inner.read(batch)
+        records = {
+            store.inside(path): record for path, record in store.records([store.root / p for p in batch]).items()
+        }
+        small = {
+            p: record for p, record in records.items() if len(record.files) == 1 and record.files[0].bytes <= SMALL
+        }
+        store.backend.fetch([record.files[0].path for record in small.values()])
         for name, record in small.items():
             if name in texts and store.check_file(record.files[0]) is None:
                 yield name, record, texts[name].decode()
@@ -117,20 +121,20 @@ def _publish(store: Store, folder: str, group: Mapping[str, tuple[Record, str]])
                 digest.update(content)
                 size += pack.write(content)
         inside = f"{target}/{digest.hexdigest()[:20]}.pack"
-        store.backend.publish({temporary: inside}, target)
+        store.backend.put({inside: temporary})
     finally:
         temporary.unlink(missing_ok=True)
     return inside, size
 
 
 def _remove(store: Store, loose: PackCandidates) -> None:
-    """Records that say what their packed ones say; and files where no reader holds on to them."""
+    """Removes loose records that equal their packed ones, and their files where no other process may read them."""
     index = store.backend.index(loose.folder)
-    there = store.backend.inner.texts([inside for inside in (*loose.packed, *loose.new) if inside in index.texts])
-    same = [inside for inside, text in there.items() if text == index.texts[inside].encode()]
-    store.backend.inner.remove(same)
-    if store.backend.far:
-        store.backend.inner.remove(sorted(_files(index.texts[inside] for inside in same) & index.pieces.keys()))
+    contents = store.backend.inner.read([path for path in (*loose.packed, *loose.new) if path in index.texts])
+    same = [path for path, content in contents.items() if content == index.texts[path].encode()]
+    store.backend.inner.delete(same)
+    if store.backend.is_remote:
+        store.backend.inner.delete(sorted(_files(index.texts[path] for path in same) & index.pieces.keys()))
 
 
 def _files(texts: Iterable[str]) -> set[str]:

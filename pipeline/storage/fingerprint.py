@@ -1,20 +1,24 @@
-"""Identity: canonical JSON -> sha256, the only place where a fingerprint is made.
+"""Fingerprints: the sha256 of an identity's canonical JSON, and digests of files.
 
-Never pickles, paths, times or live objects: what goes in is plain data that a person can read in a manifest.
+An identity is plain data that a manifest shows: no pickles, paths, times or live objects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ABSENT = object()  # a field that is not there is not a field that is null
+from amalgam.pipeline.storage.local import atomic_write
 
-LENGTH = 20  # hex digits: 80 bits, enough for any workspace and short enough to read aloud
+ABSENT = object()  # an absent field differs from a null
+
+LENGTH = 20  # hex digits: 80 bits
 
 DIGEST = re.compile(r"[0-9a-f]{16,}")
 
@@ -33,7 +37,7 @@ def file_digest(path: Path) -> str:
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted path, "old -> new") for every leaf in which two identities differ, in order."""
+    """Yields (dotted path, "old -> new") for every leaf in which two identities differ, in order."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
             yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
@@ -49,5 +53,47 @@ def _shown(value: Any, limit: int = 40) -> str:
         return "nothing"
     text = value if isinstance(value, str) else canonical(value)
     if DIGEST.fullmatch(text):
-        return text[:8]  # as much as a person compares
+        return text[:8]
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# ---- files outside the workspace
+
+SETTLED_SECONDS = 2.0  # a newer file could change again within the clock's resolution: its digest is not stored
+
+
+class FileDigests:
+    """Caches digests of source and model files, so that `plan` does not read gigabytes again.
+
+    The key of a digest is the exact file: device, inode, size, and both times to the nanosecond.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digests: dict[str, str] | None = None
+        self._fresh: dict[str, str] = {}
+
+    def __call__(self, path: Path) -> str:
+        stat = path.stat()
+        key = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+        if self._digests is None:
+            self._digests = self._stored()
+        if key not in self._digests:
+            self._digests[key] = file_digest(path)
+            if time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_SECONDS:
+                self._fresh[key] = self._digests[key]
+        return self._digests[key]
+
+    def save(self) -> None:
+        """Stores new digests; a failure costs only time later."""
+        if self._fresh:
+            with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
+                temporary.write_text(json.dumps({**self._stored(), **self._fresh}))
+        self._fresh = {}
+
+    def _stored(self) -> dict[str, str]:
+        try:
+            raw = json.loads(self._path.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return {str(key): str(digest) for key, digest in raw.items()} if isinstance(raw, dict) else {}

@@ -1,4 +1,4 @@
-"""A workspace on a disk, local or shared: written aside, synced, and published by linking or renaming."""
+"""A workspace on a local or shared disk; every file appears by a link or a rename."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
+from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 
 
 class LocalStorage:
-    far = False
+    is_remote = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -28,130 +28,134 @@ class LocalStorage:
             probe.unlink()
         except OSError as error:
             raise ExperimentError(
-                f"the workspace cannot be written to: {error.strerror}",
+                f"the workspace is not writable: {error.strerror}",
                 where=str(self.root),
-                fix="change its permissions, or give another: execution.workspace=DIR",
+                fix="change its permissions, or set execution.workspace=DIR",
             ) from error
 
-    # ---- reading
-
-    def read(self, inside: str) -> bytes | None:
-        try:
-            return (self.root / inside).read_bytes()
-        except OSError:
-            return None
-
-    def texts(self, insides: Sequence[str]) -> dict[str, bytes]:
-        found = ((inside, self.read(inside)) for inside in insides)
-        return {inside: text for inside, text in found if text is not None}
-
-    def sizes(self, insides: Sequence[str]) -> dict[str, int]:
-        found = {}
-        for inside in insides:
+    def read(self, paths: Sequence[str]) -> dict[str, bytes]:
+        contents = {}
+        for path in paths:
             with contextlib.suppress(OSError):
-                found[inside] = (self.root / inside).stat().st_size
-        return found
+                contents[path] = (self.root / path).read_bytes()
+        return contents
 
-    def local_path(self, inside: str) -> Path | None:
-        return self.root / inside  # whoever opens it finds out whether it is there
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        sizes = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                sizes[path] = (self.root / path).stat().st_size
+        return sizes
 
-    def fetch(self, insides: Sequence[str]) -> None:
-        """They are here."""
-
-    def refetch(self, inside: str) -> bool:  # noqa: ARG002  it is the thing itself
-        return False
-
-    def names(self, folder: str) -> list[str]:
-        try:
-            return sorted(path.name for path in (self.root / folder).iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def walk(self, folder: str = "") -> Iterator[FileInfo]:
-        for inside, _, names in sorted(os.walk(self.root / folder)):
+    def list(self, folder: str = "") -> Iterator[FileInfo]:
+        for parent, _, names in sorted(os.walk(self.root / folder)):
             for name in sorted(names):
-                path = Path(inside) / name
+                path = Path(parent) / name
                 with contextlib.suppress(OSError):
                     stat = path.stat()
-                    yield FileInfo(str(path.relative_to(self.root)), stat.st_size, stat.st_mtime)
+                    yield FileInfo(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime)
 
-    # ---- writing
-
-    def publish(self, places: Mapping[Path, str], folder: str) -> None:
-        targets = {path: self.root / inside for path, inside in places.items()}
-        for path, target in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)  # the name holds the digest: what stood there has, or should have had, these bytes
-        for parent in sorted({target.parent for target in targets.values()} | {self.root / folder}):
-            sync_folder(parent)
-
-    def create(self, inside: str, text: str | bytes) -> bool:
-        path = self.root / inside
-        if path.exists():  # where there are no hard links, the last writer would win
+    def put_if_absent(self, path: str, content: bytes) -> bool:
+        target = self.root / path
+        if target.exists():
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(path.parent)
+        make_folder(target.parent)
+        temporary = temporary_path(target.parent)
         try:
-            _write_synced(temporary, text)
+            _write_synced(temporary, content)
             try:
-                os.link(temporary, path)
+                os.link(temporary, target)
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: rename is atomic too, only the last writer wins
-                temporary.replace(path)
+            except OSError:  # a file system without hard links: the rename is atomic too, but the last writer wins
+                temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        sync(target.parent)
         return True
 
-    def replace(self, inside: str, text: str) -> None:
-        path = self.root / inside
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(path.parent)
-        try:
-            _write_synced(temporary, text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
-
-    def quarantine(self, insides: Iterable[str]) -> None:
-        for path in (self.root / inside for inside in insides):
-            if path.exists():
-                target = self.root / QUARANTINE
-                target.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(target / f"{uuid.uuid4().hex[:8]}-{path.name}")
-
-    def remove(self, insides: Iterable[str]) -> None:
-        for path in (self.root / inside for inside in insides):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+    def put(self, files: Mapping[str, bytes | Path]) -> None:
+        changed: set[Path] = set()
+        for path, content in files.items():
+            target = self.root / path
+            changed |= {target.parent, *make_folder(target.parent)}
+            if isinstance(content, Path):
+                content.replace(target)
             else:
-                path.unlink(missing_ok=True)
+                temporary = temporary_path(target.parent)
+                try:
+                    _write_synced(temporary, content)
+                    temporary.replace(target)
+                finally:
+                    temporary.unlink(missing_ok=True)
+        for folder in sorted(changed):
+            sync(folder)
 
-    def tidy(self) -> None:
-        for folder, _, _ in os.walk(self.root, topdown=False):
-            if folder != str(self.root) and not any(Path(folder).iterdir()):
-                with contextlib.suppress(OSError):  # somebody writes there
-                    Path(folder).rmdir()
+    def get(self, paths: Sequence[str]) -> set[str]:  # noqa: ARG002 - `root` is the workspace itself
+        return set()
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            (self.root / path).unlink(missing_ok=True)
+
+
+def remove_empty_folders(root: Path) -> None:
+    for folder, _, _ in os.walk(root, topdown=False):
+        if folder != str(root) and not any(Path(folder).iterdir()):
+            with contextlib.suppress(OSError):  # another process writes there
+                Path(folder).rmdir()
+
+
+# ---- atomic writes
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yields a temporary path next to `path` for a file or folder, and renames it to `path` after the block.
+
+    If the block raises an exception, the temporary is removed and `path` stays as it is.
+    """
+    temporary = temporary_path(path.parent)
+    make_folder(path.parent)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def temporary_path(folder: Path) -> Path:
-    """A name that nobody else uses, for what is not complete yet."""
+    """Returns a unique name in the folder for a file that is not complete yet."""
     return folder / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
-def _write_synced(path: Path, text: str | bytes) -> None:
-    with path.open("wb") as file:
-        file.write(text.encode() if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
+def make_folder(folder: Path) -> set[Path]:
+    """Creates a folder and its parents; returns the folders with a new entry, which are still to be synced."""
+    parents = set()
+    for level in (folder, *folder.parents):
+        if level.exists():
+            break
+        parents.add(level.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    return parents
 
 
-def sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,8 +1,7 @@
 """A workspace in an object store: S3, Google Cloud Storage or Azure, through obstore.
 
-Each object is one put of complete bytes; records are put only if absent, so that the first of two writers wins. Nothing
-is renamed, and listings only save requests. Files are copied to this machine once and read there: their digests tell
-whether a copy is what was written.
+Each object is one put of complete bytes, nothing is renamed, and records use conditional puts. Files are copied once
+to this machine's cache and read there; digests verify the copies.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -19,39 +17,34 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
-from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
+from amalgam.pipeline.storage.backend import FileInfo
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import temporary_path
 
 ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
-"""Where the environment names a server other than the maker's own."""
+"""Environment variables that name a server other than the provider's own."""
 
 PROBE = "put-if-absent.json"
-"""Put anew by every command that works: that it stands already is the answer which is hoped for."""
+"""Object that `check` puts twice: the second put must be refused."""
 
 AT_ONCE = 32
-"""Requests."""
+"""Number of parallel requests."""
 
 FEW = 16
-"""So many files of a folder are asked for one by one; of more, a listing is taken first."""
+"""Up to this number of files one request each is sent; for more, their folders are listed first."""
 
-ONE_PUT = 1 << 30
-"""A larger file is put in parts, which appear together once the last is there."""
-
+MULTIPART_BYTES = 1 << 30
+"""Larger files are uploaded in parts, which become visible together."""
 
 RECENT_SECONDS = 30.0
-"""As long as this a listing is believed; what it does not show is asked for by name, and what we remove ends it."""
+"""Lifetime of a cached listing. Files that it lacks are requested by name; a deletion clears it."""
 
 
 T = TypeVar("T")
 
 
-def is_object_store(workspace: str) -> bool:
-    return workspace.startswith(tuple(ENDPOINTS))
-
-
 class ObjectStorage:
-    far = True
+    is_remote = True
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -69,9 +62,9 @@ class ObjectStorage:
                 f"a workspace in {scheme}:// needs obstore", where=self.address, fix=f"pip install 'amalgam[{scheme}]'"
             ) from error
         self.root = cache_folder(self.address)
-        self._seen: dict[str, tuple[float, dict[str, int]]] = {}
+        self._listings: dict[str, tuple[float, dict[str, int]]] = {}
 
-    # ---- the connection
+    # ---- requests
 
     @cached_property
     def _client(self) -> Any:
@@ -80,8 +73,8 @@ class ObjectStorage:
         plain = (_endpoint(self.address) or "").startswith("http://")
         return from_url(self.address, client_options={"allow_http": plain})
 
-    def _ask(self, inside: str, work: Callable[[Any], T]) -> T | None:
-        """None where there is no such object. A store that does not answer is no store without it."""
+    def _request(self, path: str, work: Callable[[Any], T]) -> T | None:
+        """Returns None if the object does not exist; any other failure raises, so an outage is not an empty store."""
         from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
         try:
@@ -89,208 +82,178 @@ class ObjectStorage:
         except (NotFoundError, FileNotFoundError):
             return None
         except (PermissionDeniedError, UnauthenticatedError, BaseError) as error:
-            said = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:300]  # a query may hold a signature
+            message = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:300]  # a query may hold a signature
             raise AmalgamError(
-                f"the object store does not do what is asked ({type(error).__name__}): {said}",
-                where=f"{self.address}/{inside}",
+                f"the object store refused a request ({type(error).__name__}): {message}",
+                where=f"{self.address}/{path}",
                 fix="check the address, AWS_ENDPOINT_URL and the keys in the environment, then run it again",
             ) from error
 
-    def _all(self, work: Callable[[str], T], insides: Sequence[str]) -> list[T]:
-        if len(insides) < 2:
-            return [work(inside) for inside in insides]
-        with ThreadPoolExecutor(min(AT_ONCE, len(insides))) as workers:
-            return list(workers.map(work, insides))
+    def _parallel(self, work: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+        if len(paths) < 2:
+            return [work(path) for path in paths]
+        with ThreadPoolExecutor(min(AT_ONCE, len(paths))) as workers:
+            return list(workers.map(work, paths))
 
     def check(self) -> None:
-        """A store that overwrites where it was asked to put if absent would let the last writer win in silence."""
-        if self.create(PROBE, "{}\n") and self.create(PROBE, "{}\n"):
+        """Raises if the store overwrites: then the last of two writers would win unnoticed."""
+        if self.put_if_absent(PROBE, b"{}\n") and self.put_if_absent(PROBE, b"{}\n"):
             raise ExperimentError(
-                "this object store does not put if absent (If-None-Match: *)",
+                "this object store does not support conditional writes (If-None-Match)",
                 where=self.address,
-                fix="a store that does (S3, Google Cloud Storage, Azure, MinIO, newer Ceph), or a shared disk",
+                fix="use a store that does (S3, Google Cloud Storage, Azure, MinIO, newer Ceph), or a shared disk",
             )
         self.root.mkdir(parents=True, exist_ok=True)
 
     # ---- reading
 
-    def read(self, inside: str) -> bytes | None:
+    def read(self, paths: Sequence[str]) -> dict[str, bytes]:
+        wanted = list(paths)
+        if len(wanted) > FEW:
+            listed = self._listed(wanted)
+            wanted = [path for path in wanted if path in listed]
+        contents = zip(wanted, self._parallel(self._read, wanted), strict=True)
+        return {path: content for path, content in contents if content is not None}
+
+    def _read(self, path: str) -> bytes | None:
         import obstore
 
-        return self._ask(inside, lambda client: bytes(obstore.get(client, inside).bytes()))
+        return self._request(path, lambda client: bytes(obstore.get(client, path).bytes()))
 
-    def texts(self, insides: Sequence[str]) -> dict[str, bytes]:
-        asked = list(insides)
-        if len(asked) > FEW:
-            listed = self._listed(asked)
-            asked = [inside for inside in asked if inside in listed]
-        found = zip(asked, self._all(self.read, asked), strict=True)
-        return {inside: text for inside, text in found if text is not None}
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        listed = self._listed(paths) if len(paths) > FEW else {}
+        sizes = {path: listed[path] for path in paths if path in listed}
+        rest = [path for path in paths if path not in sizes]
+        requested = zip(rest, self._parallel(self._size, rest), strict=True)
+        return sizes | {path: size for path, size in requested if size is not None}
 
-    def sizes(self, insides: Sequence[str]) -> dict[str, int]:
-        listed = self._listed(insides) if len(insides) > FEW else {}
-        found = {inside: listed[inside] for inside in insides if inside in listed}
-        rest = [inside for inside in insides if inside not in found]
-        asked = zip(rest, self._all(self._size, rest), strict=True)
-        return found | {inside: size for inside, size in asked if size is not None}
-
-    def _size(self, inside: str) -> int | None:
+    def _size(self, path: str) -> int | None:
         import obstore
 
-        return self._ask(inside, lambda client: int(obstore.head(client, inside)["size"]))
+        return self._request(path, lambda client: int(obstore.head(client, path)["size"]))
 
-    def _listed(self, insides: Iterable[str]) -> dict[str, int]:
-        """Sizes by the folders that these files stand in, each listed once."""
+    def _listed(self, paths: Iterable[str]) -> dict[str, int]:
+        """Returns the sizes of all files in the folders of these paths; each folder is listed once."""
         now = time.monotonic()
-        folders = sorted({inside.rpartition("/")[0] for inside in insides})
-        recent = {folder: sizes for folder, (when, sizes) in list(self._seen.items()) if now - when < RECENT_SECONDS}
-        known = {folder: recent[folder] for folder in folders if folder in recent}
+        folders = sorted({path.rpartition("/")[0] for path in paths})
+        recent = {
+            folder: sizes for folder, (when, sizes) in list(self._listings.items()) if now - when < RECENT_SECONDS
+        }
+        listings = {folder: recent[folder] for folder in folders if folder in recent}
         old = [folder for folder in folders if folder not in recent]
-        for folder, found in zip(old, self._all(self.files_under, old), strict=True):
-            known[folder] = {entry.inside: entry.bytes for entry in found}
-            self._seen[folder] = now, known[folder]
-        return {inside: size for sizes in known.values() for inside, size in sizes.items()}
+        for folder, entries in zip(old, self._parallel(self.files_below, old), strict=True):
+            listings[folder] = {entry.path: entry.bytes for entry in entries}
+            self._listings[folder] = now, listings[folder]
+        return {path: size for sizes in listings.values() for path, size in sizes.items()}
 
-    def files_under(self, folder: str) -> list[FileInfo]:
+    def files_below(self, folder: str) -> list[FileInfo]:
         import obstore
 
         def entries(client: Any) -> list[FileInfo]:
             return [_entry(meta) for chunk in obstore.list(client, folder or None, chunk_size=1000) for meta in chunk]
 
-        return self._ask(folder, entries) or []
+        return self._request(folder, entries) or []
 
-    def local_path(self, inside: str) -> Path | None:
-        path = self.root / inside
-        return path if path.exists() or self._fetch(inside) else None
-
-    def _fetch(self, inside: str) -> bool:
+    def list(self, folder: str = "") -> Iterator[FileInfo]:
+        """Lists the folders of the second level in parallel, because one listing returns page after page."""
         import obstore
 
-        path = self.root / inside
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(path.parent)
+        def level(path: str) -> Any:
+            return self._request(path, lambda client: obstore.list_with_delimiter(client, path or None))
 
-        def fetch(client: Any) -> bool:
+        folders, entries = [folder], []
+        for _ in range(2):
+            levels = [listing for listing in self._parallel(level, folders) if listing]
+            entries += [_entry(meta) for listing in levels for meta in listing["objects"]]
+            folders = [prefix for listing in levels for prefix in listing["common_prefixes"]]
+        entries += [entry for below in self._parallel(self.files_below, folders) for entry in below]
+        yield from sorted(entries, key=lambda entry: entry.path)
+
+    def get(self, paths: Sequence[str]) -> set[str]:
+        copied = zip(paths, self._parallel(self._get, paths), strict=True)
+        return {path for path, exists in copied if exists}
+
+    def _get(self, path: str) -> bool:
+        import obstore
+
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(target.parent)
+
+        def download(client: Any) -> bool:
             with temporary.open("wb") as file:
-                for chunk in obstore.get(client, inside).stream():
+                for chunk in obstore.get(client, path).stream():
                     file.write(chunk)
             return True
 
         try:
-            found = self._ask(inside, fetch)
-            if found:
-                temporary.replace(path)
+            exists = bool(self._request(path, download))
+            if exists:
+                temporary.replace(target)
+            else:
+                target.unlink(missing_ok=True)
         finally:
             temporary.unlink(missing_ok=True)
-        return bool(found)
-
-    def fetch(self, insides: Sequence[str]) -> None:
-        self._all(self.local_path, insides)
-
-    def refetch(self, inside: str) -> bool:
-        (self.root / inside).unlink(missing_ok=True)
-        return self._fetch(inside)
-
-    def names(self, folder: str) -> list[str]:
-        import obstore
-
-        found = self._ask(folder, lambda client: obstore.list_with_delimiter(client, folder))
-        paths = [*(meta["path"] for meta in found["objects"]), *found["common_prefixes"]] if found else []
-        return sorted(PurePosixPath(path).name for path in paths)
-
-    def walk(self, folder: str = "") -> Iterator[FileInfo]:
-        """Folder by folder of the second level, several at once: a listing goes a page at a time."""
-        import obstore
-
-        folders, found = [folder], list[FileInfo]()
-        for _ in range(2):
-            levels = self._all(
-                lambda one: self._ask(one, lambda c: obstore.list_with_delimiter(c, one or None)), folders
-            )
-            found += [_entry(meta) for level in levels if level for meta in level["objects"]]
-            folders = [prefix for level in levels if level for prefix in level["common_prefixes"]]
-        found += [entry for under in self._all(self.files_under, folders) for entry in under]
-        yield from sorted(found, key=lambda entry: entry.inside)
+        return exists
 
     # ---- writing
 
-    def publish(self, places: Mapping[Path, str], folder: str) -> None:  # noqa: ARG002  a name is a name
-        sources = {inside: path for path, inside in places.items()}
-        self._all(lambda inside: self._put(inside, sources[inside]), list(sources))
-        for inside, path in sources.items():
-            (self.root / inside).parent.mkdir(parents=True, exist_ok=True)
-            path.replace(self.root / inside)
-
-    def _put(self, inside: str, path: Path) -> None:
-        import obstore
-
-        parts = path.stat().st_size > ONE_PUT
-        self._ask(inside, lambda client: obstore.put(client, inside, path, use_multipart=parts))
-
-    def create(self, inside: str, text: str | bytes) -> bool:
-        """A put whose answer was lost and that is tried again finds itself: whoever is told False compares digests."""
+    def put_if_absent(self, path: str, content: bytes) -> bool:
+        """A retried put whose first answer was lost returns False; the caller then compares digests."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        content = text.encode() if isinstance(text, str) else text
-
         def put(client: Any) -> bool:
             with contextlib.suppress(AlreadyExistsError, PreconditionError, FileExistsError):
-                obstore.put(client, inside, content, mode="create")
+                obstore.put(client, path, content, mode="create")
                 return True
             return False
 
-        return bool(self._ask(inside, put))
+        return bool(self._request(path, put))
 
-    def replace(self, inside: str, text: str) -> None:
+    def put(self, files: Mapping[str, bytes | Path]) -> None:
+        """Uploads the files; a local file then moves into the cache."""
+        self._parallel(lambda path: self._put(path, files[path]), list(files))
+        for path, content in files.items():
+            if isinstance(content, Path):
+                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                content.replace(self.root / path)
+
+    def _put(self, path: str, content: bytes | Path) -> None:
         import obstore
 
-        self._ask(inside, lambda client: obstore.put(client, inside, text.encode(), use_multipart=False))
+        parts = isinstance(content, Path) and content.stat().st_size > MULTIPART_BYTES
+        self._request(path, lambda client: obstore.put(client, path, content, use_multipart=parts))
 
-    def quarantine(self, insides: Iterable[str]) -> None:
-        import obstore
+    def delete(self, paths: Sequence[str]) -> None:
+        """Local copies stay, because another process may be about to read them."""
+        self._listings.clear()
+        for start in range(0, len(paths), 1000):
+            batch = paths[start : start + 1000]
+            if not self._delete(batch) and len(batch) > 1:  # Google's batch stops at the first missing object
+                self._parallel(lambda path: self._delete([path]), batch)
 
-        def move(inside: str) -> None:
-            target = f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(inside).name}"
-            self._ask(inside, lambda client: obstore.copy(client, inside, target))
-            self.remove([inside])
-            (self.root / inside).unlink(missing_ok=True)
-
-        self._all(move, list(insides))
-
-    def remove(self, insides: Iterable[str]) -> None:
-        """Copies on this machine stay: a reader may have been told of them."""
-        self._seen.clear()
-        gone = list(insides)
-        for start in range(0, len(gone), 1000):
-            some = gone[start : start + 1000]
-            if not self._delete(some) and len(some) > 1:  # Google's stops at the first that is not there
-                self._all(lambda inside: self._delete([inside]), some)
-
-    def _delete(self, insides: Sequence[str]) -> bool:
-        """False: one of them was not there."""
+    def _delete(self, paths: Sequence[str]) -> bool:
+        """Returns False if one of the objects did not exist."""
         import obstore
 
         def delete(client: Any) -> bool:
-            obstore.delete(client, insides)
+            obstore.delete(client, list(paths))
             return True
 
-        return bool(self._ask(insides[0], delete))
-
-    def tidy(self) -> None:
-        """There are no folders."""
+        return bool(self._request(paths[0], delete))
 
 
 def cache_folder(address: str) -> Path:
-    """On this machine's own disk; it may be deleted whenever nothing runs."""
-    said = os.environ.get("AMALGAM_CACHE")
-    home = Path(said) if said else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amalgam"
-    known = fingerprint([address, _endpoint(address)])[:8]
-    return (home / f"{PurePosixPath(address).name}-{known}").absolute()
+    """Returns the local folder for copies of a workspace's files; it may be deleted while no command runs."""
+    configured = os.environ.get("AMALGAM_CACHE")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amalgam"
+    key = fingerprint([address, _endpoint(address)])[:8]
+    return ((Path(configured) if configured else cache) / f"{PurePosixPath(address).name}-{key}").absolute()
 
 
 def _endpoint(address: str) -> str | None:
-    """None on a disk, and where no other server is named."""
+    """Returns the server that the environment names for the address's scheme."""
     return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
 
 

@@ -1,34 +1,37 @@
-"""Small units of one folder, packed: their files in a few large ones, their records in one index.
+"""Packs: the files of many small units in a few large files, their records in one index.
 
-Beside the units stands packs/000000.gz, then 000001.gz and so on, each put only if absent: what an index says is added
-to those before it, or is gone. So no listing is needed, and nothing is ever overwritten. Packed units keep their paths:
-whoever asks for one is given its text, its size, or a copy of its file on this machine.
+Next to the units, packs/000000.gz, 000001.gz and so on are put only if absent; each adds entries to the earlier ones or
+removes some. No listing is needed, nothing is overwritten, and packed units keep their paths.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
-import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo, StorageBackend
-from amalgam.pipeline.storage.local import temporary_path
+from amalgam.pipeline.storage.local import remove_empty_folders, temporary_path
 from amalgam.pipeline.storage.object_store import cache_folder
 
 FOLDER = "packs"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class PackEntry:
+    """Locates a file in a pack."""
+
     pack: str
     offset: int
     bytes: int
@@ -36,148 +39,151 @@ class PackEntry:
 
 @dataclass
 class PackIndex:
-    """What the indexes of one folder say together. Every name is a path inside the workspace."""
+    """The combined indexes of one folder. Every name is a path inside the workspace."""
 
     read: int = 0
+    """Number of indexes that were read."""
     texts: dict[str, str] = field(default_factory=dict)
+    """Records of the packed units."""
     pieces: dict[str, PackEntry] = field(default_factory=dict)
+    """Files of the packed units."""
     packs: dict[str, int] = field(default_factory=dict)
-    """Their sizes."""
+    """Sizes of the packs."""
 
-    def add(self, said: Mapping[str, Any]) -> None:
-        for inside in said["gone"]:
-            self.texts.pop(inside, None)
-            self.pieces.pop(inside, None)
-        self.texts |= said["texts"]
-        self.packs |= said["packs"]
-        self.pieces |= {inside: PackEntry(str(p), int(o), int(b)) for inside, (p, o, b) in said["pieces"].items()}
+    def add(self, content: Mapping[str, Any]) -> None:
+        for path in content["gone"]:
+            self.texts.pop(path, None)
+            self.pieces.pop(path, None)
+        self.texts |= content["texts"]
+        self.packs |= content["packs"]
+        self.pieces |= {path: PackEntry(str(p), int(o), int(b)) for path, (p, o, b) in content["pieces"].items()}
 
     def lose(self, packs: Iterable[str]) -> None:
-        """Packs that are not there as they were written: what is in them must be made again."""
+        """Removes the files of missing or damaged packs, so that their units are computed again."""
         lost = set(packs)
-        self.pieces = {inside: piece for inside, piece in self.pieces.items() if piece.pack not in lost}
+        self.pieces = {path: entry for path, entry in self.pieces.items() if entry.pack not in lost}
 
 
 class PackedStorage:
-    """A place, and what is packed in it."""
+    """Adds packs, local copies and the quarantine to a backend.
+
+    Packed files take precedence; for a file that is neither packed nor loose, new indexes are read first.
+    """
 
     def __init__(self, inner: StorageBackend) -> None:
         self.inner = inner
-        self.root, self.address, self.far = inner.root, inner.address, inner.far
-        self._renewed: set[str] = set()
-        self._known: dict[str, PackIndex] = {}
+        self.root, self.address, self.is_remote = inner.root, inner.address, inner.is_remote
+        self._refetched: set[str] = set()
+        self._indexes: dict[str, PackIndex] = {}
         self._lock = threading.Lock()
-        """Units are worked on by several threads: an index is counted once."""
+        """Units run in several threads: each index is added once."""
 
     @cached_property
     def unpacked(self) -> Path:
-        return self.root if self.far else cache_folder(self.address)
+        return self.root if self.is_remote else cache_folder(self.address)
 
     # ---- the indexes
 
-    def index(self, folder: str, *, anew: bool = False) -> PackIndex:
-        """`anew`: another process may have packed since; then a look at the next number is taken."""
-        known = self._known.get(folder)
-        if known is None or anew:
+    def index(self, folder: str, *, refresh: bool = False) -> PackIndex:
+        """`refresh`: also reads indexes that another process has added since."""
+        index = self._indexes.get(folder)
+        if index is None or refresh:
             with self._lock:
-                known = self._known.setdefault(folder, PackIndex())
-                self._read_on(folder, known)
-        return known
+                index = self._indexes.setdefault(folder, PackIndex())
+                self._read_new(folder, index)
+        return index
 
-    def _read_on(self, folder: str, known: PackIndex) -> None:
-        before = known.read
-        while (said := self._read_index(f"{folder}/{FOLDER}/{known.read:06}")) is not None:
-            known.add(said)
-            known.read += 1
-        if known.read > before:
-            sizes = self.inner.sizes(list(known.packs))
-            known.lose(pack for pack, size in known.packs.items() if sizes.get(pack) != size)
+    def _read_new(self, folder: str, index: PackIndex) -> None:
+        before = index.read
+        while (content := self._read_index(f"{folder}/{FOLDER}/{index.read:06}")) is not None:
+            index.add(content)
+            index.read += 1
+        if index.read > before:
+            sizes = self.inner.sizes(list(index.packs))
+            index.lose(pack for pack, size in index.packs.items() if sizes.get(pack) != size)
 
     def _read_index(self, path: str) -> dict[str, Any] | None:
-        """None: there is no index of this number. One that is damaged has a copy; if that is too, it says nothing."""
-        text = self.inner.read(f"{path}.gz")
+        """Returns None if no index has this number. A damaged index is read from its copy; a damaged copy is empty."""
+        text = self.inner.read([f"{path}.gz"]).get(f"{path}.gz")
         if text is None:
             return None
-        return _parsed(text) or _parsed(self.inner.read(f"{path}.copy.gz") or b"") or _said()
+        copy = f"{path}.copy.gz"
+        return _parsed(text) or _parsed(self.inner.read([copy]).get(copy, b"")) or _content()
 
-    def add(self, folder: str, **said: Any) -> None:
-        """Under the next number that is free."""
-        text = gzip.compress(_signed(_said(**said)), mtime=0)
+    def add(self, folder: str, **content: Any) -> None:
+        """Publishes an index under the next free number."""
+        text = gzip.compress(_signed(_content(**content)), mtime=0)
         while True:
-            number = self.index(folder, anew=True).read
-            if self.inner.create(f"{folder}/{FOLDER}/{number:06}.gz", text):
+            number = self.index(folder, refresh=True).read
+            if self.inner.put_if_absent(f"{folder}/{FOLDER}/{number:06}.gz", text):
                 break
-        self.inner.create(f"{folder}/{FOLDER}/{number:06}.copy.gz", text)
-        self.index(folder, anew=True)
+        self.inner.put_if_absent(f"{folder}/{FOLDER}/{number:06}.copy.gz", text)
+        self.index(folder, refresh=True)
 
-    def _of(self, inside: str, *, anew: bool = False) -> PackIndex | None:
-        folder = inside.rpartition("/")[0]
-        return self.index(folder, anew=anew) if may_be_packed(folder) else None
+    def _index_of(self, path: str, *, refresh: bool = False) -> PackIndex | None:
+        folder = path.rpartition("/")[0]
+        return self.index(folder, refresh=refresh) if may_be_packed(folder) else None
 
-    def _text(self, inside: str, *, anew: bool = False) -> bytes | None:
-        index = self._of(inside, anew=anew)
-        text = index.texts.get(inside) if index else None
+    def _text(self, path: str) -> bytes | None:
+        index = self._index_of(path)
+        text = index.texts.get(path) if index else None
         return None if text is None else text.encode()
 
-    def _piece(self, inside: str, *, anew: bool = False) -> PackEntry | None:
-        index = self._of(inside, anew=anew)
-        return index.pieces.get(inside) if index else None
+    def _entry(self, path: str, *, refresh: bool = False) -> PackEntry | None:
+        index = self._index_of(path, refresh=refresh)
+        return index.pieces.get(path) if index else None
 
-    # ---- reading: what is packed stands first; what is neither packed nor loose may have been packed meanwhile
+    # ---- reading
 
-    def read(self, inside: str) -> bytes | None:
-        return self._text(inside) or self.inner.read(inside) or self._text(inside, anew=True)
+    def trusts(self, path: str) -> bool:
+        """Returns whether an index holds the record: the index has a digest of its own."""
+        index = self._index_of(path)
+        return index is not None and path in index.texts
 
-    def trusts(self, inside: str) -> bool:
-        """Whether the text there stands in an index, which holds a digest of all that it says."""
-        index = self._of(inside)
-        return index is not None and inside in index.texts
+    def read(self, paths: Sequence[str]) -> dict[str, bytes]:
+        return self._packed_or_loose(paths, self._text, self.inner.read)
 
-    def texts(self, insides: Sequence[str]) -> dict[str, bytes]:
-        return self._together(insides, self._text, self.inner.texts)
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        return self._packed_or_loose(paths, self._size, self.inner.sizes)
 
-    def sizes(self, insides: Sequence[str]) -> dict[str, int]:
-        return self._together(insides, self._size, self.inner.sizes)
-
-    def _size(self, inside: str) -> int | None:
-        index = self._of(inside)
+    def _size(self, path: str) -> int | None:
+        index = self._index_of(path)
         if index is None:
             return None
-        text, piece = index.texts.get(inside), index.pieces.get(inside)
-        return len(text.encode()) if text is not None else piece.bytes if piece else None
+        text, entry = index.texts.get(path), index.pieces.get(path)
+        return len(text.encode()) if text is not None else entry.bytes if entry else None
 
-    def _together(self, insides: Sequence[str], packed: Any, loose: Any) -> dict[str, Any]:
-        found = {inside: one for inside in insides if (one := packed(inside)) is not None}
-        rest = [inside for inside in insides if inside not in found]
-        found |= loose(rest)
-        rest = [inside for inside in rest if inside not in found]
-        for folder in {inside.rpartition("/")[0] for inside in rest}:
+    def _packed_or_loose(
+        self, paths: Sequence[str], packed: Callable[[str], T | None], loose: Callable[[Sequence[str]], dict[str, T]]
+    ) -> dict[str, T]:
+        values = {path: value for path in paths if (value := packed(path)) is not None}
+        values |= loose([path for path in paths if path not in values])
+        rest = [path for path in paths if path not in values]
+        for folder in {path.rpartition("/")[0] for path in rest}:
             if may_be_packed(folder):
-                self.index(folder, anew=True)
-        return found | {inside: one for inside in rest if (one := packed(inside)) is not None}
+                self.index(folder, refresh=True)
+        return values | {path: value for path in rest if (value := packed(path)) is not None}
 
-    def local_path(self, inside: str) -> Path | None:
-        here = self.root / inside
-        if here.exists():
-            return here
-        piece, path = self._piece(inside), None
-        if piece is None:
-            path = self.inner.local_path(inside)
-            if path is not None and path.exists():
-                return path
-            piece = self._piece(inside, anew=True)
-        return self._unpack(inside, piece) if piece else path
+    def local_path(self, path: str) -> Path | None:
+        """Returns where this machine can read the file, copied or unpacked if necessary; None if it does not exist."""
+        if (self.root / path).exists():
+            return self.root / path
+        entry = self._entry(path)
+        if entry is None and self.inner.get([path]):
+            return self.root / path
+        entry = entry or self._entry(path, refresh=True)
+        return self._unpack(path, entry) if entry else None
 
-    def _unpack(self, inside: str, piece: PackEntry) -> Path | None:
-        target = self.unpacked / inside
-        pack = None if target.exists() else self.inner.local_path(piece.pack)
+    def _unpack(self, path: str, entry: PackEntry) -> Path | None:
+        target = self.unpacked / path
+        pack = None if target.exists() else self.local_path(entry.pack)
         if pack is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = temporary_path(target.parent)
             try:
                 with pack.open("rb") as file:
-                    file.seek(piece.offset)
-                    temporary.write_bytes(file.read(piece.bytes))
+                    file.seek(entry.offset)
+                    temporary.write_bytes(file.read(entry.bytes))
                 temporary.replace(target)
             except FileNotFoundError:
                 return None
@@ -185,112 +191,126 @@ class PackedStorage:
                 temporary.unlink(missing_ok=True)
         return target if target.exists() else None
 
-    def fetch(self, insides: Sequence[str]) -> None:
-        packed = {inside: piece.pack for inside in insides if (piece := self._piece(inside))}
-        self.inner.fetch([*(inside for inside in insides if inside not in packed), *sorted(set(packed.values()))])
+    def fetch(self, paths: Sequence[str]) -> None:
+        """Copies the files that this machine lacks, all at once."""
+        if self.is_remote:
+            sources = {entry.pack if (entry := self._entry(path)) else path for path in paths}
+            self.inner.get([path for path in sorted(sources) if not (self.root / path).exists()])
 
-    def refetch(self, inside: str) -> bool:
-        piece = self._piece(inside)
-        if piece is None:
-            return self.inner.refetch(inside)
-        (self.unpacked / inside).unlink(missing_ok=True)
-        if piece.pack not in self._renewed:
-            self._renewed.add(piece.pack)
-            self.inner.refetch(piece.pack)
-        path, loose = self._unpack(inside, piece), self.root / inside
-        if path and path != loose and loose.exists() and loose.read_bytes() != path.read_bytes():
-            self.inner.quarantine([inside])
-        return path is not None
+    def refetch(self, path: str) -> bool:
+        """Replaces this machine's copy of a file; returns False if the file is not a copy."""
+        entry = self._entry(path)
+        if entry is None:
+            return bool(self.inner.get([path]))
+        (self.unpacked / path).unlink(missing_ok=True)
+        if entry.pack not in self._refetched:
+            self._refetched.add(entry.pack)
+            self.inner.get([entry.pack])
+        unpacked, loose = self._unpack(path, entry), self.root / path
+        if unpacked and unpacked != loose and loose.exists() and loose.read_bytes() != unpacked.read_bytes():
+            self._quarantine_loose([path])
+        return unpacked is not None
 
     def names(self, folder: str) -> list[str]:
-        names = set(self.inner.names(folder)) - {FOLDER}
+        """Returns the names of the files and folders in a folder, sorted."""
+        names = {entry.path.removeprefix(f"{folder}/").split("/")[0] for entry in self.inner.list(folder)} - {FOLDER}
         if may_be_packed(folder):
-            index = self.index(folder, anew=True)
-            names |= {inside.rpartition("/")[2] for inside in (*index.texts, *index.pieces)}
+            index = self.index(folder, refresh=True)
+            names |= {path.rpartition("/")[2] for path in (*index.texts, *index.pieces)}
         return sorted(names)
 
-    def walk(self, folder: str = "") -> Iterator[FileInfo]:
-        """Packed units as if they stood there; indexes and packs themselves, too, with the bytes that they add."""
-        loose = {entry.inside: entry for entry in self.inner.walk(folder)}
+    def list(self, folder: str = "") -> Iterator[FileInfo]:
+        """Yields packed units at their own paths, and indexes and packs with their sizes."""
+        loose = {entry.path: entry for entry in self.inner.list(folder)}
         yield from loose.values()
-        for first in [inside for inside in loose if inside.endswith(f"/{FOLDER}/000000.gz")]:
-            index = self.index(str(PurePosixPath(first).parents[1]), anew=True)
-            when = {pack: loose[pack].changed for pack in index.packs if pack in loose}
-            for inside, text in index.texts.items():
-                if inside not in loose:
-                    yield FileInfo(inside, len(text.encode()), loose[first].changed, packed=True)
-            for inside, piece in index.pieces.items():
-                if inside not in loose:
-                    yield FileInfo(inside, piece.bytes, when.get(piece.pack, 0.0), packed=True)
+        for first in [path for path in loose if path.endswith(f"/{FOLDER}/000000.gz")]:
+            index = self.index(str(PurePosixPath(first).parents[1]), refresh=True)
+            modified = {pack: loose[pack].modified for pack in index.packs if pack in loose}
+            for path, text in index.texts.items():
+                if path not in loose:
+                    yield FileInfo(path, len(text.encode()), loose[first].modified, packed=True)
+            for path, entry in index.pieces.items():
+                if path not in loose:
+                    yield FileInfo(path, entry.bytes, modified.get(entry.pack, 0.0), packed=True)
 
     # ---- writing
-
-    def create(self, inside: str, text: str | bytes) -> bool:
-        return self._text(inside) is None and self.inner.create(inside, text)
-
-    def quarantine(self, insides: Iterable[str]) -> None:
-        named = list(insides)
-        for inside in named:
-            text, piece = self._text(inside), self._piece(inside)
-            kept = f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(inside).name}"
-            path = self._unpack(inside, piece) if piece else None
-            if text is not None:
-                self.inner.create(kept, text)
-            elif path is not None:
-                copy = temporary_path(self.unpacked)
-                shutil.copyfile(path, copy)
-                self.inner.publish({copy: kept}, QUARANTINE)
-        self._forget(named)
-        self.inner.quarantine(named)
-
-    def remove(self, insides: Iterable[str]) -> None:
-        named = list(insides)
-        self._forget(named)
-        self.inner.remove(named)
-
-    def _forget(self, insides: Sequence[str]) -> None:
-        packed = [inside for inside in insides if self._text(inside) is not None or self._piece(inside)]
-        for inside in packed:
-            if self.unpacked != self.root:
-                (self.unpacked / inside).unlink(missing_ok=True)
-        for folder, gone in groupby(sorted(packed), key=lambda inside: inside.rpartition("/")[0]):
-            self.add(folder, gone=list(gone))
-
-    # ---- as the place itself does it
 
     def check(self) -> None:
         self.inner.check()
 
-    def publish(self, places: Mapping[Path, str], folder: str) -> None:
-        self.inner.publish(places, folder)
+    def put_if_absent(self, path: str, content: bytes) -> bool:
+        return self._text(path) is None and self.inner.put_if_absent(path, content)
 
-    def replace(self, inside: str, text: str) -> None:
-        self.inner.replace(inside, text)
+    def put(self, files: Mapping[str, bytes | Path]) -> None:
+        self.inner.put(files)
 
-    def tidy(self) -> None:
-        self.inner.tidy()
+    def delete(self, paths: Iterable[str]) -> None:
+        named = list(paths)
+        self._forget(named)
+        self.inner.delete(named)
+
+    def quarantine(self, paths: Iterable[str]) -> None:
+        """Moves files to the quarantine folder, where a person can inspect them."""
+        named = list(paths)
+        for path in named:
+            content, entry = self._text(path), self._entry(path)
+            if content is None and entry is not None:
+                unpacked = self._unpack(path, entry)
+                content = unpacked.read_bytes() if unpacked else None
+            if content is not None:
+                self.inner.put({_quarantined(path): content})
+                (self.unpacked / path).unlink(missing_ok=True)
+        self._forget(named)
+        self._quarantine_loose(named)
+
+    def _quarantine_loose(self, paths: Sequence[str]) -> None:
+        self.inner.get([path for path in paths if not (self.root / path).exists()])
+        for path in paths:
+            if (self.root / path).exists():
+                with contextlib.suppress(FileNotFoundError):  # another process was faster
+                    self.inner.put({_quarantined(path): self.root / path})
+        if self.is_remote:
+            self.inner.delete(paths)
+
+    def _forget(self, paths: Sequence[str]) -> None:
+        """Removes packed files from the index."""
+        packed = [path for path in paths if self._text(path) is not None or self._entry(path)]
+        for path in packed:
+            if self.unpacked != self.root:
+                (self.unpacked / path).unlink(missing_ok=True)
+        for folder, gone in groupby(sorted(packed), key=lambda path: path.rpartition("/")[0]):
+            self.add(folder, gone=list(gone))
+
+    def remove_empty_folders(self) -> None:
+        if not self.is_remote:
+            remove_empty_folders(self.root)
 
 
 def may_be_packed(folder: str) -> bool:
-    """Where units stand by the thousand; elsewhere nobody need look for an index."""
+    """Returns whether a folder can have thousands of units; other folders have no index."""
     return folder.endswith("/units") or (folder.startswith("tokens/") and folder.count("/") == 1)
 
 
-def _said(**said: Any) -> dict[str, Any]:
-    return {"texts": {}, "pieces": {}, "packs": {}, "gone": [], **said}
+def _quarantined(path: str) -> str:
+    return f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(path).name}"
 
 
-def _signed(said: Mapping[str, Any]) -> bytes:
-    body = json.dumps(said, ensure_ascii=False).encode()
+def _content(**content: Any) -> dict[str, Any]:
+    return {"texts": {}, "pieces": {}, "packs": {}, "gone": [], **content}
+
+
+def _signed(content: Mapping[str, Any]) -> bytes:
+    body = json.dumps(content, ensure_ascii=False).encode()
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Returns None if the index is damaged."""
     try:
         digest, _, body = gzip.decompress(text).partition(b"\n")
     except (OSError, EOFError, ValueError):
         return None
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return None
-    found: dict[str, Any] = json.loads(body)
-    return found
+    content: dict[str, Any] = json.loads(body)
+    return content

@@ -163,7 +163,7 @@ class Experiment:
         found = packable(self._run)
         units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
         folders = [loose.folder for loose in found]
-        return {"units": units, "folders": folders, "loose": not self._run.store.backend.far}
+        return {"units": units, "folders": folders, "loose": not self._run.store.backend.is_remote}
 
     @property
     def quarantine(self) -> str:

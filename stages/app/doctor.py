@@ -43,7 +43,7 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
         return [_row("experiment", error.what, error.fix or "")]
     rows = [_row("experiment", config.name)]
     looks = {"texts": _texts, "teachers": _teachers, "models": _models}
-    for what, look in (looks | ({"workspace": _workspace} if run.store.backend.far else {})).items():
+    for what, look in (looks | ({"workspace": _workspace} if run.store.backend.is_remote else {})).items():
         try:
             rows.append(_row(what, look(run)))
         except PendingDependencyError as unknown:

@@ -27,11 +27,11 @@ ROOMS = ("pins", QUARANTINE, "journals", "given")
 def list_artifacts(run: Run) -> dict[str, Any]:
     """Every finished result, what of it HEAD is, and the families of stage 1."""
     head = run.store.head()
-    entries = list(run.store.backend.walk())
-    sizes = {entry.inside: entry.bytes for entry in entries}
+    entries = list(run.store.backend.list())
+    sizes = {entry.path: entry.bytes for entry in entries}
     artifacts: list[dict[str, Any]] = []
     for stage in STAGES:
-        mine = [entry for entry in entries if entry.inside.startswith(f"{stage.name}/")]
+        mine = [entry for entry in entries if entry.path.startswith(f"{stage.name}/")]
         artifacts += _results(run, stage, head.get(stage.name, {}).get("fingerprint"), mine, sizes)
     return {
         "workspace": run.store.backend.address,
@@ -47,9 +47,9 @@ def _results(
 ) -> Iterator[dict[str, Any]]:
     held: dict[str, list[FileInfo]] = {}
     for entry in entries:
-        held.setdefault(entry.inside.split("/")[1], []).append(entry)
+        held.setdefault(entry.path.split("/")[1], []).append(entry)
     for name, mine in sorted(held.items()):
-        there = {entry.inside.split("/", 2)[-1] for entry in mine}
+        there = {entry.path.split("/", 2)[-1] for entry in mine}
         manifest = run.store.manifest(stage.name, name) if MANIFEST in there else None
         if manifest is None and "key.json" not in there:
             continue
@@ -99,7 +99,7 @@ def verify(run: Run) -> dict[str, Any]:
                 continue
             seen.add(file.path)
             files, size = files + 1, size + file.bytes
-            fault = run.store.check_file(file, renewed=True)
+            fault = run.store.check_file(file, refetch=True)
             if fault:
                 damaged.append({"path": file.path, "fault": fault})
                 run.store.quarantine(run.store.path(file))
@@ -107,11 +107,11 @@ def verify(run: Run) -> dict[str, Any]:
 
 
 def find_garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
-    entries = list(run.store.backend.walk())
+    entries = list(run.store.backend.list())
     records = list(_records(run, entries))
     found = list(_leftovers(run, entries, records))
     if unused:
-        kept, sizes = _in_use(run, records), {entry.inside: entry.bytes for entry in entries}
+        kept, sizes = _in_use(run, records), {entry.path: entry.bytes for entry in entries}
         found += [
             _item(inside, sizes[inside], "the last builds do not use it")
             for record_inside, record in records
@@ -124,9 +124,9 @@ def find_garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
 def remove(run: Run, found: list[dict[str, Any]]) -> None:
     """Records go before their files: what is left half-deleted reads as not committed."""
     whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
-    run.store.backend.remove(whole)
-    run.store.backend.inner.remove(row["path"] for row in found if "loose" in row)
-    run.store.backend.tidy()
+    run.store.backend.delete(whole)
+    run.store.backend.inner.delete([row["path"] for row in found if "loose" in row])
+    run.store.backend.remove_empty_folders()
 
 
 def _leftovers(
@@ -135,25 +135,25 @@ def _leftovers(
     """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
     packed = dict(_packed(run, entries))
     named = {file.path for _, record in records for file in record.files} | set(packed.values())
-    changed = {entry.inside: entry.changed for entry in entries}
+    changed = {entry.path: entry.modified for entry in entries}
     now = time.time()
     for entry in entries:
-        parts, old = entry.inside.split("/"), now - entry.changed > OLD_SECONDS
+        parts, old = entry.path.split("/"), now - entry.modified > OLD_SECONDS
         if any(part.startswith(TEMPORARY) for part in parts):
             if old:
-                yield _item(entry.inside, entry.bytes, "temporary, over a day old")
+                yield _item(entry.path, entry.bytes, "temporary, over a day old")
         elif parts[0] == QUARANTINE:
-            yield _item(entry.inside, entry.bytes, "quarantined")
-        elif entry.inside in packed and not entry.packed:
-            if now - changed.get(packed[entry.inside], now) > OLD_SECONDS:
-                yield _item(entry.inside, entry.bytes, "packed, over a day ago", loose=True)
-        elif _is_data(parts) and entry.inside not in named and old:
-            yield _item(entry.inside, entry.bytes, "no record names it, over a day old")
+            yield _item(entry.path, entry.bytes, "quarantined")
+        elif entry.path in packed and not entry.packed:
+            if now - changed.get(packed[entry.path], now) > OLD_SECONDS:
+                yield _item(entry.path, entry.bytes, "packed, over a day ago", loose=True)
+        elif _is_data(parts) and entry.path not in named and old:
+            yield _item(entry.path, entry.bytes, "no record names it, over a day old")
 
 
 def _packed(run: Run, entries: Sequence[FileInfo]) -> Iterator[tuple[str, str]]:
     """(path, pack) of every packed file."""
-    for folder in sorted({entry.inside.rpartition("/")[0] for entry in entries}):
+    for folder in sorted({entry.path.rpartition("/")[0] for entry in entries}):
         if may_be_packed(folder):
             yield from ((inside, piece.pack) for inside, piece in run.store.backend.index(folder).pieces.items())
 
@@ -165,11 +165,11 @@ def _is_data(parts: Sequence[str]) -> bool:
 
 def _records(run: Run, entries: Sequence[FileInfo] | None = None) -> Iterator[tuple[str, Record]]:
     """A record is asked for once its turn comes; of many, many at once."""
-    listed = run.store.backend.walk() if entries is None else entries
-    insides = [entry.inside for entry in listed if _may_be_record(entry.inside.split("/"))]
+    listed = run.store.backend.list() if entries is None else entries
+    insides = [entry.path for entry in listed if _may_be_record(entry.path.split("/"))]
     for start in range(0, len(insides), READ_AT_ONCE):
         paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
-        for path, record in run.store.records(list(paths), whole=False).items():
+        for path, record in run.store.records(list(paths), complete=False).items():
             yield paths[path], record
 
 
@@ -209,7 +209,7 @@ def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str,
 
 
 def packable(run: Run) -> list[PackCandidates]:
-    return list(loose_units(run.store, run.store.backend.walk()))
+    return list(loose_units(run.store, run.store.backend.list()))
 
 
 def pack(run: Run, found: Sequence[PackCandidates]) -> int:

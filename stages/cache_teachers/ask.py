@@ -58,7 +58,7 @@ def record_conflict(store: Store, console: Console, unit: Unit, ours: StoredFile
     )
     listed = ", ".join(f"{name} by up to {value:.3g}" for name, value in largest.items())
     console.note(f"unit {unit.name} was computed twice and differs ({listed}); the first is kept")
-    store.backend.remove([ours.path])
+    store.backend.delete([ours.path])
 
 
 def _largest_difference(store: Store, column: str, ours: StoredFile, first: StoredFile) -> float | None:

@@ -119,7 +119,7 @@ def _family_columns(inputs: GenerateInputs, family: Family, labels: Mapping[str,
 
 
 def _blocks(units: Sequence[Unit], store: Store) -> list[tuple[Family, pa.Table]]:
-    records = store.records([unit.record_path for unit in units], whole=False)
+    records = store.records([unit.record_path for unit in units], complete=False)
     for unit in units:
         if unit.record_path not in records:
             raise DamagedError(f"the record of generate {unit.name} is missing", path=str(unit.record_path))

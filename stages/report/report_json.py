@@ -191,7 +191,7 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
         teacher: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0} for teacher in teacher_of.values()
     }
     paths = {file.path: store.root / f"{file.path.rpartition('-')[0]}.json" for file in manifest.files}
-    records = store.records(list(paths.values()), whole=False)
+    records = store.records(list(paths.values()), complete=False)
     for file in manifest.files:
         record = records.get(paths[file.path])
         if record is None or "tokens" not in record.facts or "seconds" not in record.made:

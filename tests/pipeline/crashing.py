@@ -91,7 +91,7 @@ class KilledError(BaseException):
 def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch) -> bool:
     """True if the work ended before its n-th change to the store."""
     left = number
-    for name in ("_put", "create", "replace", "remove"):
+    for name in ("_put", "put_if_absent", "delete"):
         inner = getattr(ObjectStorage, name)
 
         def dying(*arguments: object, inner: Callable[..., object] = inner) -> object:

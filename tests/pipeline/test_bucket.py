@@ -35,7 +35,7 @@ def opened(address: str) -> Store:
 
 
 def objects(address: str) -> list[str]:
-    return [entry.inside for entry in opened(address).backend.walk()]
+    return [entry.path for entry in opened(address).backend.list()]
 
 
 def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -114,7 +114,7 @@ def impatient(store: Store, address: str, monkeypatch: pytest.MonkeyPatch) -> No
     from obstore.store import from_url
 
     client = from_url(address, client_options={"allow_http": True}, retry_config={"max_retries": 0})
-    monkeypatch.setitem(store.backend.__dict__, "_client", client)
+    monkeypatch.setitem(store.backend.inner.__dict__, "_client", client)
 
 
 def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server: S3) -> None:
@@ -122,7 +122,7 @@ def test_killed_between_data_and_record_the_unit_is_not_there(ours: str, server:
     dying = (
         "import os, sys; from pathlib import Path; from amalgam.pipeline.storage.object_store import ObjectStorage\n"
         "from amalgam.tests.pipeline.test_bucket import opened, put\n"
-        "ObjectStorage.create = lambda *_: os._exit(137)\n"
+        "ObjectStorage.put_if_absent = lambda *_: os._exit(137)\n"
         "put(opened(sys.argv[1]), 'one')"
     )
     assert subprocess.run([sys.executable, "-c", dying, ours], check=False).returncode == 137
@@ -150,7 +150,7 @@ def test_a_manifest_is_written_once(address: str) -> None:
     path = one.root / "stage/abc" / MANIFEST
     assert one.commit(path, Record("stage", (), {"by": "one"})).facts == {"by": "one"}
     assert other.commit(path, Record("stage", (), {"by": "other"})).facts == {"by": "one"}
-    assert not other.backend.create(f"stage/abc/{MANIFEST}", "whatever")
+    assert not other.backend.put_if_absent(f"stage/abc/{MANIFEST}", b"anything")
 
 
 # ---- damage
@@ -230,7 +230,7 @@ def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing
 def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(ours)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
-    monkeypatch.setattr(ObjectStorage, "files_under", lambda *_: [])
+    monkeypatch.setattr(ObjectStorage, "files_below", lambda *_: [])
     assert store.missing_files(Record("all", (*files, StoredFile("stage/abc/no", 1, "0" * 64)))) == [
         (StoredFile("stage/abc/no", 1, "0" * 64), "missing")
     ]
@@ -243,9 +243,9 @@ def test_of_many_that_are_removed_some_are_gone_already(address: str) -> None:
     store = opened(address)
     names = [f"stage/abc/some {n}.json" for n in range(300)]
     for name in names[::2]:
-        store.backend.create(name, "{}")
-    store.backend.create("stage/abc/stays.json", "{}")
-    store.backend.remove(names)
+        store.backend.put_if_absent(name, b"{}")
+    store.backend.put_if_absent("stage/abc/stays.json", b"{}")
+    store.backend.delete(names)
     assert objects(address) == ["stage/abc/stays.json"]
 
 
@@ -254,7 +254,7 @@ def test_a_listing_of_several_pages_is_whole(ours: str, server: S3) -> None:
     for number in range(2500):
         server.put(f"{prefix}/stage/abc/u{number:04}.json", b"{}")
     place = opened(ours).backend
-    assert len(list(place.walk())) == 2500
+    assert len(list(place.list())) == 2500
     assert len(place.names("stage/abc")) == 2500
     assert place.names("stage") == ["abc"]
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amalgam.pipeline.storage import file_digests as digests
-from amalgam.pipeline.storage.file_digests import FileDigests
-from amalgam.pipeline.storage.fingerprint import LENGTH, canonical, differences, file_digest, fingerprint
+from amalgam.pipeline.storage import fingerprint as digests
+from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, canonical, differences, file_digest, fingerprint
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 PLAIN = st.recursive(

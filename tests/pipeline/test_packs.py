@@ -64,12 +64,12 @@ def filled(workspace: str, units: int = UNITS) -> dict[Path, Record]:
 
 def pack_all(workspace: str) -> int:
     store = opened(workspace)
-    return sum(compact(store, loose) for loose in loose_units(store, store.backend.walk()))
+    return sum(compact(store, loose) for loose in loose_units(store, store.backend.list()))
 
 
 def without_loose_files(store: Store) -> None:
     """As gc leaves a disk when a day has gone by."""
-    store.backend.inner.remove(sorted(store.backend.index(FOLDER).pieces))
+    store.backend.inner.delete(sorted(store.backend.index(FOLDER).pieces))
 
 
 def assert_whole(store: Store, records: dict[Path, Record]) -> None:
@@ -91,7 +91,7 @@ def test_packed_units_are_what_they_were_and_few_files_remain(
     without_loose_files(opened(workspace))
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
     store = opened(workspace)
-    assert len(list(store.backend.inner.walk())) == 3  # a pack, its index, and a copy of that
+    assert len(list(store.backend.inner.list())) == 3  # a pack, its index, and a copy of that
     assert {path.name for path in records} == {path.name for path in store.units_in(store.root / FOLDER)}
     assert_whole(store, {store.root / FOLDER / path.name: record for path, record in records.items()})
     assert pack_all(workspace) == 0
@@ -145,10 +145,10 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
     store = opened(workspace)
     path, record = list(records.items())[7]
     piece = store.backend.index(FOLDER).pieces[record.files[0].path]
-    pack = store.backend.inner.local_path(piece.pack)
+    pack = store.backend.local_path(piece.pack)
     assert pack is not None
     flip_bit(pack, piece.offset + 5)
-    store.backend.inner.publish({pack: piece.pack}, f"{FOLDER}/packs")
+    store.backend.inner.put({piece.pack: pack.read_bytes()})
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "another machine"))
     other = opened(workspace)
     with pytest.raises(DamagedError, match="content"):
@@ -156,7 +156,7 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
     path = other.root / FOLDER / path.name
     assert other.record(path) == record
     assert other.missing_files(record) == [(record.files[0], "missing")]
-    assert [entry.bytes for entry in other.backend.walk("quarantine")] == [107]
+    assert [entry.bytes for entry in other.backend.list("quarantine")] == [107]
     put(other, 7)
     assert_whole(opened(workspace), {other.root / FOLDER / one.name: record for one, record in records.items()})
 
@@ -164,7 +164,7 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
 def test_an_index_that_is_damaged_has_a_copy(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)
-    opened(workspace).backend.inner.replace(f"{FOLDER}/packs/000000.gz", "garbage")
+    opened(workspace).backend.inner.put({f"{FOLDER}/packs/000000.gz": b"garbage"})
     assert_whole(opened(workspace), records)
 
 
@@ -173,7 +173,7 @@ def test_without_its_pack_a_unit_is_not_whole_and_may_be_made_again(workspace: s
     pack_all(workspace)
     store = opened(workspace)
     without_loose_files(store)
-    store.backend.inner.remove(store.backend.index(FOLDER).packs)
+    store.backend.inner.delete(list(store.backend.index(FOLDER).packs))
     shutil.rmtree(store.backend.unpacked, ignore_errors=True)
     assert opened(workspace).records(list(records)) == {}
     assert filled(workspace) == records

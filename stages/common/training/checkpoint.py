@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.execution.retry import is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.local import sync_folder
+from amalgam.pipeline.storage.local import sync
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
         digests = {name: _write_tensors(target / f"{name}.safetensors", table) for name, table in tables}
         body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
         _write_state(target / STATE, json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))
-    sync_folder(folder)
+    sync(folder)
     for _, older in _folders(folder):
         if older != target:
             # state.json goes first, so that a removal cut short leaves no checkpoint that looks complete.
@@ -142,9 +142,9 @@ def _write_state(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(path.parent)
+    sync(path.parent)
     aside.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _read_tensors(path: Path, digest: str) -> Tensors:

@@ -82,7 +82,7 @@ def _models(run: Run) -> str:
 def _workspace(run: Run) -> str:
     """One in an object store: is it reached, and does it keep the first of two writers?"""
     run.store.backend.check()
-    return f"{run.store.backend.address}: reached, puts if absent"
+    return f"{run.store.backend.address}: reached, supports conditional writes"
 
 
 def _disk() -> dict[str, str]:

@@ -1,13 +1,10 @@
-"""Texts given as an object, not as a file: written once as Parquet, under a name made of their content.
+"""Stores texts of in-memory objects as Parquet files named by their content.
 
-No library is imported for it: what counts is that the object gives Arrow tables. The columns that the corpus section
-names are kept, class numbers as the class's names.
+Any object that yields Arrow tables is accepted. The columns of the corpus section are stored, class numbers as names.
 """
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +14,7 @@ from amalgam.data.sources import nearest
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.storage.local import temporary_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,27 +25,27 @@ ROWS = 65_536
 NAME_LENGTH = 20
 
 
-def keep(given: Any, corpus: Corpus, folder: Path, part: str) -> Path:
-    """The file that holds them; equal texts in an equal order are one file, whatever they were given as."""
+def keep(texts: Any, corpus: Corpus, folder: Path, part: str) -> Path:
+    """Returns the file of these texts; equal texts in an equal order give one file for every kind of object."""
     import pyarrow.parquet as pq
 
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    temporary = temporary_path(folder)
     try:
         writer = None
-        for table in _even(_kept(table, corpus, part) for table in _tables(given, part)):
-            # Without Arrow's own schema, which tells apart what is the same text in another library's layout.
-            writer = writer or pq.ParquetWriter(aside, table.schema, compression="zstd", store_schema=False)
+        for table in _even(_kept(table, corpus, part) for table in _tables(texts, part)):
+            # Without Arrow's own schema, which differs between libraries for equal texts.
+            writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", store_schema=False)
             writer.write_table(table)
         if writer is None:
-            raise DataError(f"the {part} texts have no rows", where=_kind(given), fix="give some, or leave them out")
+            raise DataError(f"the {part} texts have no rows", where=_kind(texts), fix="add rows, or leave the part out")
         writer.close()
-        place = folder / f"{file_digest(aside)[:NAME_LENGTH]}.parquet"
-        if not place.exists():
-            aside.replace(place)
+        path = folder / f"{file_digest(temporary)[:NAME_LENGTH]}.parquet"
+        if not path.exists():
+            temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
-    return place
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 def _tables(given: Any, part: str) -> Iterator[pa.Table]:
@@ -61,14 +59,14 @@ def _tables(given: Any, part: str) -> Iterator[pa.Table]:
     if hasattr(given, "collect") and hasattr(given, "collect_schema"):  # a lazy frame
         given = given.collect()
     if not hasattr(given, "__arrow_c_stream__"):
-        fix = "a datasets.Dataset, a frame of Polars or pandas, an Arrow table; a path goes into corpus." + part
-        raise DataError(f"the {part} texts are of no kind that can be read", where=_kind(given), fix=fix)
+        fix = f"pass a datasets.Dataset, a Polars or pandas frame, or an Arrow table; set corpus.{part} to a path"
+        raise DataError(f"the {part} texts have an unknown type", where=_kind(given), fix=fix)
     for batch in pa.RecordBatchReader.from_stream(given):
         yield pa.Table.from_batches([batch])
 
 
 def _class_names(given: Any) -> dict[str, list[str]]:
-    """Columns of numbers that stand for classes, as datasets.ClassLabel has them."""
+    """Returns the class names of the columns of class numbers (datasets.ClassLabel)."""
     features = getattr(given, "features", None) or {}
     named = {column: getattr(feature, "names", None) for column, feature in features.items()}
     return {column: list(names) for column, names in named.items() if names}
@@ -85,17 +83,17 @@ def _named(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
 
 
 def _kept(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
-    """The columns that are read, as plain strings where they are text."""
+    """Selects the corpus columns and casts text to plain strings."""
     import pyarrow as pa
 
-    there = table.column_names
+    columns = table.column_names
     for name in [*corpus.text, *([] if corpus.id == "auto" else [corpus.id])]:
-        if name not in there:
-            near = nearest(name, there)
-            fix = f"override corpus.text or corpus.id; the columns are {', '.join(map(shown, near or there[:20]))}"
+        if name not in columns:
+            close = nearest(name, columns)
+            fix = f"override corpus.text or corpus.id; the columns are {', '.join(map(shown, close or columns[:20]))}"
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     wanted = [*corpus.text, corpus.id, corpus.label]
-    table = table.select([name for name in there if name in wanted])
+    table = table.select([name for name in columns if name in wanted])
     plain = [
         field.with_type(pa.large_string()) if _is_text(field.type) else field.with_nullable(True)
         for field in table.schema
@@ -111,7 +109,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _even(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in steps that do not depend on how they came."""
+    """Yields the rows in tables of ROWS rows, whatever the sizes of the given tables."""
     import pyarrow as pa
 
     waiting, rows = list[Any](), 0

@@ -37,7 +37,7 @@ REFUSED = "the command refuses this value, with exit 2"
 # field -> (overrides that change it and nothing else, the stages that then run, upstream-caused ones included).
 # Stages whose identity waits for one that is not current count: their state is not `current`.
 TABLE: dict[str, tuple[list[str], set[str] | str]] = {
-    "schema_version": (["schema_version=2"], REFUSED),
+    "schema_version": (["schema_version=1"], REFUSED),
     # corpus: read again; what comes after waits to see whether it matters
     "corpus.train": (["corpus.train=texts/more.csv"], ALL),
     "corpus.validation": (["corpus.validation=texts/validation.csv"], ALL),
@@ -136,7 +136,7 @@ TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
     "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
     "train_teachers.co_train": (
-        ["train_teachers={together: {one: ./models/encoder}, epochs: 1, max_tokens: 32}"],
+        ["train_teachers={co_train: {one: ./models/encoder}, epochs: 1, max_tokens: 32}"],
         TRAINED,
     ),
     "train_teachers.texts": (["train_teachers.texts=texts/more.csv"], READ_TRAINED),

@@ -69,7 +69,7 @@ def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Workspace) -> N
         "name": "stratanet",
         "blocks": None,
         "alpha": 0.7,
-        "strata": "st",
+        "fusion": "st",
         "learning_rate": 1e-3,
     }
     assert (identity["student"]["dropout"], identity["student"]["warmup"]) == (0.2, 0.2)
@@ -115,7 +115,7 @@ def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_stud
     workspace = written.copy(tmp_path / "workspace")
     paper = ("targets.reference_fraction=1", HELD_OUT, METHOD)
     assert workspace.stale(*paper) == {"fit-statistics", *TARGETS_ON}
-    assert "student (stratanet (surest 1))" in workspace("run", *paper).out
+    assert "student (stratanet (reference_fraction 1))" in workspace("run", *paper).out
     statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"].values()
     held_out = manifest(workspace, "read-corpus")["facts"]["parts"]["held-out"]["texts"]
     assert sum(facts["texts"] for facts in statistics) >= held_out > half

@@ -112,7 +112,7 @@ def plain(**settings: Any) -> StrataNetObjective:
     """Student and head as they are; amalgamated is 0.25 * (0, 8) + 0.75 * (0, 4) = (0, 5)."""
     output = objective([[[[0.0, 8.0]]], [[[0.0, 4.0]]]], [[[0.25, 0.75]]], fusion="no-st", **settings)
     eye = [[1.0, 0], [0, 1]]
-    for name in ("strata__0__into__0", "strata__0__into__1", "strata__0__merge", "maps__0"):
+    for name in ("fusion__0__into__0", "fusion__0__into__1", "fusion__0__merge", "maps__0"):
         fill(output, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
     fill(output, heads__0__weight=[[0.0, 0], [0, 0]], heads__0__bias=SURE[0].tolist())
     return output
@@ -132,7 +132,7 @@ def test_states_are_summed_over_blocks_and_the_heads_averaged() -> None:
     output = objective([[[[0.0, 5.0], [0.0, 5.0]]]], [[[1.0], [1.0]]], fusion="no-st")
     eye = [[1.0, 0], [0, 1]]
     for block in (0, 1):
-        for name in (f"strata__{block}__into__0", f"strata__{block}__merge", f"maps__{block}"):
+        for name in (f"fusion__{block}__into__0", f"fusion__{block}__merge", f"maps__{block}"):
             fill(output, **{f"{name}__weight": eye, f"{name}__bias": [0.0, 0]})
         weight, bias = f"heads__{block}__weight", f"heads__{block}__bias"
         fill(output, **{weight: [[0.0, 0], [0, 0]], bias: SURE[0].tolist()})

@@ -1,6 +1,6 @@
 """A part of the corpus: sources in, checked and keyed texts out, one Parquet file per bucket of keys.
 
-What comes out depends on the texts alone: not on the order of rows or files, their names, format or duplicates.
+The result depends only on the texts: not on the order of rows or files, their names, format or duplicates.
 Memory holds one run of rows, then the rows of one leading key byte (1/256 of the corpus), and 8 bytes per id.
 """
 
@@ -46,7 +46,7 @@ SKIPPED_FILE = "skipped.parquet"
 
 BAD_ROWS_TOLD = 5
 
-LOOK_ON = 100_000  # rows read past the first bad one, to tell of others in the same message
+LOOK_ON = 100_000  # rows read past the first bad one, to report others in the same message
 
 SKIPPED_ROWS = 10_000
 
@@ -68,7 +68,7 @@ class PartFacts:
     duplicates: int
     over_limit: int
     conflicts: int
-    """Kept texts whose copies had different labels; the label most rows give stands, of equals the first by name."""
+    """Kept texts whose copies had different labels; the most frequent label is kept, or the first by name if equal."""
     skipped: dict[str, int]
     labels: dict[str, int]
     texts_digest: str
@@ -252,13 +252,13 @@ class CorpusReader:
         first, count = self._bad[0], len(self._bad)
         what = f"a row of the {self._part} texts cannot be used: {first.reason}"
         if count > 1:
-            told = "; ".join(f"{bad.source} row {bad.number} {bad.reason}" for bad in self._bad)
+            reasons = "; ".join(f"{bad.source} row {bad.number} {bad.reason}" for bad in self._bad)
             more = " or more" if count == BAD_ROWS_TOLD else ""
-            what = f"{count}{more} rows of the {self._part} texts cannot be used: {told}"
+            what = f"{count}{more} rows of the {self._part} texts cannot be used: {reasons}"
         return DataError(what, where=first.where, fix=f"{first.fix}; or leave such rows out, corpus.on_bad_row: skip")
 
     def settle(self) -> None:
-        """What can be said only of all the rows together."""
+        """Runs the checks that need all rows."""
         self.skipped_file.flush()
         if not self.good:
             names = ", ".join(shown(name) for name in list(self._names.values())[:BAD_ROWS_TOLD])
@@ -273,7 +273,7 @@ class CorpusReader:
 
 
 def _names(sources: Sequence[Path]) -> dict[Path, str]:
-    """Each file once, under the shortest name that tells it from the others, in order of name."""
+    """Each file once, under the shortest unique name, in order of name."""
     paths = list(dict.fromkeys(sources))
     names = [path.name for path in paths]
     if len(set(names)) < len(names):

@@ -1,7 +1,7 @@
 """The embedded corpus: short English texts about eight topics, made by a grammar, offline and seeded.
 
-Each text is about one topic, strays into another, and uses words that several topics share; the label is the
-topic that more of its words are drawn from, on average. So some texts are truly ambiguous, and no model gets them all.
+Each text has words of one topic, some of a second topic, and words that several topics share. The label is the topic
+with the largest expected share of words. Some texts are therefore ambiguous, and no model predicts all of them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Part", "generate", "mixture", "topics"]
 Part = Literal["train", "validation", "test"]
 
 
-# How ambiguous. Set so that gold labels teach a student about 0.9 and the teachers' pooled logits are clearly below;
-# no method's result had a say.
+# Degree of ambiguity. With these values, a student trained on gold labels reaches about 0.9 accuracy, and the teachers'
+# pooled logits are clearly below. No method's result was used to choose them.
 FROM_TOPIC = 0.60  # of the words: the topic's
 
-FROM_STRAY = 0.10  # another topic's; what is left belongs to none
+FROM_STRAY = 0.10  # another topic's; the rest has no topic
 
 SHARED = 0.25  # of the words of a topic, how many may as well be another's
 
@@ -48,7 +48,7 @@ WITH_ADJECTIVE = 0.30
 _SLICES: dict[str, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 
 
-# Sentences that can stand anywhere, and those that only open a text or follow a full stop.
+# Sentences for any position, and sentences that only open a text or follow a full stop.
 _PLAIN = (
     "the {people} {acts} {places}",
     "the {people} {acts} and {acts}",
@@ -96,17 +96,18 @@ def generate(n: int, seed: int, part: Part = "train") -> list[tuple[str, str]]:
 
 
 def mixture(n: int, seed: int) -> list[str]:
-    """The first n distinct general texts: the same sentences about nothing, where a word is as often of no topic as it
-    is of one elsewhere, and else of a topic of its own, whatever stands beside it. So they have no label, and say
-    nothing of which words belong together. None is a text of `test` or `validation`.
+    """Returns the first n distinct general texts: they have no label and do not show which words share a topic.
+
+    The sentences are the same, but each word draws its topic, or none, independently of its neighbours. No text is one
+    of `test` or `validation`.
     """
     rng = Random(f"amalgam-mixture/{seed}")  # noqa: S311 - not a secret: a seeded corpus
-    found: dict[str, None] = {}
-    while len(found) < n:
+    texts: dict[str, None] = {}
+    while len(texts) < n:
         text = _Mixer(rng, "", "").text()
         if len(text.split()) in _LENGTHS and _in_part(text, "train"):
-            found[text] = None
-    return list(found)
+            texts[text] = None
+    return list(texts)
 
 
 def _even_labels(rng: Random) -> Iterator[str]:
@@ -120,7 +121,7 @@ def _in_part(text: str, part: Part) -> bool:
 
 
 def _texts(rng: Random, topic: str) -> Iterator[str]:
-    """Texts of the wanted lengths that say something of their topic, for as long as they are asked for."""
+    """Yields texts of the wanted lengths that contain words of their topic, without end."""
     while True:
         stray = rng.choice([other for other in topics() if other != topic])
         writer = _Writer(rng, topic, stray)
@@ -142,7 +143,7 @@ class _Writer:
         for _ in range(self.rng.choice((0, 1, 1, 2))):
             joint = self.rng.choice(_JOINTS)
             text += joint + self._sentence(_PLAIN + _OPENING if joint == ". " else _PLAIN)
-        return re.sub(r"(^|\. )([a-z])", lambda found: found[1] + found[2].upper(), text) + "."
+        return re.sub(r"(^|\. )([a-z])", lambda match: match[1] + match[2].upper(), text) + "."
 
     def _sentence(self, forms: tuple[str, ...]) -> str:
         return _SLOT.sub(lambda slot: self._fill(slot[1]), self._pick(forms))
@@ -186,7 +187,7 @@ class _Writer:
 
 
 class _Mixer(_Writer):
-    """Which topic, if any, is drawn anew for each word."""
+    """Draws the topic, or none, for each word independently."""
 
     def _word(self, kind: str, source: str | None) -> str:  # noqa: ARG002  whose it would be does not matter
         mixed = self.rng.choice(topics()) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None

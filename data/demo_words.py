@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Words:
-    """What a sentence can be filled with."""
+    """The words that fill the slots of a sentence."""
 
     people: tuple[str, ...]
-    """Who: after `the`."""
+    """Persons: after `the`."""
     deeds: tuple[str, ...]
     """Transitive verbs, past tense."""
     things: tuple[str, ...]

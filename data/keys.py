@@ -1,4 +1,4 @@
-"""What a text is known by: a key of its content, the bucket that the key falls in, and a safe way to show it.
+"""Computes the key of a text from its content, the bucket of the key, and a printable form of the text.
 
 A bucket is a binary prefix of the key ("0110", or "all"), so corpora of any two sizes divide along the same lines.
 Nothing here needs more than the standard library: `plan` reads keys without opening a Parquet file.

@@ -11,7 +11,7 @@ from itertools import pairwise
 class LabelSpace:
     names: tuple[str, ...]
     columns: dict[str, tuple[int, ...]]
-    """For each teacher, where its labels stand in the union."""
+    """For each teacher, the indices of its labels in the union."""
 
     @property
     def owners(self) -> list[list[str]]:

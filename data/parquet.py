@@ -1,7 +1,7 @@
 """Parquet in and out, and sorting by key in bounded memory.
 
-Equal tables give equal bytes. Keys travel as numpy S16 arrays: comparing, sorting and searching them is exact, because
-all are 16 bytes long, but a single element read from one loses its trailing zero bytes (use `key_list` for bytes).
+Equal tables give equal bytes. Keys are numpy S16 arrays. Comparing, sorting and searching them is exact, because all
+are 16 bytes long. A single element loses its trailing zero bytes: use `key_list` for bytes.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def matrix(column: Any) -> NDArray[Any]:
 
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    found: NDArray[Any] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return found
+    rows: NDArray[Any] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return rows
 
 
 class ExternalKeySort:
     """Takes any number of rows, the key first, and gives them back by the key's leading byte, in key order.
 
     Rows are gathered into runs; a run is sorted and laid down in a scratch file as one record batch per leading byte.
-    A reader then needs memory for a run, or for the rows of the bytes it asks for. Equal keys keep their order.
+    A reader then needs memory for a run, or for the rows of the requested bytes. Equal keys keep their order.
     """
 
     def __init__(self, schema: Any, folder: Path) -> None:
@@ -177,12 +177,12 @@ class ExternalKeySort:
     def _batches(self, offsets: NDArray[np.int64]) -> list[Any]:
         import pyarrow as pa
 
-        found = []
+        batches = []
         for start, stop in pairwise(offsets):
             if stop > start:
                 self._rows_file.seek(int(start))
-                found.append(pa.ipc.read_record_batch(self._rows_file.read(int(stop - start)), self._schema))
-        return found
+                batches.append(pa.ipc.read_record_batch(self._rows_file.read(int(stop - start)), self._schema))
+        return batches
 
 
 def _sorted_by_key(rows: Any) -> Any:

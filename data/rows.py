@@ -1,7 +1,7 @@
 """One stream of rows from csv, tsv, jsonl or parquet, each with the position a person would give it.
 
-Sources are read as bytes and decoded strictly, in bounded memory; nothing is guessed and nothing is converted. A row
-that cannot be used comes out as a BadRow that says where, what and how to mend it; the caller decides what to do.
+Sources are read as bytes and decoded strictly, in bounded memory, without guesses or conversions. An unusable row
+becomes a BadRow with its place, the reason and the fix; the caller decides what to do with it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BadRow(NamedTuple):
 
 
 class _Missing:
-    """Stands for a value that a row does not have, which is not the same as null."""
+    """Marks a value that a row does not have, which differs from null."""
 
 
 MISSING = _Missing()
@@ -84,7 +84,7 @@ Cells = tuple[int, Values] | BadRow
 
 
 class _Reading(NamedTuple):
-    """What is wanted of one file, and under which name it is spoken of."""
+    """The columns to read from one file, and its name in messages."""
 
     path: Path
     name: str
@@ -116,9 +116,11 @@ class _Reading(NamedTuple):
     def bad(self, number: int, reason: Reason, value: object, *, field: str | None = None, **more: str) -> BadRow:
         unit = "line" if self.path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
         at = f" (byte {more['byte']})" if "byte" in more else ""
-        said = f", field {shown(field)}" if field else ""
+        field_note = f", field {shown(field)}" if field else ""
         value = _shown_value(value)
-        where = f"{self.name} {unit} {number}{at}{said}: {more.get('detail', reason)}" + (f": {value}" if value else "")
+        where = f"{self.name} {unit} {number}{at}{field_note}: {more.get('detail', reason)}" + (
+            f": {value}" if value else ""
+        )
         fix = more.get("fix") or self._fix(reason)
         return BadRow(self.name, number, more.get("id"), field, reason, value, where, fix)
 
@@ -155,8 +157,8 @@ def read_rows(
     cells = readers.get(path.suffix.lower(), _jsonl_cells)(reading)
     check = _Check(reading)
     try:
-        for found in cells:
-            yield found if isinstance(found, BadRow) else check.row(*found)
+        for cell in cells:
+            yield cell if isinstance(cell, BadRow) else check.row(*cell)
     except OSError as error:
         raise DataError(
             f"{reading.name} cannot be read: {error.strerror or error}",
@@ -274,7 +276,7 @@ class _Lines:
 
 
 def _csv_cells(reading: _Reading) -> Iterator[Cells]:
-    csv.field_size_limit(FIELD_LIMIT)  # the csv module knows only one limit for all, and its default is too short
+    csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
     with reading.path.open("rb") as file:
         lines = _Lines(file)
         records = csv.reader(lines, strict=True, delimiter="\t" if reading.path.suffix.lower() == ".tsv" else ",")
@@ -354,19 +356,19 @@ def _jsonl_row(reading: _Reading, number: int, raw: bytes, start: int, wanted: l
     except UnicodeDecodeError as error:
         line, whole, start = raw.decode("utf-8", "surrogateescape"), False, start + error.start + 1
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:
         return reading.bad(number, "broken", raw, detail=f"broken ({str(error).partition(': line')[0]})")
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         return reading.bad(number, "broken", raw, detail="broken (not an object)")
     if not whole:
-        field = next((name for name, value in found.items() if _has_surrogate(value)), None)
-        return reading.bad(number, "not UTF-8", found.get(field), field=field, byte=str(start))
+        field = next((name for name, value in record.items() if _has_surrogate(value)), None)
+        return reading.bad(number, "not UTF-8", record.get(field), field=field, byte=str(start))
     if "\\u" in line:
         for name in wanted:
-            if _has_surrogate(found.get(name)):
-                return reading.bad(number, "lone surrogate", found[name], field=name)
-    return number, tuple([found.get(name, MISSING) for name in wanted])
+            if _has_surrogate(record.get(name)):
+                return reading.bad(number, "lone surrogate", record[name], field=name)
+    return number, tuple([record.get(name, MISSING) for name in wanted])
 
 
 def _jsonl_columns(reading: _Reading) -> list[str] | None:
@@ -375,10 +377,10 @@ def _jsonl_columns(reading: _Reading) -> list[str] | None:
     with reading.path.open("rb") as file:
         for raw in islice(file, SAMPLE_LINES):
             try:
-                found = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))
+                record = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))
             except (ValueError, RecursionError):
                 continue
-            names |= dict.fromkeys(found) if isinstance(found, dict) else {}
+            names |= dict.fromkeys(record) if isinstance(record, dict) else {}
     if names and reading.corpus.label and not reading.require_label:
         names[reading.corpus.label] = None
     return list(names) or None

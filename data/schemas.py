@@ -1,7 +1,7 @@
 """Every column of every Parquet file, with its dtype, unit and meaning, once.
 
-A dtype is a word: "key" (16 fixed bytes), "string", "bool", "int32", "int64", "float16", "float32", "float64",
-"array<dtype>" for a list of fixed length, whose length is known when the file is made, or "list<dtype>" for any length.
+The dtypes are "key" (16 fixed bytes), "string", "bool", "int32", "int64", "float16", "float32" and "float64".
+"array<dtype>" is a list of fixed length, set when the file is written; "list<dtype>" is a list of any length.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SKIPPED = (
     Column("id", "string", "the row's id where it could be read", nullable=True),
     Column("field", "string", "the column at fault; null if the whole row is", nullable=True),
     Column("reason", "string", "why the row was left out, from a closed list"),
-    Column("value", "string", "what stood there, escaped, its first 80 characters"),
+    Column("value", "string", "the value, escaped, its first 80 characters"),
 )
 
 
-# Stage 0. A unit's texts as they were written, then all of them together, with what only shows beside the others.
+# generate: the texts of a unit as they were written, then all texts with the columns that depend on other texts.
 WRITTEN = (
     Column("text", "string", "the text; empty where nothing came of it"),
     Column("index", "int64", "its number among those of its teacher and class, from 0"),
@@ -62,7 +62,7 @@ GENERATED = (
 )
 
 
-# Stage 1. A file holds the dropout-off logits, a range of passes (which one, its record says), or both.
+# cache-teachers: a file has the dropout-off logits, a range of passes (its record has the range), or both.
 CACHE_TEXTS = (
     Column("key", "key", "the text"),
     Column("tokens", "int32", "its length for this teacher, special tokens included, after cutting"),
@@ -94,7 +94,7 @@ SIMILARITIES = (
 )
 
 
-# Beside states.npy, fp16 [rows, blocks, width]: the teachers' states, text after text.
+# Next to states.npy, fp16 [rows, blocks, width]: the teachers' states, text after text.
 STATES = (
     Column("key", "key", "the text"),
     Column("rows", "int32", "its rows there: one, the mean over its tokens, or one for each token"),
@@ -128,7 +128,7 @@ TARGETS = (
 
 # `amalgam predict`. With --top K also label_2, probability_2 and so on; with --explain mass_TEACHER.
 PREDICTIONS = (
-    Column("row", "int64", "where the text stood, counted as in skipped.parquet"),
+    Column("row", "int64", "position of the text in its file, counted as in skipped.parquet"),
     Column("key", "key", "the text; in a csv in hexadecimal"),
     Column("id", "string", "the id the file gave; null without --id", nullable=True),
     Column("label", "string", "the likeliest label"),

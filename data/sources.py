@@ -1,6 +1,6 @@
 """Where texts come from: the files that a path, a folder, a glob or a remote address means.
 
-Remote addresses are streamed into a local file, so that reading (rows.py) knows local files only.
+Remote addresses are streamed into a local file, so that rows.py reads local files only.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ def find_files(source: str, base: Path) -> list[Path]:
     """The files that a path, a folder or a glob means, in order of name; relative to `base`."""
     path = base / Path(source).expanduser()
     if path.is_file():
-        found = [path]
+        files = [path]
     elif path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     else:
         matches = glob.glob(source, root_dir=base, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
-        found = sorted(base / match for match in matches)
-        found = [file for file in found if file.is_file()]
-    if not found:
+        files = sorted(base / match for match in matches)
+        files = [file for file in files if file.is_file()]
+    if not files:
         raise _no_files(source, path)
-    suffixes = sorted({file.suffix.lower() for file in found})
+    suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
-        known = ", ".join(SUFFIXES)
+        kinds = ", ".join(SUFFIXES)
         raise DataError(
             f"{shown(source)} is of no kind that can be read",
-            where=shown(str(found[0]), 200),
-            fix=f"the kinds are {known}{INSTEAD.get(suffixes[0], '')}",
+            where=shown(str(files[0]), 200),
+            fix=f"the kinds are {kinds}{INSTEAD.get(suffixes[0], '')}",
         )
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
         raise DataError(
             f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}", where=shown(str(path), 200), fix=fix
         )
-    return found
+    return files
 
 
 def _no_files(source: str, path: Path) -> DataError:
@@ -61,8 +61,8 @@ def _no_files(source: str, path: Path) -> DataError:
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
-    there = sorted(entry.name for entry in parent.iterdir())
-    near = [shown(name) for name in nearest(missing.name, there) or there[:5]]
+    names = sorted(entry.name for entry in parent.iterdir())
+    near = [shown(name) for name in nearest(missing.name, names) or names[:5]]
     fix = f"there are: {', '.join(near)}" if near else "put the file there, or name another"
     return DataError(
         f"{shown(source)} does not exist", where=f"no {shown(missing.name)} in {shown(str(parent), 200)}", fix=fix
@@ -72,8 +72,8 @@ def _no_files(source: str, path: Path) -> DataError:
 def fetch_remote(url: str, folder: Path) -> Path:
     """An hf:// or s3:// address, streamed by Polars into a local file whose rows keep their numbers.
 
-    Polars reads the usual AWS_* and HF_* variables itself. Text formats come line by line, unparsed, so that our own
-    strict readers see what was written (a line end within a quoted csv field becomes a plain newline).
+    Polars reads the usual AWS_* and HF_* variables itself. Text formats are copied line by line, unparsed, for our own
+    strict readers. A line end within a quoted csv field becomes a plain newline.
     """
     import polars as pl
 
@@ -93,11 +93,11 @@ def fetch_remote(url: str, folder: Path) -> Path:
             pl.scan_lines(url).sink_csv(part, include_header=False, quote_style="never")
     except (OSError, pl.exceptions.PolarsError) as error:
         part.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
-        said = shown(str(error).replace(url, address), 200)
+        reason = shown(str(error).replace(url, address), 200)
         fix = (
             "check the address and your access to it (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
         )
-        raise DataError(f"{address} cannot be read", where=said, fix=fix) from error
+        raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return part.replace(target)
 
 

@@ -1,6 +1,6 @@
 """Texts to token ids, with one tokenizer and one limit: the same call for a teacher and for the student.
 
-Rows of ids lie end to end in one array: a text costs its ids and an offset, and no object of its own.
+Rows of ids are stored end to end in one array: a text costs its ids and an offset, and no object of its own.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Ragged(Sequence[Whole]):
         """These rows as a matrix, each filled up on the right; and where it holds them."""
         taken = self.take(rows)
         lengths = taken.lengths
-        there = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
-        filled = np.full(there.shape, fill, np.int64)
-        filled[there] = taken.values
-        return filled, there
+        token_mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+        filled = np.full(token_mask.shape, fill, np.int64)
+        filled[token_mask] = taken.values
+        return filled, token_mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,10 +108,10 @@ class TokenRows(Sequence[Tokens]):
 
 def join(parts: Iterable[TokenRows]) -> TokenRows:
     """One after the other; all with token types, or none."""
-    found = list(parts)
-    types = [part.type_ids for part in found if part.type_ids is not None]
-    cut = np.concatenate([part.cut for part in found] or [np.zeros(0, bool)])
-    return TokenRows(_joined([part.ids for part in found]), _joined(types) if types else None, cut)
+    token_rows = list(parts)
+    types = [part.type_ids for part in token_rows if part.type_ids is not None]
+    cut = np.concatenate([part.cut for part in token_rows] or [np.zeros(0, bool)])
+    return TokenRows(_joined([part.ids for part in token_rows]), _joined(types) if types else None, cut)
 
 
 def gives_types(tokenizer: Any, *, types: bool) -> bool:
@@ -129,7 +129,7 @@ def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, type
 
 
 def speaks_plainly(tokenizer: Any) -> bool:
-    """Whether its backend in Rust, asked directly, gives what the tokenizer itself would."""
+    """Returns whether the tokenizer's Rust backend, called directly, gives the same tokens as the tokenizer."""
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)
@@ -151,7 +151,7 @@ def _encode_plainly(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         backend.encode_special_tokens = tokenizer.split_special_tokens
     encoded = backend.encode_batch_fast([text if pairs else text[0] for text in texts], add_special_tokens=True)
-    # Only a text that fills the limit can have been cut, and what was cut off is slow to ask for.
+    # Only a text that fills the limit can have been cut, and reading the cut part is slow.
     cut = [len(one) >= limit and bool(one.overflowing) for one in encoded]
     return _rows([one.ids for one in encoded], [one.type_ids for one in encoded] if types else None, cut)
 
@@ -165,7 +165,7 @@ def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int
     encoded = tokenizer(*fields, **options, **cutting)
     if encoded.encodings is not None:
         cut = [bool(one.overflowing) for one in encoded.encodings]
-    else:  # a tokenizer in Python does not say what it cut
+    else:  # a tokenizer in Python does not report cuts
         cut = [len(whole) > limit for whole in tokenizer(*fields, **options)["input_ids"]]
     return _rows(encoded["input_ids"], encoded.get("token_type_ids") if types else None, cut)
 

@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def _as_wide_as_a_pipe() -> Iterator[None]:
-    """A worker of pytest-xdist is told to be 80 columns wide, a plain pytest is not."""
+    """Unset COLUMNS, which pytest-xdist sets to 80 in its workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("COLUMNS", raising=False)
         yield
@@ -30,7 +30,7 @@ def _as_wide_as_a_pipe() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """In this process alone: tests kill processes, not machines, and the kernel keeps what was written."""
+    """Skip fsync in this process: tests kill processes, not machines, and the kernel keeps written data."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", id)
         yield
@@ -38,7 +38,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_command_tree() -> Iterator[None]:
-    """Typer makes its command tree for every call of the app: half of the time of `amalgam plan`."""
+    """Build the command tree once: Typer builds it for every call, half of the time of `amalgam plan`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
@@ -46,7 +46,7 @@ def _one_command_tree() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run of pytest that all its workers see."""
+    """Return a folder of this run of pytest that all its workers see."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -64,31 +64,31 @@ def built(shared: Path) -> Workspace:
 
 @pytest.fixture
 def workspace(built: Workspace, tmp_path: Path) -> Workspace:
-    """An experiment that is up to date."""
+    """Return a copy of an experiment that is up to date."""
     return built.copy(tmp_path / "workspace")
 
 
 @pytest.fixture(scope="session")
 def generated(shared: Path) -> Workspace:
-    """An experiment without texts that is up to date; never to be changed."""
+    """Return an experiment without texts that is up to date; tests never change it."""
     return build_once(shared / "generated", lambda folder: up_to_date(new_generating_workspace(folder)))
 
 
 @pytest.fixture
 def fresh(built: Workspace, tmp_path: Path) -> Workspace:
-    """The same experiment, nothing run."""
+    """Return a copy of the experiment before any run."""
     return built.without_artifacts(tmp_path / "workspace")
 
 
 @pytest.fixture
 def scheme() -> str:
-    """Of the object store; tests of what a store must do are run with others too."""
+    """Return the scheme of the object store; tests of guarantees run with the others too."""
     return "s3"
 
 
 @pytest.fixture
 def server(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    """Ours, which can be told to fail."""
+    """Serve an object store that tests can make fail."""
     with serving(SPOKEN[scheme]) as running:
         settings = environment(scheme, running.url, tmp_path)
         for name, value in {**settings, "AMALGAM_CACHE": str(tmp_path / "cache")}.items():
@@ -98,7 +98,7 @@ def server(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def address(scheme: str, server: S3, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of a workspace on our server; on the one that AMALGAM_TEST_S3 names, in the bucket `bucket`, where it is set."""
+    """Return the address of a workspace on our server, or on the one of AMALGAM_TEST_S3, in the bucket `bucket`."""
     if scheme == "s3":
         monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ.get("AMALGAM_TEST_S3", server.url))
     return f"{scheme}://bucket/tests/{time.time_ns()}"

@@ -1,4 +1,4 @@
-"""What Google Cloud Storage and Azure say otherwise than S3, as far as their clients in obstore ask it."""
+"""The differences of Google Cloud Storage and Azure from S3, as far as their clients in obstore need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small S3 for the tests: objects in memory, over HTTP, with the faults that a test asks for.
+"""A small S3 for the tests: objects in memory, over HTTP, with the faults that a test sets.
 
 `make test-s3` runs the same tests against moto's server, which nobody here wrote.
 """
@@ -82,7 +82,7 @@ def serving(speaks: type[Request] | None = None) -> Iterator[S3]:
 
 
 class Request(BaseHTTPRequestHandler):
-    """As S3 says it."""
+    """One request, answered as S3 does."""
 
     COPIED_FROM = "x-amz-copy-source"
     IF_ABSENT = "If-None-Match"

@@ -214,7 +214,7 @@ def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fr
 
 
 def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: Workspace, built: Workspace) -> None:
-    """Mapped by name: outputs and id2label are permuted alike, the union is told by the first teacher's order."""
+    """Outputs and id2label are permuted alike; the union keeps the first teacher's order."""
     from safetensors.torch import load_file, save_file
 
     folder, order = fresh.folder / "models/second", [2, 0, 3, 1]

@@ -1,4 +1,4 @@
-"""`make check-gpu` runs from a bare checkout, says when there is no GPU, and finds what is wrong."""
+"""`make check-gpu` runs from a bare checkout, reports a missing GPU, and finds wrong results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "captured", "compiled"])
 def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for CUDA's capture and torch's compiler; a wrong one is right as long as it is on trial."""
+    """CUDA's capture and torch's compiler are replaced; a wrong one is right during its trial."""
 
     def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         output = forward().clone()

@@ -82,7 +82,7 @@ def commands_of(block: Block) -> Iterator[Command]:
 
 @dataclass
 class Reader:
-    """Does what a page says, in a folder of its own."""
+    """Runs the commands of a page in a folder of its own."""
 
     page: str
     folder: Path
@@ -146,7 +146,7 @@ class Reader:
 
 
 def is_understood(command: str) -> None:
-    """What a command that is not run says to amalgam: its options exist, its overrides are fields."""
+    """Assert that the options of a command that is not run exist, and its overrides are fields."""
     from typer.main import get_command
 
     from amalgam.cli import app

@@ -32,7 +32,7 @@ def test_auto_is_bf16_where_uncertainty_stays_what_it_is(fresh: Workspace) -> No
 
 @pytest.mark.usefixtures("half")
 def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace) -> None:
-    """Beside a bias of 4,000, bf16 knows steps of 16 alone: its passes do not vary as they should."""
+    """Near a bias of 4,000, bf16 has steps of 16: its passes do not vary as they should."""
     shift_weights(fresh.folder / "models" / "first", {"classifier.bias": 4000.0})
     result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""`amalgam export --onnx`: what ONNX Runtime says is what torch says, alone in its process; what differs is refused."""
+"""`amalgam export --onnx`: ONNX Runtime alone gives the logits of torch; an export that differs is refused."""
 
 from __future__ import annotations
 

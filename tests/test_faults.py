@@ -230,7 +230,7 @@ def test_a_signal_ends_the_work_keeps_committed_units_and_gives_the_fix(
 
 def test_a_second_interrupt_ends_at_once(fresh: Workspace) -> None:
     code, err = interrupted(fresh, signal.SIGINT, signal.SIGINT)
-    assert code in {130, -signal.SIGINT}  # a shell says 130 for both; the second may meet a process that is leaving
+    assert code in {130, -signal.SIGINT}  # a shell shows 130 for both; the second may reach an exiting process
     assert "Traceback" not in err
 
 

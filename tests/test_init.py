@@ -1,4 +1,4 @@
-"""`amalgam init`, alone and with teachers: the file it writes is one that works, and says what the models know."""
+"""`amalgam init`, alone and with teachers: the written file is valid and lists the labels of the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training's journal: what it holds, that it goes on after an interruption, and who else hears of it."""
+"""A training log: its entries, resuming after an interruption, and trackers."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
 def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of ours beside an editable install's path would stand in front of it, with none of the rooms."""
+    """A file of ours next to an editable install's path would hide it, without the packages."""
     from hatchling.build import build_editable, build_wheel
 
     monkeypatch.chdir(ROOT)

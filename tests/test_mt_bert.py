@@ -82,7 +82,7 @@ def test_a_single_teacher_is_distilled_by_it_too(alike: Workspace) -> None:
 
 
 def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Workspace) -> None:
-    """Trained by no step to speak of, its body is the teacher's, and its head is its own."""
+    """Before training, its body is the teacher's, and its head is new."""
     from safetensors.torch import load_file
 
     write_model(

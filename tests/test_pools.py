@@ -1,4 +1,4 @@
-"""Stage 1 asks about many units at once; what that changes is the time it takes, and nothing else."""
+"""cache-teachers computes many units at once, which changes its time and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amalgam predict` on the tiny experiment's student: it says what the model says, wherever texts are from."""
+"""`amalgam predict` on the student of the tiny experiment: its own probabilities for texts from every source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspac
 
 @pytest.fixture(scope="module")
 def right(desk: Workspace) -> dict[str, dict[str, float]]:
-    """What transformers itself says of every text of the test part and of TEXTS."""
+    """Return the predictions of transformers for the test part and TEXTS."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""`amalgam push` to a Hub on 127.0.0.1: what it lists, what it sends, and that it does nothing unless told."""
+"""`amalgam push` to a Hub on 127.0.0.1: what it lists and sends, and that it sends nothing without --yes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files then go by LFS, which the stand-in has
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files then go by LFS, which the fake Hub has
         monkeypatch.setenv("HF_TOKEN", "writer")
         yield hub
 

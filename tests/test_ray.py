@@ -67,7 +67,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Errands(Stage):
-    """Each unit does what its name says, and is committed."""
+    """Each unit does what its name says, then commits."""
 
     name = "errands"
     VERSION = 1

@@ -141,7 +141,7 @@ def script(page: str, title: str) -> str:
 
 
 def started(workspace: Workspace, folder: Path, task: dict[str, str]) -> subprocess.Popen[str]:
-    """A task of the page's array, as SLURM starts it: the script, and what it says of the task."""
+    """Start a task of the page's array as SLURM does: the script, and the task's variables."""
     amalgam = folder / "amalgam"
     amalgam.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m amalgam.cli "$@"\n')
     amalgam.chmod(0o755)

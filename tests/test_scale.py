@@ -1,4 +1,4 @@
-"""Planning believes the workspaces that the benchmark of scale makes, and opens only what changed."""
+"""Planning accepts the workspaces of the benchmark of scale, and opens only changed files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on a tiny experiment: what they make, what they say, and that the student stands without amalgam."""
+"""The commands on a tiny experiment: their results, their output, and a student that works without amalgam."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_student_trains_on_the_targets_that_were_built_last_with_a_note(work
     assert manifest["identity"]["upstream"]["build-targets"] == head_of(workspace, "build-targets")
     assert manifest["facts"]["dtype"] == training_dtype(pick_device("auto"))
     assert all(max(target) == pytest.approx(max(target)) for target, _ in workspace.targets().values())
-    workspace("run")  # the file says soft, and `run` does what the file says
+    workspace("run")  # the file has soft, and `run` follows the file
     assert workspace.stale() == set()
 
 

@@ -1,4 +1,4 @@
-"""Any order of edits, losses and runs ends where a fresh workspace ends, and asks teachers only what is missing."""
+"""Any order of edits, losses and runs ends as a fresh workspace, and computes only missing passes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "inter
 
 @pytest.fixture(scope="module")
 def plain(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Up to date, and free of what would stand over a method's defaults."""
+    """Return an experiment that is up to date, without fields that override a method's defaults."""
     workspace = built.copy(tmp_path_factory.mktemp("plain") / "workspace")
     workspace.edit("targets:\n  mode: soft\n", "")
     return workspace

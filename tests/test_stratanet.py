@@ -22,7 +22,7 @@ OWN = "that it is surest of, of those written for it"
 
 
 def without_mode(workspace: Workspace) -> Workspace:
-    """Free of what would stand over a method's defaults."""
+    """Remove the fields that override a method's defaults."""
     workspace.edit("targets:\n  mode: soft\n", "")
     return workspace
 

@@ -50,7 +50,7 @@ def test_every_stage_has_a_command() -> None:
 
 
 def offered(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, kind: str = "bash") -> list[str]:
-    """As the shell asks: all words, and which of them is being typed."""
+    """Return the completions for all words and the one being typed."""
     monkeypatch.setenv("_AMALGAM_COMPLETE", f"complete_{kind}")
     if kind == "bash":
         monkeypatch.setenv("COMP_WORDS", "\n".join(["amalgam", *words]))

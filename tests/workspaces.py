@@ -1,7 +1,6 @@
-"""What the front-door tests build and look at: tiny experiments, the real command in this process, work counted.
+"""Tiny experiments for tests: a Workspace runs the command in this process and counts the teachers' work.
 
-A shop is a folder with texts, two tiny random teachers, an encoder and amalgam.yaml. Work is counted from the records
-of stage 1 that are there after a command and were not before.
+A workspace is a folder with texts, two tiny random teachers, an encoder and amalgam.yaml.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ student:
 Row = tuple[str, str]
 TargetsByKey = dict[bytes, tuple[list[float], float]]
 TOLERANCE = 3e-4
-"""Passes are kept as fp16: in other launches a float's last bit can turn its rounding. A pass too few is far more."""
+"""Largest difference of equal targets: other batches can round an fp16 pass otherwise; a lost pass differs far more."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command said, and its exit code."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -77,7 +76,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class TeacherWork:
-    """What teachers were asked: (teacher's family, text) pairs with dropout off, and such pairs times passes."""
+    """Computed (family, text) pairs with dropout off, such pairs times passes, and units."""
 
     logits: int
     passes: int
@@ -91,7 +90,7 @@ class Workspace:
     # ---- commands
 
     def __call__(self, *arguments: str) -> CommandResult:
-        """The command, in this process, in the shop's folder; it must succeed."""
+        """Run the command in this process, in the workspace's folder; it must succeed."""
         result = self.attempt(*arguments)
         assert result.code == 0, f"amalgam {' '.join(arguments)}: {result.code}\n{result.err}{result.out}"
         return result
@@ -104,15 +103,15 @@ class Workspace:
         return {stage["stage"]: stage for stage in stages}
 
     def stale(self, *overrides: str) -> set[str]:
-        """The stages that `run` would run."""
+        """Return the stages that `run` would run."""
         return {name for name, stage in self.plan(*overrides).items() if stage["state"] != "current"}
 
     def process(self, *arguments: str, **environment: str) -> Forked:
-        """The command in a process of its own, that starts at once."""
+        """Start the command in a forked process."""
         return Forked(arguments, self.folder, quiet_environment(**environment))
 
     def new_process(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """The command as a shell starts it: Python itself starts too, and loads everything."""
+        """Start the command as a shell does, in a new Python process."""
         return subprocess.Popen(
             [sys.executable, "-m", "amalgam.cli", *arguments],
             cwd=self.folder,
@@ -153,34 +152,34 @@ class Workspace:
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("artifacts", "students"))
         return Workspace(folder)
 
-    # ---- what it holds
+    # ---- results
 
     def units(self, stage: str = "cache-teachers") -> list[Path]:
         return sorted((self.artifacts / stage).glob("*/units/*.parquet"))
 
     def digests(self, stage: str) -> set[tuple[str, str]]:
-        """(unit, digest) of every committed file of a stage's units."""
-        digests_ = set()
+        """Return (unit, digest) of every committed file of a stage's units."""
+        pairs = set()
         for path in (self.artifacts / stage).glob("*/units/*.json"):
             record = json.loads(path.read_text())
-            digests_ |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
-        return digests_
+            pairs |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
+        return pairs
 
     def targets(self) -> TargetsByKey:
-        """The targets that HEAD stands for, by key."""
+        """Return the current targets by key."""
         import pyarrow.parquet as pq
 
         head = json.loads((self.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
         manifest = json.loads((self.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
-        targets_: TargetsByKey = {}
+        by_key: TargetsByKey = {}
         for file in manifest["files"]:
             for row in pq.read_table(self.artifacts / file["path"]).to_pylist():
-                targets_[row["key"]] = (row["target"], row["weight"])
-        return targets_
+                by_key[row["key"]] = (row["target"], row["weight"])
+        return by_key
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[list[TeacherWork]]:
-        """What the block asked of teachers; read it after the block."""
+        """Count the teachers' work in the block; read it after the block."""
         before, work = set(self._records()), list[TeacherWork]()
         yield work
         facts = [facts for mark, facts in self._records().items() if mark not in before]
@@ -189,20 +188,20 @@ class Workspace:
         work.append(TeacherWork(logits, passes, len(facts)))
 
     def _records(self) -> dict[tuple[str, int, int], Mapping[str, Any]]:
-        """A file that was made again is another one, though its name is the same: known by inode and time too."""
-        facts_ = {}
+        """Return the facts of units by path, inode and time: a recomputed unit has a new inode."""
+        by_file = {}
         for path in (self.artifacts / "cache-teachers").glob("*/units/*.json"):
             with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
                 record = json.loads(path.read_text())
                 if "step" in record["facts"] or "tokens" not in record["facts"]:
-                    continue  # a verdict, or a text's features: no teacher was asked
+                    continue  # a stopping decision or a text's features: no teacher ran
                 stat = (self.artifacts / record["files"][0]["path"]).stat()
-                facts_[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
-        return facts_
+                by_file[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
+        return by_file
 
 
 def amalgam(*arguments: str, folder: Path) -> CommandResult:
-    """`amalgam ARGUMENTS` in a folder, as the console script runs it, without a new process."""
+    """Run `amalgam ARGUMENTS` in a folder as the console script does, without a new process."""
     from amalgam.cli import main
 
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -218,7 +217,7 @@ def amalgam(*arguments: str, folder: Path) -> CommandResult:
 
 
 def finish(process: subprocess.Popen[str] | Forked, seconds: float = TIMEOUT) -> CommandResult:
-    """Waits; a process that hangs is ended, and fails the test."""
+    """Wait for a process; one that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -253,7 +252,7 @@ def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> 
 def torchrun(
     workspace: Workspace, *arguments: str, processes: int = 2, meeting: str | None = None
 ) -> subprocess.Popen[str]:
-    """The processes of one node: of the only one, or of one of two that meet at a port."""
+    """Start the processes of one node: of the only one, or of one of two that meet at a port."""
     nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting, "--local_addr", "127.0.0.1"]
     where = [str(word) for word in nodes] if meeting else ["--standalone"]
     launcher = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc_per_node", str(processes)]
@@ -268,14 +267,14 @@ def torchrun(
 
 
 def quiet_environment(**more: str) -> dict[str, str]:
-    """One thread a process, and nothing of an outer launcher."""
+    """Return the environment without an outer launcher's variables, with one thread a process."""
     outer = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "NO_COLOR"}
     kept = {name: value for name, value in os.environ.items() if name not in outer}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
 def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
-    """The largest difference of any target or weight; infinite if the texts differ."""
+    """Return the largest difference of any target or weight, or infinity if the texts differ."""
     if one.keys() != other.keys():
         return float("inf")
     return max(
@@ -286,12 +285,12 @@ def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
 
 
 def rewrite(path: Path, change: Callable[[Record], Record]) -> None:
-    """A record as another hand would have written it, digest and all."""
+    """Change a record and its digest."""
     path.write_text(canonical_record(change(Record.from_json(path.read_text()))))
 
 
 def flip_bit(path: Path, place: int = -100) -> None:
-    """One bit, the size unchanged: Parquet readers do not notice."""
+    """Flip one bit; the size stays, and Parquet readers report no error."""
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1
     path.write_bytes(bytes(data))
@@ -311,7 +310,7 @@ def build_once(folder: Path, build: Callable[[Path], Workspace]) -> Workspace:
 
 
 def new_workspace(folder: Path) -> Workspace:
-    """Texts, teachers, encoder and experiment file; nothing has run."""
+    """Write texts, teachers, encoder and experiment file; no stage has run."""
     train, test = generate(TRAIN, 0), generate(TEST, 0, "test")
     (folder / "texts").mkdir(parents=True)
     write_texts(folder / "texts/train.csv", train)
@@ -325,7 +324,7 @@ def new_workspace(folder: Path) -> Workspace:
 
 
 def word_list(workspace: Workspace) -> list[str]:
-    """The words of the shop's models."""
+    """Return the words of the workspace's models."""
     return sorted({word.strip(".,").lower() for text, _ in workspace.texts() for word in text.split()})
 
 
@@ -342,7 +341,7 @@ cache:
 
 
 def new_generating_workspace(folder: Path) -> Workspace:
-    """As new_shop, but a tiny language model stands where the training texts were."""
+    """Return a new workspace with a tiny language model instead of training texts."""
     from amalgam.stages.common.models.loading import save_pretrained_folder
     from amalgam.tests.stages.tiny_models import tiny_language_model
 
@@ -380,7 +379,7 @@ def write_texts(path: Path, rows: Sequence[Row]) -> None:
 def write_model(
     folder: Path, *, words: Sequence[str], seed: int, labels: Sequence[str] | None = None, **settings: Any
 ) -> None:
-    """One random BERT layer of width 32; wide weights, so that texts differ. Without labels: an encoder alone."""
+    """Write one random BERT layer with wide weights, so that texts differ; without labels, an encoder alone."""
     import torch
     from transformers import BertForSequenceClassification, BertModel
 

@@ -1,4 +1,4 @@
-"""A part of the corpus: the same files whatever the order, format or copies; every fault told; memory bounded."""
+"""A part of the corpus: the same files for any order, format or copies; all faults reported; memory bounded."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ folder = Path(sys.argv[2])
 folder.mkdir()
 read_part([Path(sys.argv[1])], Corpus(train="x", id="id"), part="train", folder=folder)
 """
-# A process inherits the peak of the one that starts it, so a small one stands between this and the reader.
+# A process inherits the memory peak of its parent, so a small process starts the reader.
 PEAK = """
 import resource, subprocess, sys
 subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)

@@ -52,7 +52,7 @@ def killed_at(event: int, root: Path, work: Callable[[], object]) -> bool:
 
 
 def _die_at(event: int, root: str) -> None:
-    """Opening a file to write it is two events: before, and after it stands there empty, nothing written yet."""
+    """Opening a file to write it is two events: before, and after the empty file exists."""
     seen = 0
 
     def hook(name: str, args: tuple[Any, ...]) -> None:

@@ -26,7 +26,7 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def ours(scheme: str, server: S3) -> str:
-    """An address on the server that can be told to fail."""
+    """Return an address on the server that tests can make fail."""
     return f"{scheme}://bucket/some where/prefix"
 
 

@@ -25,7 +25,7 @@ class Plain(io.TextIOWrapper):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time stands still until a test moves it."""
+    """Stop the clock; tests move it."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now

@@ -36,7 +36,7 @@ def _records(run: Run) -> list[Path]:
 
 
 def _assert_all_or_nothing(run: Run) -> list[str]:
-    """What stands is whole, to the byte; the names of the units that stand."""
+    """Assert that committed units are complete, to the byte, and return their names."""
     standing = []
     for path in _records(run):
         record = run.store.record(path)

@@ -1,4 +1,4 @@
-"""Which share of the work a process has: as it was told, or as a job's scheduler says."""
+"""The share of the work of a process: given, or read from a job's scheduler."""
 
 from __future__ import annotations
 

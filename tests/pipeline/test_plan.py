@@ -172,7 +172,7 @@ def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_reasons_are_these_eight() -> None:
-    """Each is produced by a test above: whoever adds one adds its test."""
+    """Each is produced by a test above; a new reason needs a new test."""
     assert get_args(Reason) == (*("first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"),)
 
 

@@ -62,7 +62,7 @@ def test_two_runs_at_once_both_finish_with_one_result(tmp_path: Path) -> None:
         assert [_end(one)[0], _end(two)[0]] == [0, 0]
     assert outcome(toy_run(base)) == outcome(_alone(tmp_path / "alone"))
     assert len(list((base / "artifacts").rglob(MANIFEST))) == 3
-    assert len(list((base / "artifacts" / "letters").glob("*/*.txt"))) == 3  # each unit stands once
+    assert len(list((base / "artifacts" / "letters").glob("*/*.txt"))) == 3  # each unit exists once
     assert not (base / "artifacts" / "quarantine").exists()
     assert not list((base / "artifacts").rglob(f"{TEMPORARY}*"))
 

@@ -281,7 +281,7 @@ def test_a_full_disk_is_recognised_in_the_text_of_a_librarys_error(tmp_path: Pat
 
 
 def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The limit on file size stands in for a full disk: writes really fail, half way."""
+    """The limit on file size replaces a full disk: writes really fail, half way."""
     base = toy_base(tmp_path, "apple\nbanana\n" + "c" * 30_000)
 
     def work() -> None:

@@ -215,7 +215,7 @@ def test_the_first_record_wins_and_a_second_with_other_bytes_changes_nothing(tmp
 
 
 def _write_all(root: Path, writer: int, *, equal: bool) -> None:
-    """Twenty units; what stood right after each was written, to a file of this writer's own."""
+    """Write twenty units, and the record found after each to a file of this writer."""
     store = Store(root)
     seen = []
     for unit in range(20):
@@ -234,7 +234,7 @@ def _assert_one_winner(root: Path, writers: int, *, equal: bool) -> None:
         assert record.facts == {"bytes": len(data)}
         for writer in range(writers):
             seen = json.loads((root.parent / f"seen-{writer}.json").read_text())
-            assert seen[unit] == [record.files[0].path]  # nobody ever saw another winner
+            assert seen[unit] == [record.files[0].path]  # every writer saw the same winner
     assert not (root / "quarantine").exists()
     assert not list(root.rglob(f"{TEMPORARY}*"))
     assert not equal or len(_files(root)) == 40

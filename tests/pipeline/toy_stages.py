@@ -1,6 +1,6 @@
 """Three toy stages over a text file, real in all but what they compute: one unit per first letter, their sum, a folder.
 
-Every unit that is worked on is appended to calls.log beside the workspace, by whatever process does it.
+Each process appends the units that it computes to calls.log next to the workspace.
 """
 
 from __future__ import annotations

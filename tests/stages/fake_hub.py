@@ -1,4 +1,4 @@
-"""A Hub on 127.0.0.1: as much of its API as huggingface_hub asks for when a model is resolved and downloaded.
+"""A Hub on 127.0.0.1: as much of its API as huggingface_hub needs to resolve and download a model.
 
 Point a process at it with `env`. It counts what it is asked, moves branches, closes gates, and can be too busy.
 """
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
-        """What an upload asks: may the card be read, make the repository, how to send each file, here they are."""
+        """Serve an upload: check the card, make the repository, return the way to send each file, take the files."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.hub.requests.append(f"{self.command} {self.path}")
         if self.headers.get("Authorization") != "Bearer writer":
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, b"", {})
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's parameter name
-        """Says nothing: requests are counted instead."""
+        """Print nothing: requests are counted instead."""
 
     def _answer(self) -> None:
         self.hub.requests.append(f"{self.command} {self.path}")

@@ -67,7 +67,7 @@ def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> No
 
 
 def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
-    """Whatever the encoder was saved in: its configuration within this one's says fp32."""
+    """The saved encoder's configuration inside this one is fp32."""
     body = tiny("bert")[0].base_model
     body.config.dtype = torch.float32
     classifier: Any = attentive_classifier(without_pooler(body), head_for(body.config, len(LABELS)), LABELS)

@@ -68,7 +68,7 @@ def some_examples(count: int = 33, seed: int = 0) -> Examples:
 
 @dataclass
 class Watch:
-    """Stands in for the caller: keeps the losses, and asks for a stop after a step."""
+    """A caller that keeps the losses and requests a stop after a step."""
 
     stop_after: int | None = None
     losses: dict[int, float] = field(default_factory=dict)

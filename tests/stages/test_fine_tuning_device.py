@@ -1,4 +1,4 @@
-"""What training asks of the device: which precision, and how seldom it is waited for."""
+"""Training and the device: the precision, and how seldom the host waits."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
 
 
 def test_given_shares_are_kept() -> None:
-    """Signals of which one scatters with the text's length, say, would have the mixture believe in other shares."""
+    """Signals that scatter with the text's length, for example, would give the mixture other shares."""
     signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
     signal[:, 0] = np.exp(signal[:, 0] / 2)
     estimated, labels = mixture(signal), mixture(signal, np.array([0.5, 0.5]))

@@ -64,7 +64,7 @@ class ExhaustiveSampler(LazySampler):
 
 
 def whole(model: LanguageModel, row: list[int], *, first: bool) -> torch.Tensor:
-    """The model's own logits of what follows a row, all of it anew; no text begins with its end."""
+    """Return the model's logits after each row, computed without a cache; no text begins with its end."""
     with torch.no_grad():
         logits: torch.Tensor = model.model(input_ids=torch.tensor([row])).logits[0, -1]
     logits = logits.masked_fill(model.banned, -math.inf)

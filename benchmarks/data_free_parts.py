@@ -107,17 +107,17 @@ def _experiment(
 
 def _material(run: Run, name: str) -> Material:
     from amalgam.data.tokens import encode
-    from amalgam.stages.common.corpus import fields, part_of, tables
-    from amalgam.stages.common.load import label_space
-    from amalgam.stages.common.states.encoder import Encoder
+    from amalgam.stages.common.corpus import fields, tables
+    from amalgam.stages.common.load import label_space, part_of
+    from amalgam.stages.common.states.load import load_encoder
 
     part = part_of(run, name)
     if part is None:
         raise AssertionError(name)  # the experiment has this part
-    rows = list(tables(run, part))
+    rows = list(tables(run.store, part))
     texts = [text for table in rows for text in fields(table)]
-    encoder = Encoder.of(run)
-    how = encoder.how
+    encoder = load_encoder(run)
+    how = encoder.classifier
     features = encoder.pooled(encode(how.tokenizer, texts, how.limit, types=how.types))
     names = list(label_space(run).names)
     keys = [key for table in rows for key in table.column("key").to_pylist()]
@@ -132,7 +132,7 @@ def _material(run: Run, name: str) -> Material:
 def _written_for(run: Run) -> dict[bytes, str | None]:
     from amalgam.data.keys import text_key
     from amalgam.data.parquet import read_table
-    from amalgam.stages.common.generated_texts import generated_file
+    from amalgam.stages.common.load import generated_file
 
     table = read_table(run.store.verified_path(generated_file(run)), ["text", "class"])
     texts, labels = (table.column(name).to_pylist() for name in table.column_names)
@@ -156,8 +156,7 @@ def _targets(run: Run) -> tuple[Array, Array, Array | None]:
 
 def _oracles(run: Run, material: Material) -> dict[str, Array]:
     """Returns the oracles' targets, or none for texts without a class. Teachers that share a label share the target."""
-    from amalgam.stages.common.corpus import train_part
-    from amalgam.stages.common.load import label_space, teachers_of
+    from amalgam.stages.common.load import label_space, teachers_of, train_part
     from amalgam.stages.fit_statistics.fit import cached_logits
 
     if (material.labels < 0).any():

@@ -211,7 +211,7 @@ def _list(what: str, config: Path) -> float:
     from amalgam.benchmarks.synthetic_workspace import quiet_run
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.common.answers.coverage import cached_units, unit_keys
-    from amalgam.stages.common.answers.families import families_of
+    from amalgam.stages.common.answers.load import families_of
     from amalgam.stages.registry import STAGES
 
     run = quiet_run(config)

@@ -29,7 +29,7 @@ from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.app.session import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers
-from amalgam.stages.common.corpus import part_of, train_part
+from amalgam.stages.common.load import part_of, train_part
 from amalgam.stages.read_corpus.stage import ReadCorpus
 from amalgam.stages.registry import STAGES
 

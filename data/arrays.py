@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,6 +48,8 @@ def top_margin(scores: Array) -> Array:
 
 def width(arrays: pl.Series) -> int:
     """Returns C of a column of arrays of C numbers."""
+    import polars as pl
+
     dtype = arrays.dtype
     if not isinstance(dtype, pl.Array):
         raise TypeError(f"{arrays.name} holds {dtype}, not arrays")
@@ -54,11 +58,15 @@ def width(arrays: pl.Series) -> int:
 
 def flat(arrays: pl.Series) -> pl.Series:
     """Returns the numbers of all arrays in one column, in float64."""
+    import polars as pl
+
     return arrays.explode(empty_as_null=False).cast(pl.Float64)
 
 
 def shaped(numbers: pl.Series, classes: int) -> pl.Series:
     """Returns the numbers as arrays of `classes` each; reverses `flat`."""
+    import polars as pl
+
     return (
         numbers.reshape((-1, classes)) if len(numbers) else pl.Series(numbers.name, [], pl.Array(pl.Float64, classes))
     )
@@ -79,6 +87,8 @@ def entropy_column(probability: pl.Series) -> pl.Series:
 
 def first_label(probability: pl.Series) -> pl.Series:
     """Returns 1 at the largest number of each array, the first of equals, and 0 elsewhere."""
+    import polars as pl
+
     first = probability.arr.arg_max()
     return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))], probability.name)
 
@@ -100,10 +110,14 @@ def columns_of(arrays: pl.Series) -> list[pl.Series]:
 
 def side_by_side(columns: list[pl.Series], name: str) -> pl.Series:
     """Returns a column of arrays from one column per position."""
+    import polars as pl
+
     frame = pl.DataFrame({str(index): series for index, series in enumerate(columns)})
     return frame.select(pl.concat_arr(pl.all()).alias(name)).to_series()
 
 
 def constant(value: float | str | None, dtype: pl.DataType | type[pl.DataType], rows: int) -> pl.Series:
     """Returns a column that repeats one value."""
+    import polars as pl
+
     return pl.Series([value], dtype=dtype).new_from_index(0, rows)

@@ -13,8 +13,8 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
-from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
 from amalgam.stages.weigh_teachers.evidence import keys_of, provenance
 from amalgam.stages.weigh_teachers.weigh import written_shares

@@ -21,7 +21,7 @@ from amalgam.benchmarks.synthetic_workspace import (
 from amalgam.pipeline.execution.plan import StageState, plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.common.answers.coverage import KEPT_UNITS, cached_units, unit_keys
-from amalgam.stages.common.answers.families import families_of
+from amalgam.stages.common.answers.load import families_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import flip_bit
 

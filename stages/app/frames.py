@@ -10,9 +10,9 @@ import polars as pl
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.student.predict import Student
-from amalgam.stages.common.answers.families import families_of, family_in
-from amalgam.stages.common.corpus import part_of
-from amalgam.stages.common.load import teachers_of
+from amalgam.stages.common.answers.coverage import family_in
+from amalgam.stages.common.answers.load import families_of
+from amalgam.stages.common.load import part_of, teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
 
 SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")

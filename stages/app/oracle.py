@@ -14,8 +14,9 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
-from amalgam.stages.common.corpus import fields, tables, train_part
+from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.inference.classifier import Classifier, log_softmax
+from amalgam.stages.common.load import train_part
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,7 +35,7 @@ def show_divergence(run: Run, folder: Path) -> None:
 def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
     oracle = Classifier.of_run(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
     divergences, weights = [], []
-    for rows, targets in zip(tables(run, train_part(run)), read_targets(run), strict=True):
+    for rows, targets in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
         target = matrix(targets.column("target")).astype(np.float64)
         log_target = np.log(np.where(target > 0, target, 1.0))
         divergences.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))

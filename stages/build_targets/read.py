@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import train_part
+from amalgam.stages.common.load import train_part
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,9 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket, train_part
-from amalgam.stages.common.load import check_gold, label_space, teachers_of
+from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
 from amalgam.stages.methods import method_of
 from amalgam.stages.target_methods import TargetBatch, TargetInputs, target_method, weighs_by_domain, weighs_together
 from amalgam.stages.weigh_teachers.read import weights_of
@@ -81,7 +81,7 @@ class BuildTargets(Stage):
 
         from amalgam.stages.build_targets.summary import summarise
 
-        rows = pa.concat_tables(read_bucket(run, bucket, ["key", "label"]) for bucket in unit.payload)
+        rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
         ruling = _rule(run, unit.payload, rows)
         _check(run, ruling, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:

@@ -17,13 +17,12 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.coverage import bucket_requests, cached_units, units_for
-from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.load import encoder_digest, encoder_files
-from amalgam.stages.common.reference_texts import extra_parts, measure_of
-from amalgam.stages.common.states.families import ENCODER, Kept, kept_states, parts_of
+from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, train_part
+from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.states.load import ENCODER, CachedStates, load_encoder, parts_of, required_states
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.states.encoder import Encoder
+    pass
 
 
 class CacheFeatures(Stage):
@@ -48,11 +47,11 @@ class CacheFeatures(Stage):
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
         inputs |= {part.name: part.texts_digest for part in extra_parts(run)}
-        for kept in kept_states(run):
+        for kept in required_states(run):
             if kept.teacher is None:
                 inputs["features"] = kept.key
             else:
-                inputs.setdefault("states", []).append([kept.who, kept.key])
+                inputs.setdefault("states", []).append([kept.owner, kept.key])
         if run.experiment.objective.read_states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
@@ -63,14 +62,14 @@ class CacheFeatures(Stage):
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
-        expected = train_part(run).texts * len(kept_states(run)) if units is None else 0
+        expected = train_part(run).texts * len(required_states(run)) if units is None else 0
         return float(expected or sum(unit.size for unit in units or ()))
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         _check_tokenizers(run)
         for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
             asked = list(mine)
-            kept = next(kept for kept in kept_states(run) if kept.family == family)
+            kept = next(kept for kept in required_states(run) if kept.family == family)
             if kept.teacher is None:
                 super().run_units(run, asked)
             else:
@@ -79,10 +78,10 @@ class CacheFeatures(Stage):
                 ask_for_states(run, kept.teacher, kept.key, asked)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.common.states.encoder import feature_table
+        from amalgam.stages.common.states.compute import feature_table
 
         bucket = next(one for one in train_part(run).buckets if one.prefix == unit.payload.prefix)
-        table = feature_table(run, _encoder(run), bucket, unit.payload.rows)
+        table = feature_table(run.store, run.console, load_encoder(run), bucket, unit.payload.rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(table, draft.folder / "unit.parquet")
             whole = {"prefix": bucket.prefix, "logits": True, "first": 0, "last": 0}
@@ -91,29 +90,29 @@ class CacheFeatures(Stage):
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families: dict[str, list[str]] = {}
-        for kept in kept_states(run):
+        for kept in required_states(run):
             _describe(run, kept)
-            families.setdefault(kept.who, []).append(kept.family)
+            families.setdefault(kept.owner, []).append(kept.family)
         return {"families": families}
 
     def describe(self, manifest: Record) -> str:
         return f"states of {', '.join(manifest.facts['families'])}"
 
 
-def _describe(run: Run, kept: Kept) -> None:
+def _describe(run: Run, kept: CachedStates) -> None:
     """key.json: what the family is, for a person who finds the folder."""
     path = run.store.folder("cache-teachers", kept.family) / "key.json"
     if not run.store.has(path):
-        who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.who}"
+        who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.owner}"
         run.store.replace(path, {"teacher": who, **kept.key})
 
 
 def _units(run: Run) -> Iterator[Unit]:
     asked = {part.name: list(bucket_requests(run, part)) for part in (train_part(run), *extra_parts(run))}
-    for kept in kept_states(run):
+    for kept in required_states(run):
         cached = cached_units(run, kept.family)
         for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):
-            yield from units_for(run, kept.family, kept.who, bucket, cached, 0)
+            yield from units_for(run, kept.family, kept.owner, bucket, cached, 0)
 
 
 def _check_tokenizers(run: Run) -> None:
@@ -121,12 +120,3 @@ def _check_tokenizers(run: Run) -> None:
         from amalgam.stages.cache_features.write_teacher_states import refuse_other_tokenizers
 
         refuse_other_tokenizers(run)
-
-
-def _encoder(run: Run) -> Encoder:
-    from amalgam.stages.common.states.encoder import Encoder
-
-    if "feature encoder" not in run.cache:
-        run.cache["feature encoder"] = Encoder.of(run)
-    found: Encoder = run.cache["feature encoder"]
-    return found

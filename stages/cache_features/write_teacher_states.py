@@ -11,14 +11,12 @@ from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.stages.common.answers.question import Reader
-from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import encoder_files, teachers_of
+from amalgam.stages.common.load import encoder_files, extra_parts, teachers_of, train_part
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.reference_texts import extra_parts
-from amalgam.stages.common.states.families import ENCODER
-from amalgam.stages.common.states.write import write_states
+from amalgam.stages.common.states.compute import write_states
+from amalgam.stages.common.states.load import ENCODER
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.common.token_cache import tokenizer_digest
 
@@ -28,7 +26,15 @@ def ask_for_states(run: Run, known: ResolvedTeacher, key: dict[str, Any], units:
     teacher = load_teacher(run, known, key["dtype"], passes=0)
     parts = [train_part(run), *extra_parts(run)]
     buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
-    read = Reader(run, known, teacher, tokenizer_digest(teacher.tokenizer, known.files), buckets)
+    read = Reader(
+        run.store,
+        run.console,
+        known,
+        teacher,
+        tokenizer_digest(teacher.tokenizer, known.files),
+        buckets,
+        run.experiment.cache.on_long_text == "error",
+    )
 
     def work(unit: Unit) -> None:
         question = read(unit)

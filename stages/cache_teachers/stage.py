@@ -23,16 +23,16 @@ from amalgam.stages.common.answers.coverage import (
     UnitRequest,
     bucket_requests,
     cached_units,
+    family_in,
     has_answers,
     unit_keys,
     units_for,
 )
-from amalgam.stages.common.answers.families import _family_key, dtype_of, families_of, family_in, family_of
+from amalgam.stages.common.answers.load import dtype_of, families_of, family_key, family_of
 from amalgam.stages.common.answers.question import Reader
-from amalgam.stages.common.corpus import Bucket, Part, part_of, tables, train_part
+from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.inference.load import teacher_loader
-from amalgam.stages.common.load import check_gold, prepare_teachers, teachers_of
-from amalgam.stages.common.reference_texts import extra_parts
+from amalgam.stages.common.load import check_gold, extra_parts, part_of, prepare_teachers, teachers_of, train_part
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def _inputs(run: Run, units: Sequence[Unit]) -> CacheInputs:
     def reader(resolved: ResolvedTeacher, teacher: Teacher) -> ReadUnit:
         from amalgam.stages.common.token_cache import tokenizer_digest
 
-        return Reader(run, resolved, teacher, tokenizer_digest(teacher.tokenizer, resolved.files), buckets)
+        digest = tokenizer_digest(teacher.tokenizer, resolved.files)
+        refuse_long = run.experiment.cache.on_long_text == "error"
+        return Reader(run.store, run.console, resolved, teacher, digest, buckets, refuse_long)
 
     return CacheInputs(
         teachers=teachers_of(run),
@@ -187,7 +189,7 @@ def _choose_dtype(run: Run) -> None:
             teacher_loader(run),
             teachers_of(run),
             dtype,
-            sample_texts(tables(run, part), part.texts),
+            sample_texts(tables(run.store, part), part.texts),
             passes=run.experiment.cache.passes,
             check_interrupt=run.signals.check,
         )
@@ -243,4 +245,4 @@ def _describe(run: Run, teacher: ResolvedTeacher) -> None:
     """Writes key.json, which describes the family to a reader of its folder."""
     path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
     if not run.store.has(path):
-        run.store.replace(path, {"teacher": teacher.name, **_family_key(run, teacher), "labels": list(teacher.labels)})
+        run.store.replace(path, {"teacher": teacher.name, **family_key(run, teacher), "labels": list(teacher.labels)})

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import read_table
-from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.storage.store import StoredFile
+from amalgam.pipeline.storage.store import Store, StoredFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,37 +47,15 @@ class Part:
         return sorted(self.facts["labels"])
 
 
-def part_of(run: Run, name: str) -> Part | None:
-    """None when the experiment has no such part."""
-    manifest = run.result("read-corpus")
-    facts = manifest.facts["parts"].get(name)
-    if facts is None:
-        return None
-    inside = {PurePosixPath(file.path).name: file for file in manifest.files if _part_name(file) == name}
-    buckets = tuple(
-        Bucket(bucket["prefix"], int(bucket["rows"]), bucket["keys_digest"], inside[bucket["file"]])
-        for bucket in facts["buckets"]
-    )
-    return Part(name, facts, buckets)
+def read_bucket(store: Store, bucket: Bucket, columns: Sequence[str] | None = None) -> pa.Table:
+    """Returns the bucket's rows, in key order."""
+    return read_table(store.verified_path(bucket.file), columns)
 
 
-def train_part(run: Run) -> Part:
-    part = part_of(run, "train")
-    if part is None:
-        what = "this experiment has no training texts"
-        raise ExperimentError(what, where="objective.name: as-dfd", fix="another method: `amalgam methods`")
-    return part
-
-
-def read_bucket(run: Run, bucket: Bucket, columns: Sequence[str] | None = None) -> pa.Table:
-
-    return read_table(run.store.verified_path(bucket.file), columns)
-
-
-def tables(run: Run, part: Part) -> Iterator[pa.Table]:
-    """The part's rows, bucket by bucket, in key order."""
+def tables(store: Store, part: Part) -> Iterator[pa.Table]:
+    """Yields the part's rows, bucket by bucket, in key order."""
     for bucket in part.buckets:
-        yield read_bucket(run, bucket)
+        yield read_bucket(store, bucket)
 
 
 def fields(table: pa.Table) -> list[tuple[str, ...]]:
@@ -90,7 +66,7 @@ def fields(table: pa.Table) -> list[tuple[str, ...]]:
     return list(zip(first, table.column("text_2").to_pylist(), strict=True))
 
 
-def _part_name(file: StoredFile) -> str:
+def part_name(file: StoredFile) -> str:
     """A part's files stand in the folder PART-DIGEST."""
     return Path(file.path).parent.name.rsplit("-", 1)[0]
 

@@ -9,6 +9,9 @@ from typing import Any
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.stages.common.models.resolve import ModelFiles
 
+LAST_LAYER = 0
+"""A number of blocks of hidden states that means the last layer alone."""
+
 
 @dataclass(frozen=True)
 class NewClassifier:

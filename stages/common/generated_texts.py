@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import Record, StoredFile
 
 if TYPE_CHECKING:
@@ -39,8 +38,3 @@ def are_written(experiment: ExperimentConfig) -> bool:
 
 def gates_of(experiment: ExperimentConfig) -> dict[str, Any]:
     return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}
-
-
-def generated_file(run: Run) -> StoredFile:
-    """Raises NotKnownYetError before they are generated."""
-    return texts_file(run.result("generate"))

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from amalgam.data.labels import LabelSpace, union_of
+from amalgam.data.sources import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Student, Teacher, TrainTeachers
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
-from amalgam.stages.common.corpus import part_of
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import StoredFile
+from amalgam.stages.common.corpus import Bucket, Part, part_name
 from amalgam.stages.common.encoders import NewClassifier, new_classifier
+from amalgam.stages.common.generated_texts import GENERATED, HELD_OUT, gates_of, texts_file
 from amalgam.stages.common.models.label_names import label_names
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.sources import REMOTE, sources_of
 from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set
 from amalgam.stages.target_methods import target_method
 
@@ -143,3 +150,97 @@ def load_new_classifier(
     """Loads the named encoder under a new head."""
     files = encoder_files(run, settings, where)
     return new_classifier(files, settings, labels, where=where, note=run.console.note)
+
+
+def part_of(run: Run, name: str) -> Part | None:
+    """None when the experiment has no such part."""
+    manifest = run.result("read-corpus")
+    facts = manifest.facts["parts"].get(name)
+    if facts is None:
+        return None
+    inside = {PurePosixPath(file.path).name: file for file in manifest.files if part_name(file) == name}
+    buckets = tuple(
+        Bucket(bucket["prefix"], int(bucket["rows"]), bucket["keys_digest"], inside[bucket["file"]])
+        for bucket in facts["buckets"]
+    )
+    return Part(name, facts, buckets)
+
+
+def train_part(run: Run) -> Part:
+    part = part_of(run, "train")
+    if part is None:
+        what = "this experiment has no training texts"
+        raise ExperimentError(what, where="objective.name: as-dfd", fix="another method: `amalgam methods`")
+    return part
+
+
+def generated_file(run: Run) -> StoredFile:
+    """Raises NotKnownYetError before they are generated."""
+    return texts_file(run.result("generate"))
+
+
+def reference_part(run: Run) -> Part:
+    """What is learned from: the held-out generated texts, or the training texts where there are none."""
+    return part_of(run, HELD_OUT) or train_part(run)
+
+
+def extra_parts(run: Run) -> list[Part]:
+    """Parts that teachers are asked about for this alone."""
+    held_out = part_of(run, HELD_OUT) if measure_of(run.experiment) else None
+    return [held_out] if held_out else []
+
+
+def part_identity(run: Run, part: str) -> list[str]:
+    found: list[str] = []
+    for source in sources_of(run.experiment)[part]:
+        if source == GENERATED:
+            found += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
+        elif source.startswith(REMOTE):
+            digest = run.store.pinned("remote", source)
+            if digest is None:
+                raise PendingDependencyError(source)
+            found.append(digest)
+        else:
+            found += [run.digest_of(path) for path in local_files(run, source)]
+    return sorted(found)
+
+
+def local_files(run: Run, source: str) -> list[Path]:
+
+    if source == GENERATED:
+        return [run.store.verified_path(generated_file(run))]
+    if source.startswith(REMOTE):
+        fetched = _fetched(run, source)
+        if fetched is None:
+            raise PendingDependencyError(source)
+        return [fetched]
+    return find_files(source, run.base)
+
+
+def fetch(run: Run, sources: Sequence[str]) -> None:
+    """Remote ones that are not here yet."""
+    for source in sources:
+        if source.startswith(REMOTE) and _fetched(run, source) is None:
+            _fetch(run, source)
+
+
+def _fetched(run: Run, source: str) -> Path | None:
+    record = run.store.record(_fetched_record(run, source))
+    if record is None or run.store.missing_files(record):
+        return None
+    return run.store.verified_path(record.files[0])
+
+
+def _fetched_record(run: Run, source: str) -> Path:
+    return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
+
+
+def _fetch(run: Run, source: str) -> None:
+
+    run.console.say(f"read-corpus: fetching {source}")
+    path = _fetched_record(run, source)
+    with run.store.draft(path.parent, path.stem, ".parquet") as draft:
+        fetch_remote(source, draft.folder)
+    record = run.store.record(path)
+    if record is not None:
+        run.store.pin("remote", source, record.files[0].sha256)

@@ -1,7 +1,6 @@
-"""Tokens that are kept: a bucket of texts is put through a tokenizer once, for all teachers and students that share it.
+"""Caches tokens: each bucket of texts is tokenised once for all teachers and students that share a tokenizer.
 
-A tokenizer is known by what it does, not by where it lies, and a bucket by its content; what is kept is only ever the
-answer to both, so a damaged file is set aside and made again.
+Entries are keyed by the tokenizer's behaviour and the bucket's content, so a damaged file is quarantined and rebuilt.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
 from amalgam.data.tokens import Ragged, TokenRows, encode, gives_types, speaks_plainly
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record
+from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles
 
@@ -30,19 +29,19 @@ ROOM = "tokens"
 VERSION = 1
 
 
-def tokens_of(  # noqa: PLR0913 - what tokens are a function of, each by name
-    run: Run, bucket: Bucket, tokenizer: Any, *, digest: str, limit: int, types: bool
+def tokens_of(  # noqa: PLR0913 - each a separate input of the tokens
+    store: Store, console: Console, bucket: Bucket, tokenizer: Any, *, digest: str, limit: int, types: bool
 ) -> TokenRows:
-    """The bucket's tokens, row by row; `digest` is tokenizer_digest's."""
+    """Returns the bucket's tokens, row by row; `digest` is that of tokenizer_digest."""
     types = gives_types(tokenizer, types=types)
-    folder = run.store.folder(ROOM, fingerprint([VERSION, digest, limit, types]))
+    folder = store.folder(ROOM, fingerprint([VERSION, digest, limit, types]))
     name = bucket.file.sha256[:20]
-    record = run.store.record(folder / f"{name}.json")
-    kept = record and _kept(run, record, bucket)
-    if kept:
-        return kept
-    tokens = encode(tokenizer, fields(read_bucket(run, bucket)), limit, types=types)
-    with run.store.draft(folder, name, ".parquet") as draft:
+    record = store.record(folder / f"{name}.json")
+    cached = record and _cached_tokens(store, console, record, bucket)
+    if cached:
+        return cached
+    tokens = encode(tokenizer, fields(read_bucket(store, bucket)), limit, types=types)
+    with store.draft(folder, name, ".parquet") as draft:
         write_table(token_table(tokens), draft.folder / "tokens.parquet")
         draft.facts = {"bucket": bucket.file.sha256, "rows": len(tokens), "tokens": int(tokens.lengths.sum())}
         draft.made = {"libraries": library_versions()}
@@ -50,28 +49,28 @@ def tokens_of(  # noqa: PLR0913 - what tokens are a function of, each by name
 
 
 def tokenizer_digest(tokenizer: Any, files: ModelFiles) -> str:
-    """What its tokens depend on. One whose ids are made outside its own JSON is known by all its model's files."""
+    """Returns a digest of the tokenizer's behaviour; without a JSON backend, of all files of its model."""
     kind = type(tokenizer)
     if not speaks_plainly(tokenizer):
         return fingerprint([kind.__module__, kind.__qualname__, files.digest, version("transformers")])
-    # How the last call cut and padded is no part of it: `encode` says both itself.
+    # `encode` sets truncation and padding itself.
     backend = {**json.loads(tokenizer.backend_tokenizer.to_str()), "truncation": None, "padding": None}
     options = [tokenizer.truncation_side, bool(tokenizer.split_special_tokens)]
     return fingerprint([backend, options, version("tokenizers")])
 
 
 def is_of(record: Record, buckets: set[str]) -> bool:
-    """Whether these tokens are of one of the buckets, given by their files' sha256."""
+    """Returns whether the tokens belong to one of the buckets, given by the sha256 of their files."""
     return record.facts.get("bucket") in buckets
 
 
-def _kept(run: Run, record: Record, bucket: Bucket) -> TokenRows | None:
-    if run.store.missing_files(record):
-        return None  # the next writer's record takes its place
+def _cached_tokens(store: Store, console: Console, record: Record, bucket: Bucket) -> TokenRows | None:
+    if store.missing_files(record):
+        return None  # the next writer replaces the record
     try:
-        path = run.store.verified_path(record.files[0])
+        path = store.verified_path(record.files[0])
     except DamagedError as damage:
-        run.console.note(f"{damage.what}: set aside and made again")
+        console.note(f"{damage.what}: quarantined and rebuilt")
         return None
     tokens = _read(path)
     return tokens if len(tokens) == bucket.rows else None

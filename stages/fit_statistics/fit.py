@@ -19,12 +19,10 @@ from amalgam.data.arrays import softmax, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.answers.families import family_of
-from amalgam.stages.common.generated_texts import generated_file
-from amalgam.stages.common.load import teachers_of
-from amalgam.stages.common.reference_texts import measure_of, reference_part
-from amalgam.stages.common.states.families import statistics_states
-from amalgam.stages.common.states.read import state_of, states_of
+from amalgam.stages.common.answers.load import family_of
+from amalgam.stages.common.load import generated_file, reference_part, teachers_of
+from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.states.load import state_of, states_of, statistics_states
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.fit_statistics.domain_scores import Statistics, in_parts
 from amalgam.stages.fit_statistics.gaussians import Array

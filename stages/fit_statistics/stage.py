@@ -13,11 +13,9 @@ from typing import Any
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.generated_texts import generated_file
-from amalgam.stages.common.load import teachers_of
-from amalgam.stages.common.reference_texts import MEASURES, measure_of, reference_part
-from amalgam.stages.common.states.families import statistics_states
+from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
+from amalgam.stages.common.reference_texts import MEASURES, measure_of
+from amalgam.stages.common.states.load import statistics_states
 
 FEW = 5
 """Classes named in a note."""

@@ -20,9 +20,8 @@ from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import texts_file
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import prepare_teachers, teachers_of
+from amalgam.stages.common.load import fetch, local_files, prepare_teachers, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
-from amalgam.stages.common.sources import fetch, local_files
 from amalgam.stages.generate.requests import (
     Block,
     GenerateInputs,

@@ -13,7 +13,8 @@ from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.generated_texts import HELD_OUT, generated_file
+from amalgam.stages.common.generated_texts import HELD_OUT
+from amalgam.stages.common.load import generated_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,8 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import GENERATED, gates_of
-from amalgam.stages.common.sources import _said, corpus_for, fetch, local_files, part_identity, sources_of
+from amalgam.stages.common.load import fetch, local_files, part_identity
+from amalgam.stages.common.sources import _said, corpus_for, sources_of
 from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 
 KEPT = "kept.parquet"

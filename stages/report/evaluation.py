@@ -27,7 +27,7 @@ from amalgam.stages.common.answers.read import FamilyIndex
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.metrics import Predictions, evaluate
-from amalgam.stages.common.states.encoder import Encoder, name_states, words_of
+from amalgam.stages.common.states.compute import Encoder, words_of
 from amalgam.stages.report.blocks import Scores
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,7 +54,7 @@ class ZeroShotInputs:
 def write_similarities(inputs: ZeroShotInputs, unit: Unit) -> None:
     """Writes the cosine similarity of every test text to every label name, in key order."""
     names = inputs.labels.names
-    states = name_states(inputs.encoder, names)
+    states = inputs.encoder.name_states(names)
     schema = arrow_schema(SIMILARITIES, {"similarity": len(names)})
     with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
         with pq.ParquetWriter(draft.folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:

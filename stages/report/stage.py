@@ -22,9 +22,10 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
-from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import Bucket, Part, part_of, read_bucket, train_part
-from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, teachers_of
+from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.corpus import Bucket, Part, read_bucket
+from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
+from amalgam.stages.common.states.load import load_encoder
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts
 from amalgam.stages.report.html import check_page, page_name, publish_page
@@ -232,7 +233,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         system=f"student ({system})" if learns else system,
         student=Classifier.of_run(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
-        read_bucket=partial(read_bucket, run),
+        read_bucket=partial(read_bucket, run.store),
     )
 
 
@@ -267,14 +268,14 @@ def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
         targets=read_targets(run),
         target_facts=run.result("build-targets").facts,
         audit=_audit_inputs(compared) if teachers_of(run) else None,
-        read_bucket=partial(read_bucket, run),
+        read_bucket=partial(read_bucket, run.store),
     )
 
 
 def _scripts(run: Run, part: Part) -> Scripts:
     texts: list[str] = []
     for bucket in part.buckets:
-        texts += read_bucket(run, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
+        texts += read_bucket(run.store, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
         if len(texts) >= SCRIPT_TEXTS:
             break
     return {"n": len(texts), "scripts": scripts_of(texts)}
@@ -335,19 +336,21 @@ def _zero_shot_unit(run: Run) -> Unit:
 
 
 def _write_similarities(run: Run, unit: Unit) -> None:
-    from amalgam.stages.common.states.encoder import Encoder
+
     from amalgam.stages.common.token_cache import tokens_of
     from amalgam.stages.report.evaluation import ZeroShotInputs, write_similarities
 
-    encoder, test = Encoder.of(run), part_of(run, "test")
+    encoder, test = load_encoder(run), part_of(run, "test")
     if test is None:
         raise AssertionError("the zero-shot unit exists only with test texts")
 
     def read_tokens(bucket: Bucket) -> TokenRows:
-        how = encoder.how
-        return tokens_of(run, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types)
+        how = encoder.classifier
+        return tokens_of(
+            run.store, run.console, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types
+        )
 
-    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, partial(read_bucket, run), read_tokens)
+    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, partial(read_bucket, run.store), read_tokens)
     write_similarities(inputs, unit)
 
 
@@ -391,7 +394,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         targets=targets,
         weighed="weigh-teachers" in run.results,
         by_domain=by_domain,
-        read_bucket=partial(read_bucket, run),
+        read_bucket=partial(read_bucket, run.store),
         read_evidence=read_evidence,
         read_weights=_weight_reader(run),
     )

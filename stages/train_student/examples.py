@@ -9,8 +9,9 @@ from amalgam.data.tokens import join
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
-from amalgam.stages.common.corpus import read_bucket, train_part
+from amalgam.stages.common.corpus import read_bucket
 from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.load import train_part
 from amalgam.stages.common.training.examples import TrainingData, _split, _tokens
 
 
@@ -19,7 +20,7 @@ def lessons(run: Run, new: NewClassifier, *, held_out: float) -> TrainingData:
     tokens, keys, targets, weights = [], [], [], []
     buckets = train_part(run).buckets
     for bucket, taught in zip(buckets, read_targets(run), strict=True):
-        rows = read_bucket(run, bucket, ["key"])
+        rows = read_bucket(run.store, bucket, ["key"])
         if not rows.column("key").equals(taught.column("key")):
             raise WorkError(
                 "texts and targets do not have the same keys",

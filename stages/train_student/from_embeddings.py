@@ -18,11 +18,10 @@ from safetensors.torch import load_file
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import part_of
 from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import label_space, load_new_classifier, teachers_of
+from amalgam.stages.common.load import label_space, load_new_classifier, part_of, teachers_of
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.examples import labelled

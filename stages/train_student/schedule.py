@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import train_part
 from amalgam.stages.common.encoders import NewClassifier
-from amalgam.stages.common.states.read import States, states_of
+from amalgam.stages.common.load import train_part
+from amalgam.stages.common.states.load import states_of
+from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.examples import TrainingData
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.fit_statistics.fit import confidences

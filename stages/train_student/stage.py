@@ -11,8 +11,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.corpus import part_of, train_part
-from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
+from amalgam.stages.common.load import encoder_digest, encoder_files, part_of, teachers_of, train_part
 from amalgam.stages.common.models.output_folder import check_place, place
 from amalgam.stages.common.reference_texts import measure_of
 

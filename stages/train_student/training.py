@@ -7,9 +7,8 @@ from typing import Any
 
 from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import part_of
 from amalgam.stages.common.encoders import NewClassifier
-from amalgam.stages.common.load import load_new_classifier
+from amalgam.stages.common.load import load_new_classifier, part_of
 from amalgam.stages.common.training.examples import labelled
 from amalgam.stages.common.training.run import accuracy_on, learn, negative_loss
 from amalgam.stages.common.training.settings import Training

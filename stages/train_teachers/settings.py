@@ -8,8 +8,8 @@ from amalgam.data.labels import cut_in_groups
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import Part, part_of
-from amalgam.stages.common.load import encoder_digest
+from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.load import encoder_digest, part_of
 
 ENCODER = "train_teachers.encoder"
 

@@ -17,12 +17,11 @@ from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_array, read_table
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.answers.families import families_of
+from amalgam.stages.common.answers.load import families_of
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
-from amalgam.stages.common.generated_texts import are_written, generated_file
-from amalgam.stages.common.load import label_space
-from amalgam.stages.common.states.families import last_states
-from amalgam.stages.common.states.read import states_of
+from amalgam.stages.common.generated_texts import are_written
+from amalgam.stages.common.load import generated_file, label_space
+from amalgam.stages.common.states.load import last_states, load_encoder, states_of
 from amalgam.stages.weigh_teachers.mixture import standard
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -60,7 +59,9 @@ def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     import pyarrow as pa
 
-    return pa.concat_tables(read_bucket(run, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
+    return (
+        pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
+    )
 
 
 def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequence[Array]) -> dict[str, Array]:
@@ -93,10 +94,8 @@ def of_states(states: Sequence[Array]) -> Array:
 
 def _names(run: Run, features: Array) -> Array:
     """Of each teacher, the similarity of the text to the nearest name of its labels."""
-    from amalgam.stages.common.states.encoder import Encoder, name_states
-
     space = label_space(run)
-    similarity = features @ name_states(Encoder.of(run), space.names).T
+    similarity = features @ load_encoder(run).name_states(space.names).T
     return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
 
 

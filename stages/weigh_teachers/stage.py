@@ -13,9 +13,9 @@ from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.families import dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import train_part
-from amalgam.stages.common.generated_texts import are_written, generated_file
+from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.generated_texts import are_written
+from amalgam.stages.common.load import generated_file, train_part
 
 if TYPE_CHECKING:
     pass

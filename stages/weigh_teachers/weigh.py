@@ -14,9 +14,9 @@ import numpy as np
 
 from amalgam.data.schemas import WEIGHTS, arrow_schema
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import Bucket, train_part
-from amalgam.stages.common.load import label_space
-from amalgam.stages.common.states.read import features_of
+from amalgam.stages.common.corpus import Bucket
+from amalgam.stages.common.load import label_space, train_part
+from amalgam.stages.common.states.load import features_of
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,

@@ -14,8 +14,8 @@ from amalgam.data.tokens import Ragged, TokenRows, encode, join, speaks_plainly
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common import token_cache as token_store
-from amalgam.stages.common.corpus import fields, part_of, read_bucket
-from amalgam.stages.common.load import encoder_files, teachers_of
+from amalgam.stages.common.corpus import fields, read_bucket
+from amalgam.stages.common.load import encoder_files, part_of, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.token_cache import tokenizer_digest, tokens_of
 from amalgam.tests.stages.tiny_models import word_tokenizer
@@ -48,14 +48,17 @@ def tokens_of_training(run: Run, limit: int = 32) -> TokenRows:
     tokenizer, digest = tokenizer_of_the_student(run)
     part = part_of(run, "train")
     assert part is not None
-    return join(tokens_of(run, bucket, tokenizer, digest=digest, limit=limit, types=True) for bucket in part.buckets)
+    return join(
+        tokens_of(run.store, run.console, bucket, tokenizer, digest=digest, limit=limit, types=True)
+        for bucket in part.buckets
+    )
 
 
 def made_anew(run: Run, limit: int = 32) -> TokenRows:
     tokenizer, _ = tokenizer_of_the_student(run)
     part = part_of(run, "train")
     assert part is not None
-    made = [encode(tokenizer, fields(read_bucket(run, bucket)), limit, types=True) for bucket in part.buckets]
+    made = [encode(tokenizer, fields(read_bucket(run.store, bucket)), limit, types=True) for bucket in part.buckets]
     return join(made)
 
 

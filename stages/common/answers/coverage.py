@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import ALL, keys_digest
@@ -20,6 +20,9 @@ from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.corpus import Bucket, Part
+
+if TYPE_CHECKING:
+    pass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,3 +273,12 @@ def unit_keys(run: Run, unit: CachedUnit) -> Keys:
     if len(known) > KEPT_UNITS:
         known.pop(next(iter(known)))
     return found
+
+
+def family_in(path: str) -> str:
+    """cache-teachers/FAMILY/units/..."""
+    return PurePosixPath(path).parts[1]
+
+
+def prefix_in(path: str) -> str:
+    return PurePosixPath(path).name.split("-", 1)[0]

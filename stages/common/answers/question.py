@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import shown
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.answers.coverage import UnitRequest
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.teachers import ResolvedTeacher
@@ -27,21 +29,26 @@ SMALL_PART = 4
 class Reader:
     """Makes a unit's question: its texts in the tokens of one teacher."""
 
-    run: Run
+    store: Store
+    console: Console
     known: ResolvedTeacher
     teacher: Teacher
     tokenizer: str
+    """Digest of the tokenizer."""
     buckets: dict[tuple[str, str], Bucket]
+    """By part and prefix."""
+    refuse_long: bool
+    """Whether a text longer than `max_tokens` is an error."""
 
     def __call__(self, unit: Unit) -> TokenizedUnit:
         ask: UnitRequest = unit.payload
         bucket = self.buckets[ask.part, ask.prefix]
-        rows = read_bucket(self.run, bucket)
+        rows = read_bucket(self.store, bucket)
         if ask.rows is not None:
             rows = rows.take(ask.rows)
         tokens = self._tokens(bucket, rows, ask.rows)
         self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
-        if self.run.experiment.cache.on_long_text == "error" and tokens.cut.any():
+        if self.refuse_long and tokens.cut.any():
             _refuse_long(rows, tokens, self.known)
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
@@ -53,7 +60,7 @@ class Reader:
         tokenizer, limit, types = self.teacher.tokenizer, self.teacher.limit, self.teacher.takes_types
         if places is not None and SMALL_PART * len(places) < bucket.rows:
             return encode(tokenizer, fields(rows), limit, types=types)
-        tokens = tokens_of(self.run, bucket, tokenizer, digest=self.tokenizer, limit=limit, types=types)
+        tokens = tokens_of(self.store, self.console, bucket, tokenizer, digest=self.tokenizer, limit=limit, types=types)
         return tokens if places is None else tokens.take(places)
 
 

@@ -19,7 +19,7 @@ from amalgam.data.parquet import read_table
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.stages.common.answers.families import family_in, prefix_in
+from amalgam.stages.common.answers.coverage import family_in, prefix_in
 
 if TYPE_CHECKING:
     pass

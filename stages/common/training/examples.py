@@ -33,7 +33,7 @@ def labelled(run: Run, part: Part, new: NewClassifier, labels: Sequence[str], *,
     tokens, keys, gold = [], [], []
     place = {name: index for index, name in enumerate(labels)}
     for bucket in part.buckets:
-        rows = read_bucket(run, bucket, ["key", "label"])
+        rows = read_bucket(run.store, bucket, ["key", "label"])
         found = np.array([place.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
         kept = np.flatnonzero(found >= 0)
         tokens.append(_tokens(run, bucket, new).take(kept))
@@ -45,7 +45,9 @@ def labelled(run: Run, part: Part, new: NewClassifier, labels: Sequence[str], *,
 
 
 def _tokens(run: Run, bucket: Bucket, new: NewClassifier) -> TokenRows:
-    return tokens_of(run, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types)
+    return tokens_of(
+        run.store, run.console, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types
+    )
 
 
 def _split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> TrainingData:

@@ -16,9 +16,8 @@ from torch import nn
 
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.stages.common.inference.batches import RowNumbers
-from amalgam.stages.common.states.encoder import mean_over_tokens
+from amalgam.stages.common.states.compute import in_blocks, mean_over_tokens
 from amalgam.stages.common.states.read import States
-from amalgam.stages.common.states.write import in_blocks
 from amalgam.stages.common.training.learner import Objective
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
@@ -38,19 +37,10 @@ def families_of(run: Run) -> dict[str, str]:
 
 
 def family_of(run: Run, teacher: ResolvedTeacher) -> str:
-    return family_name(_family_key(run, teacher))
+    return family_name(family_key(run, teacher))
 
 
-def family_in(path: str) -> str:
-    """cache-teachers/FAMILY/units/..."""
-    return PurePosixPath(path).parts[1]
-
-
-def prefix_in(path: str) -> str:
-    return PurePosixPath(path).name.split("-", 1)[0]
-
-
-def _family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
+def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
     key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
     if run.experiment.execution.on_version_change == "strict":
         key["libraries"] = library_versions()

@@ -1,0 +1,153 @@
+"""Computes hidden states with dropout off: pooled by an encoder, and of a teacher by block, pooled or by token.
+
+Texts T, tokens L, blocks B, width W. A file of teacher states holds rows [n, B, W] in fp16, by text or by token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from amalgam.data.parquet import write_table
+from amalgam.data.schemas import FEATURES, STATES, arrow_schema
+from amalgam.data.tokens import TokenRows, encode
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Bucket, fields, read_bucket
+from amalgam.stages.common.device import tokens_at_once
+from amalgam.stages.common.encoders import LAST_LAYER, NewClassifier
+from amalgam.stages.common.inference.batches import model_inputs, token_batches
+from amalgam.stages.common.inference.classifier import BATCH_TOKENS
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.token_cache import tokens_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
+"""Between the words of a label name: camel case, space, underscore or hyphen."""
+
+SMALL_PART = 4
+"""The tokens of fewer than one text in this many of a bucket are not cached."""
+
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def words_of(label: str) -> str:
+    """Returns the words of a label name: sci_tech, sci-tech and sciTech all give two words."""
+    return " ".join(word for word in WORD_BOUNDARY.split(label) if word) or label
+
+
+# ---- the encoder
+
+
+@dataclass(frozen=True)
+class Encoder:
+    body: Any
+    classifier: NewClassifier
+    device: torch.device
+
+    def pooled(self, tokens: TokenRows) -> Array:
+        """Returns the mean over tokens of each text's last layer: [texts, width], each of length 1."""
+        features: Array | None = None
+        with torch.inference_mode():
+            for rows in token_batches(tokens.ids.lengths, BATCH_TOKENS):
+                inputs = model_inputs(tokens.ids, tokens.type_ids, rows, self.classifier.pad_id)
+                inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+                states = self.body(**inputs).last_hidden_state.float()
+                means = mean_over_tokens(states, inputs["attention_mask"])
+                features = np.empty((len(tokens), means.shape[1]), np.float32) if features is None else features
+                features[rows] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+        return features if features is not None else np.empty((0, 0), np.float32)
+
+    def name_states(self, names: Sequence[str]) -> Array:
+        """Returns the states of label names: [names, width], each of length 1."""
+        new = self.classifier
+        return self.pooled(encode(new.tokenizer, [(words_of(name),) for name in names], new.limit, types=new.types))
+
+
+def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns the mean over each text's own tokens, without padding."""
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def feature_table(store: Store, console: Console, encoder: Encoder, bucket: Bucket, places: Any) -> pa.Table:
+    """Returns the encoder's states of the bucket's texts at these places; None means all texts."""
+    rows = read_bucket(store, bucket)
+    new = encoder.classifier
+    if places is not None and SMALL_PART * len(places) < bucket.rows:
+        tokens = encode(new.tokenizer, fields(rows.take(places)), new.limit, types=new.types)
+    else:
+        tokens = tokens_of(
+            store, console, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types
+        )
+        tokens = tokens if places is None else tokens.take(places)
+    keys = rows.column("key") if places is None else rows.column("key").take(places)
+    values = encoder.pooled(tokens).astype(np.float16)
+    arrays = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    return pa.table([keys, arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
+
+
+# ---- teachers
+
+
+def shares(layers: int, blocks: int) -> list[range]:
+    """Returns consecutive layers for each block, as even as possible; with more blocks than layers, layers repeat.
+
+    LAST_LAYER blocks: the last layer alone.
+    """
+    if blocks == LAST_LAYER:
+        return [range(layers - 1, layers)]
+    ends = [block * layers // blocks for block in range(blocks + 1)]
+    return [range(start, max(start + 1, stop)) for start, stop in pairwise(ends)]
+
+
+def in_blocks(states: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
+    """Returns [T, L, B, W] from the states after each layer, without the embedding layer."""
+    parts = [torch.stack([states[layer] for layer in share]).mean(0) for share in shares(len(states), blocks)]
+    return torch.stack(parts, dim=2)
+
+
+def write_states(  # noqa: PLR0913 - each a separate input of the states
+    folder: Path, teacher: Teacher, keys: list[bytes], tokens: TokenRows, *, blocks: int, by_token: bool
+) -> int:
+    """Writes keys.parquet and states.npy, which readers map into memory; returns the width."""
+    lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    shape = int(starts[-1]), max(1, blocks), teacher.width
+    mapped = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, shape)
+    for rows in token_batches(tokens.lengths, tokens_at_once(teacher.device, teacher.width)):
+        states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
+        for row, values in zip(rows, states, strict=True):
+            mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
+    mapped.flush()
+    columns = {"key": pa.array(keys, pa.binary(16)), "rows": pa.array(lengths, pa.int32())}
+    write_table(pa.table(columns, schema=arrow_schema(STATES)), folder / "keys.parquet")
+    return teacher.width
+
+
+def _states(  # noqa: PLR0913 - as write_states
+    teacher: Teacher, keys: list[bytes], tokens: TokenRows, rows: Any, *, blocks: int, by_token: bool
+) -> Array:
+    """Returns [T, L or 1, B, W] of these rows."""
+    batch = Rows([tokens[int(row)] for row in rows], [keys[row] for row in rows], np.full(len(rows), DROPOUT_OFF))
+    states = in_blocks(teacher.states(batch), blocks).float()
+    if not by_token:
+        mask = torch.arange(states.shape[1]) < torch.from_numpy(tokens.lengths[rows])[:, None]
+        states = mean_over_tokens(states.flatten(2), mask.to(states.device)).reshape(len(rows), 1, max(1, blocks), -1)
+    if states.shape[3] != teacher.width:
+        what = f"teacher {teacher.name}: its states are {states.shape[3]} wide, its config says {teacher.width}"
+        raise ModelError(what, fix="use a transformer whose layers all have the width in its config")
+    if not bool(states.isfinite().all()):
+        where = f"one of the texts {', '.join(keys[row].hex() for row in rows[:5])}"
+        raise WorkError(f"teacher {teacher.name}: a state is not a number", where=where, fix="set cache.dtype=fp32")
+    return states.clamp(-LARGEST, LARGEST).half().cpu().numpy()

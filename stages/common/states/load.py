@@ -1,0 +1,170 @@
+"""Resolves the hidden states that an experiment reads: one family for the encoder, one for each teacher and kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.store import StoredFile
+from amalgam.stages.common.answers.coverage import family_in, family_name
+from amalgam.stages.common.answers.load import dtype_of
+from amalgam.stages.common.corpus import Bucket, Part
+from amalgam.stages.common.encoders import LAST_LAYER
+from amalgam.stages.common.load import (
+    encoder_digest,
+    encoder_files,
+    extra_parts,
+    load_new_classifier,
+    teachers_of,
+    train_part,
+)
+from amalgam.stages.common.models.resolve import depth_of
+from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.teachers import ResolvedTeacher
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from amalgam.stages.common.states.compute import Encoder
+    from amalgam.stages.common.states.read import States
+
+ENCODER = "student.encoder"
+
+ENCODER_STATES = "the encoder"
+"""Owner of the encoder's states; no teacher can have this name."""
+
+
+@dataclass(frozen=True)
+class CachedStates:
+    """The identity of one family of states: the student's encoder where `teacher` is None, else that teacher."""
+
+    key: dict[str, Any]
+    teacher: ResolvedTeacher | None = None
+
+    @property
+    def family(self) -> str:
+        return family_name(self.key)
+
+    @property
+    def owner(self) -> str:
+        return self.teacher.name if self.teacher else ENCODER_STATES
+
+
+def required_states(run: Run) -> list[CachedStates]:
+    """Returns every family of states that the experiment reads, in the order of computation."""
+    encoder = [encoder_states(run)] if run.experiment.targets.looks_at_encoder else []
+    return [
+        *encoder,
+        *(_teacher_states(run, teacher, *kind) for kind in state_kinds(run) for teacher in teachers_of(run)),
+    ]
+
+
+def state_kinds(run: Run) -> list[tuple[str, int]]:
+    """Returns (pooled or tokens, blocks) for each kind of teacher states that the experiment reads."""
+    by_domain = measure_of(run.experiment) is not None and run.experiment.objective.name != "stratanet"
+    last = [("pooled", LAST_LAYER)] if run.experiment.targets.looks_at_states or by_domain else []
+    objective = run.experiment.objective.read_states
+    return [*last, *([(objective, blocks_of(run))] if objective else [])]
+
+
+def encoder_states(run: Run) -> CachedStates:
+    """Returns the states for finding neighbours: mean of the last layer's tokens, before the student is trained."""
+    student = run.experiment.student
+    digest = encoder_digest(run, student, ENCODER)
+    return CachedStates(
+        {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
+    )
+
+
+def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
+    """Returns the states that the objective trains on."""
+    return _teacher_states(run, teacher, str(run.experiment.objective.read_states), blocks_of(run))
+
+
+def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
+    """Returns the pooled states of the last layer."""
+    return _teacher_states(run, teacher, "pooled", LAST_LAYER)
+
+
+def statistics_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
+    """Returns the states that domain statistics are fitted to: those of stratanet's objective, else the last layer."""
+    return (teacher_states if run.experiment.objective.name == "stratanet" else last_states)(run, teacher)
+
+
+def parts_of(run: Run, states: CachedStates) -> list[Part]:
+    """Returns the parts whose texts need these states: train, and the reference texts of the statistics."""
+    extra = extra_parts(run) if states.teacher else []
+    if extra and states.teacher and states.key != statistics_states(run, states.teacher).key:
+        extra = []
+    return [train_part(run), *extra]
+
+
+def blocks_of(run: Run) -> int:
+    """Returns the number of blocks without any request to the Hub."""
+    objective, student = run.experiment.objective, run.experiment.student
+    if objective.blocks or student.layers:
+        return objective.blocks or student.layers or 0
+    encoder_digest(run, student, ENCODER)
+    return depth_of(encoder_files(run, student, ENCODER))
+
+
+def _teacher_states(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) -> CachedStates:
+    """Passes, dropout and label names do not change the states, so they are not in the key."""
+    key = {
+        "states": kind,
+        "blocks": blocks,
+        "content": teacher.files.digest,
+        "max_tokens": teacher.max_tokens,
+        "dtype": dtype_of(run),
+    }
+    return CachedStates(key, teacher)
+
+
+def states_of(
+    run: Run, keys: NDArray[Any], which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states
+) -> list[States]:
+    """Returns the states of every teacher for the texts with these keys."""
+    return [state_of(run, teacher, keys, which) for teacher in teachers_of(run)]
+
+
+def state_of(
+    run: Run, teacher: ResolvedTeacher, keys: NDArray[Any], which: Callable[[Run, ResolvedTeacher], CachedStates]
+) -> States:
+    """Returns the states of one teacher for the texts with these keys."""
+    from amalgam.stages.common.states.read import open_states
+
+    files = _files_of(run, which(run, teacher))
+    folders = sorted({Path(file.path).parent for file in files})
+    paths = {Path(file.path): run.store.verified_path(file) for file in files}
+    pairs = [(paths[folder / "keys.parquet"], paths[folder / "states.npy"]) for folder in folders]
+    return open_states(teacher.name, pairs, keys)
+
+
+def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
+    """Returns the encoder's states [texts, width] in float32, in the order of the buckets' texts."""
+    from amalgam.stages.common.states.read import read_features
+
+    paths = [run.store.verified_path(file) for file in _files_of(run, encoder_states(run))]
+    return read_features(run.store, paths, buckets)
+
+
+def load_encoder(run: Run) -> Encoder:
+    """Loads the student's encoder with all its layers, as it is before training."""
+    from amalgam.stages.common.device import pick_device
+    from amalgam.stages.common.states.compute import Encoder
+
+    if "feature encoder" not in run.cache:
+        settings = run.experiment.student.model_copy(update={"layers": None})
+        new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
+        device = pick_device(run.experiment.execution.device)
+        run.cache["feature encoder"] = Encoder(new.model.base_model.to(device).eval(), new, device)
+    encoder: Encoder = run.cache["feature encoder"]
+    return encoder
+
+
+def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:
+    family = states.family
+    return [file for file in run.result("cache-features").files if family_in(file.path) == family]

@@ -1,7 +1,6 @@
-"""The experiment file: everything a user may say, as pydantic models, checked before anything runs.
+"""Defines the fields of the experiment file as pydantic models; load.py reads the YAML.
 
-Reading the YAML (lines, duplicate keys, hostile files) is experiment_file.py; this module is the vocabulary.
-Sections other than `execution` say *what*, and enter fingerprints; `execution` says *how*, and never does.
+Fields outside `execution` define the result and enter fingerprints; fields of `execution` never do.
 """
 
 from __future__ import annotations
@@ -28,31 +27,36 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
-"""As Accelerate names them."""
+"""Names of Accelerate."""
 
 
-# What several sections have in common, with its meaning.
-Seed = Annotated[int, Field(description="Another one draws everything that is random anew.")]
+# Fields of several sections, with their definitions.
+Seed = Annotated[int, Field(description="Random seed.")]
 
 Revision = Annotated[
-    Text | None, Field(description="A Hub branch, tag or commit; the commit it means today is pinned in the workspace.")
+    Text | None,
+    Field(description="Hub branch, tag or commit; its commit is recorded at first use. null: the default branch."),
 ]
 
 MaxTokens = Annotated[
-    int, Field(gt=0, description="Longest text in tokens, special tokens included; the rest of a longer one is cut.")
+    int, Field(gt=0, description="Largest text length in tokens, special tokens included; longer texts are truncated.")
 ]
 
-Epochs = Annotated[int, Field(gt=0, description="How often each text is learned from.")]
+Epochs = Annotated[int, Field(gt=0, description="Number of passes over the training texts.")]
 
 LearningRate = Annotated[
-    float, Field(gt=0, description="Its largest value; it falls to nothing in a straight line after the warm-up.")
+    float, Field(gt=0, description="Largest learning rate; after the warm-up it decreases linearly to zero.")
 ]
 
-BatchSize = Annotated[int, Field(gt=0, description="Texts of one step.")]
+BatchSize = Annotated[int, Field(gt=0, description="Number of texts in a training step.")]
 
-Warmup = Annotated[float, Field(ge=0, lt=1, description="Share of the steps in which the learning rate rises.")]
+Warmup = Annotated[
+    float, Field(ge=0, lt=1, description="Share of the training steps in which the learning rate rises.")
+]
 
-WeightDecay = Annotated[float, Field(ge=0, description="AdamW's, of matrices, not of biases and norms.")]
+WeightDecay = Annotated[
+    float, Field(ge=0, description="Weight decay of AdamW on matrices; biases and norms have none.")
+]
 
 
 def _as_list(value: Any) -> Any:
@@ -78,43 +82,45 @@ Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_lengt
 
 
 class Objective(ConfigSection):
-    """What the student learns of the teachers' hidden states, beside its targets; `student.method` sets the name."""
+    """Loss terms on the teachers' hidden states, in addition to the targets; `student.method` sets the name."""
 
     name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
-    """targets: the targets alone. layerwise: Shen et al. 2019. dfa: its amalgamated states as a guide beside the
-    targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states as a guide through maps of its own.
-    stratanet: Vijayaraghavan et al. 2024, amalgamated by how foreign a text is to each teacher. as-dfd: Ma et al. 2020,
-    from pseudo embeddings and no text."""
+    """Loss of the student. targets: the targets alone. layerwise: Shen et al. 2019. dfa: states amalgamated by
+    layerwise as a guide next to the targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states
+    through its own maps. stratanet: Vijayaraghavan et al. 2024, states weighted by distance from each teacher's domain.
+    as-dfd: Ma et al. 2020, from pseudo embeddings without texts."""
     states: Literal["pooled", "tokens"] = "pooled"
-    """Of the teachers' states: the mean over a text's tokens, or each token's, where all tokenise like the student."""
+    """Hidden states that the objective reads. pooled: the mean over a text's tokens. tokens: every token, if all
+    teachers tokenise like the student."""
     blocks: Positive | None = None
-    """Each teacher's layers are averaged in so many shares; null: as many as the student has layers."""
+    """Number of equal groups over which a teacher's layers are averaged; null: the number of the student's layers."""
     amalgamation: Literal["dfa", "ifa"] = "dfa"
-    """layerwise: the teachers' states are squeezed together all at once, or two at a time."""
+    """Order in which layerwise combines the teachers' states. dfa: all teachers at once. ifa: two at a time."""
     adapter: bool = True
-    """layerwise: a linear map (FAM) stands between the amalgamated states and the student's layers."""
+    """layerwise: use a linear map (FAM) between the amalgamated states and the student's layers."""
     schedule: Literal["layer-wise", "joint", "both"] = "both"
-    """layerwise: layer by layer from the amalgamated states, or end to end from the targets, or one after the other."""
+    """Training order of layerwise. layer-wise: each layer from the amalgamated states. joint: all layers from the
+    targets. both: first layer-wise, then joint."""
     weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
-    """Of the targets, of the states and of the states' reconstruction; null: the method's own."""
+    """Loss weights of the targets, the states and the reconstruction of the states; null: those of the method."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Of the maps that an objective adds: they start from nothing, and stay behind."""
+    """Largest learning rate of the objective's extra layers, which are trained from scratch and not saved."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
-    """stratanet: the states' share of the loss; the targets have the rest."""
+    """stratanet: share of the states' loss in the total loss; the loss of the targets has the rest."""
     fusion: Literal["st", "multiply", "no-st"] = "st"
-    """stratanet: a Transformer layer over the teachers' states, confidences added to them or multiplied with them; or
-    none, a linear map of their weighted sum."""
+    """Layer with which stratanet combines the teachers' states. st: a Transformer layer, confidences added. multiply: a
+    Transformer layer, states multiplied by confidences. no-st: a linear map of the weighted sum."""
 
     @property
     def read_states(self) -> Literal["pooled", "tokens"] | None:
-        """The grain of the teachers' states that are looked at, if any."""
+        """Returns the kind of hidden states that the objective reads, or None."""
         if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.schedule == "joint"):
             return None
         return self.states
 
     @property
     def read(self) -> set[str]:
-        """The fields that this objective reads: others change nothing."""
+        """Returns the fields that this objective reads; the others change nothing."""
         if self.name == "targets":
             return set()
         if self.name == "as-dfd":
@@ -128,18 +134,19 @@ class Objective(ConfigSection):
 
 
 class PseudoEmbeddings(ConfigSection):
-    """What as-dfd makes in the place of texts, for each teacher and class."""
+    """Pseudo embeddings that as-dfd trains on instead of texts, for each teacher and class."""
 
     count: Positive = 128
-    """For each teacher and class."""
+    """Number of pseudo embeddings for each teacher and class."""
     tokens: Positive = 16
-    """Of each, special ones not counted."""
+    """Length of a pseudo embedding in tokens, without special tokens."""
     steps: Positive = 100
-    """Of Adam, by which an embedding moves."""
+    """Number of Adam steps that optimise each pseudo embedding."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.02
-    """Adam's."""
+    """Learning rate of Adam on the pseudo embeddings."""
     adversarial: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of being hard to guess from the other tokens, beside the cross-entropy of the class."""
+    """Weight of the adversarial term, next to the cross-entropy of the class; the term makes tokens hard to predict
+    from their context."""
     seed: Seed = 0
 
 
@@ -169,79 +176,83 @@ RENAMED = {
 """Keys of schema_version 1 and their names today."""
 
 UNTRAINED = ("ensemble", "zero-shot")
+"""Methods without a student, in addition to `teacher:NAME`."""
 
 TEACHER = "teacher:"
-"""The methods that make no student, and how the one begins that is a single teacher."""
+"""Prefix of the method that evaluates a single teacher, and of a student encoder taken from one."""
 
 COMPARATIVE = ("rmd", "md", "msp")
-"""Names of targets.uncertainty that compare teachers with each other, by how foreign a text is to each."""
+"""Names of targets.uncertainty that compare teachers by distance from each one's own texts."""
 
 
 class Corpus(ConfigSection):
-    """The texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
+    """Sources of texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
     train: Texts | None
-    """Texts to learn from; labels in them are read only by train-teachers and the supervised student.
-    Left out where a generate section makes them."""
+    """Training texts. Only train-teachers and the supervised student read their labels. A `generate` section replaces
+    them."""
     validation: Texts | None = None
-    """Labelled texts to choose the student's checkpoint by."""
+    """Labelled texts on which the student's best checkpoint is selected."""
     test: Texts | None = None
-    """Labelled texts that the report is measured on."""
+    """Labelled texts on which the report measures all models."""
     text: Annotated[Texts, Field(max_length=2)] = ["text"]
-    """The text column, or two columns for pairs of texts."""
+    """Name of the text column, or of two columns for pairs of texts."""
     id: Text = "auto"
-    """A column of unique ids, or auto: texts are known by their content alone."""
+    """Name of a column with unique ids; auto: texts are identified by their content."""
     id_type: Literal["auto", "string"] = "auto"
-    """string: numbers and text may mix in the id column; 1 and "1" are then the same id, and refused as duplicates."""
+    """Type of the ids. auto: the type in the file. string: 1 and "1" are the same id, and refused as duplicates."""
     label: Text | None = None
-    """The column of gold labels."""
+    """Name of the column with gold labels."""
     labels: Annotated[list[Text], Field(min_length=2)] | None = None
-    """Every allowed gold label; also names integer labels, by position."""
+    """All allowed gold labels; integer labels are indices into this list. null: any label of a teacher."""
     rename: dict[Text, Text] = {}
-    """Gold labels to change: {as it stands in the files: as the teachers call it}. Several may become one."""
+    """Map from gold labels in the files to label names of the teachers; several may have the same new name."""
     limit: Positive | None = None
-    """At most this many training texts: a sample by content, the same whatever the order of the rows."""
+    """Largest number of training texts, sampled by content independently of row order; null: all."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """skip: rows without a usable text, id or label are left out, counted and listed in skipped.parquet."""
+    """Treatment of rows without a usable text, id or label. error: refuse the file. skip: leave them out, count them
+    and list them in skipped.parquet."""
 
 
 class Teacher(ConfigSection):
     """A fine-tuned text classifier."""
 
     name: Name
-    """Letters, digits, `.`, `_` and `-`; tables and results call it so."""
+    """Name of the teacher in tables and results: letters, digits, `.`, `_` and `-`."""
     model: Text
-    """A folder (./like/this), a Hub id, or package:module/folder for one that an installed Python package carries."""
+    """Model folder (./like/this), Hub id, or package:module/folder of an installed Python package."""
     revision: Revision = None
     labels: Annotated[list[Text], Field(min_length=1)] | None = None
-    """The label names, by position, where the model's own (id2label) are missing or unwanted."""
+    """Label names in the order of the model's outputs; null: the model's own names (id2label)."""
     rename: dict[Text, Text] = {}
-    """Names to change: {the model's name: the name in the union}."""
+    """Map from label names of the model to label names of the student."""
     max_tokens: Positive | None = None
-    """Longest text in tokens, special tokens included; cache.max_tokens if not given."""
+    """Largest text length in tokens, special tokens included; null: cache.max_tokens."""
     dropout: Rate | None = None
-    """Dropout rate at every site, where the model's own is zero or unwanted; cache.dropout if not given."""
+    """Dropout rate at every site of the model; null: cache.dropout."""
     trust_remote_code: bool = False
-    """Runs code from the model's repository. Only with a revision that is a full commit."""
+    """Run code from the model's repository; requires a revision that is a full commit."""
     allow_pickle: bool = False
-    """Loads pickle weights, which can run code. Only for files you made."""
+    """Load pickle weights, which can run code; use it only for files of your own."""
 
 
 class TrainTeachers(ConfigSection):
-    """Optional: fine-tune teachers from the labelled training texts, one per group of labels, or some together."""
+    """Optional: fine-tunes teachers from labelled training texts, one for each group of labels, or several jointly."""
 
     encoder: Text | None = None
-    """Of every teacher that learns by itself."""
+    """Encoder from which every teacher starts: a folder, a Hub id, or package:module/folder. co_train names encoders
+    instead."""
     revision: Revision = None
     groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
-    """A number: the labels, sorted by name, cut into so many groups, the remainder in the last. Or name: [labels]."""
+    """Label groups, one teacher each. A number: the sorted labels are cut into this many groups, the remainder in the
+    last. A map: name: [labels]."""
     co_train: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
-    """Instead of encoder and groups, name: encoder. All learn all labels at once, under one attentive pooling and one
-    dense layer that they share (MT-BERT's co-finetuning)."""
+    """Map of teacher names to encoders, instead of `encoder` and `groups`. All teachers learn all labels jointly with
+    shared attentive pooling and a shared dense layer (MT-BERT)."""
     texts: Texts | None = None
-    """Labelled texts to train them on. If not given, the training part of the corpus: more texts then retrain them."""
+    """Labelled texts for the teachers; null: corpus.train, and additional texts then retrain the teachers."""
     limit: Positive | None = None
-    """At most this many of `texts`, a sample by content as corpus.limit is."""
+    """Largest number of train_teachers.texts, sampled by content; null: all."""
     max_tokens: MaxTokens = 128
     epochs: Epochs = 3
     learning_rate: LearningRate = 2e-5
@@ -252,80 +263,89 @@ class TrainTeachers(ConfigSection):
 
 
 class Generate(ConfigSection):
-    """Texts where there are none. Of several temperatures, top_k, top_p or prompts each text draws its own."""
+    """Generates texts if there are none. If temperature, top_k, top_p or prompt is a list, each text draws its own
+    value.
+    """
 
     source: Literal["steered", "prompted", "random-words", "cross-domain"] = "steered"
-    """steered: a language model, each token weighed by the teacher. prompted: a language model, a prompt per class.
-    random-words: words of the teachers' vocabularies. cross-domain: any corpus."""
+    """Source of the texts. steered: a language model whose tokens are weighted by the teacher. prompted: a language
+    model with a prompt for each class. random-words: words from the teachers' vocabularies. cross-domain: another
+    corpus."""
     texts: Positive = 200
-    """Per teacher and class. More later extend the set."""
+    """Number of texts for each teacher and class; a larger number extends the existing set."""
     language_model: Text | None = None
-    """A causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
+    """Causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
     revision: Revision = None
     prompt: Texts | None = None
-    """What stands before a text and is no part of it; {label} in it is the class."""
+    """Prompts before a text; {label} is replaced by the class. They are no part of the text."""
     steering_strength: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """lambda: a token's weight is its probability in the language model times the teacher's of the class, to this."""
+    """Exponent lambda of the teacher's class probability; a token's weight is its language-model probability times that
+    power."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """The language model's so many likeliest tokens are weighed."""
+    """Number of the language model's most likely tokens that the teacher scores."""
     temperature: Temperatures | None = None
-    """Of the language model, before it is steered; 0: always the best token. Steered: 1; prompted: 0.7, 1 and 1.3."""
+    """Sampling temperature of the language model before steering; 0: the most likely token. null: 1 for steered, [0.7,
+    1, 1.3] for prompted."""
     top_k: Counts | None = None
-    """Of the candidates, only so many, before they are steered. Steered: all; prompted: 20, 50 and 200."""
+    """Number of most likely candidates kept before steering; null: all for steered, [20, 50, 200] for prompted."""
     top_p: Shares | None = None
-    """Of the candidates, only those that make up this much of the language model's probability, before they are
-    steered. Steered: 0.9; prompted: 0.8, 0.9 and 1."""
+    """Share of the language model's probability covered by the candidates kept before steering; null: 0.9 for steered,
+    [0.8, 0.9, 1] for prompted."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Longest text in the language model's tokens; random-words: half as many words at most."""
+    """Largest text length in tokens of the language model; random-words uses at most half as many words."""
     max_scored: Positive | None = None
-    """Score at most so many candidates a token: not exact, and cheaper where steer is large."""
+    """Largest number of candidates scored for each token; cheaper for a large steering_strength, but not exact. null:
+    no limit."""
     seed: Seed = 0
     corpus: Texts | None = None
-    """Of cross-domain: the texts to take a sample of."""
+    """Source texts of cross-domain, from which a sample is drawn."""
     column: Text = "text"
-    """Of cross-domain: the text column."""
+    """Name of the text column of cross-domain."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the texts that no student learns from, kept for statistics of the teachers."""
+    """Share of the texts that no student trains on, kept to fit statistics of the teachers."""
     min_class_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Gate: the teacher's, of the class that the text was written for. Gates are filters: they generate nothing."""
+    """Filter: smallest teacher probability of the class for which a text was generated. Changed filters generate no
+    texts."""
     max_duplicate: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Gate: most that a text may share with an earlier one, of their sequences of three words (Jaccard)."""
+    """Filter: largest Jaccard similarity of a text's word trigrams to an earlier text."""
     max_repetition: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Gate: most of its own sequences of three words that may be repetitions."""
+    """Filter: largest share of a text's word trigrams that repeat within the text."""
     min_words: Positive = 3
-    """Gate: shorter texts are left out."""
+    """Filter: smallest text length in words."""
 
     @property
     def writes(self) -> bool:
-        """Whether a language model is at work."""
+        """Returns whether a language model writes the texts."""
         return self.source in {"steered", "prompted"}
 
 
 class Cache(ConfigSection):
-    """What the teachers are asked, once per text."""
+    """Predictions of the teachers, computed once for each text."""
 
     passes: Annotated[int, Field(ge=0, le=4096)] = 16
-    """Monte-Carlo dropout passes per text and teacher (K)."""
+    """Number K of Monte-Carlo dropout passes for each text and teacher."""
     adaptive: bool = False
-    """Texts whose surest teacher is settled after 4 or 8 passes stop there; one in a hundred is audited."""
+    """Stop after 4 or 8 passes if the most confident teacher of a text is settled. One text in a hundred runs
+    all passes as a check."""
     seed: int = 0
-    """Every dropout mask is a pure function of (seed, teacher, text, pass, site)."""
+    """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | None = None
-    """A rate for every teacher; null: the rates each model was trained with."""
+    """Dropout rate of every teacher; null: the rates in each model's configuration."""
     max_tokens: MaxTokens = 128
     on_long_text: Literal["truncate", "error"] = "truncate"
-    """error: a text longer than max_tokens is refused, and named."""
+    """Treatment of texts longer than max_tokens. truncate: drop the rest. error: refuse the text by name."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto is decided once per workspace by the hardware, and pinned there."""
+    """Number format of teacher inference; auto: chosen once for each workspace by the device, then fixed."""
 
 
 class Targets(ConfigSection):
-    """What the student is to learn, built from the cache alone."""
+    """Training targets of the student, built from cached predictions."""
 
     mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "stratanet", "supervised"] = "soft"
-    """soft, hard: MUKA. vanilla-kd: softmax of all logits side by side. uhc: each teacher on its own labels.
-    scores: all logits side by side, as they are. mt-bert: teachers of one label set, each by how right it is, and the
-    gold labels. stratanet: each teacher by how little foreign a text is to it. supervised: the gold labels."""
+    """Rule that builds the targets. soft, hard: MUKA. vanilla-kd: softmax over all logits. uhc: one
+    distribution for each teacher's labels. scores: all logits unchanged. mt-bert: teachers of one label set,
+    weighted by their correctness, and gold labels. stratanet: teachers weighted by distance from their domain.
+    supervised: gold labels."""
     uncertainty: Literal[
         "entropy",
         "expected-entropy",
@@ -337,44 +357,45 @@ class Targets(ConfigSection):
         "md",
         "msp",
     ] = "entropy"
-    """The last three weigh teachers against each other, by how foreign a text is to each among its own: its state's
-    (relative) Mahalanobis distance, or its largest probability."""
+    """Uncertainty measure from which a teacher's confidence follows. rmd, md and msp compare teachers by distance from
+    each one's own texts: (relative) Mahalanobis distance of the state, or largest probability."""
     reference_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The share of a teacher's own texts that rmd, md and msp learn from, of each class those that it is surest of."""
+    """Share of a teacher's own texts on which rmd, md and msp are fitted; the most confident ones of each class."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
-    """tau of MUKA-Soft: weights of the teachers = softmax(confidence / tau)."""
+    """Temperature tau of MUKA-Soft; teacher weights are softmax(confidence / tau)."""
     distribution: Literal["deterministic", "mc-mean", "top-label"] = "deterministic"
-    """What the target has of a teacher: its distribution with dropout off, the mean of the passes, or, dropout off, its
-    first label alone, which a student of many labels learns in fewer steps."""
+    """Teacher distribution in a target. deterministic: with dropout off. mc-mean: the mean over the passes. top-label:
+    the most likely label with dropout off."""
     text_weights: Literal["margin", "margin-normalised", "none"] = "margin"
-    """A text's weight in the loss: how far the first teacher is ahead of the second; that over its mean; or 1."""
+    """Weight of a text in the loss. margin: lead of the best teacher over the second. margin-normalised: margin
+    over its mean. none: 1."""
     passes: Annotated[int, Field(ge=0)] | None = None
-    """Use only the first so many of the cached passes; 0: the dropout-off pass alone."""
+    """Number of cached passes to use; 0: only the pass with dropout off; null: all."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """T of vanilla-kd, uhc and stratanet, t of mt-bert."""
+    """Distillation temperature T of vanilla-kd, uhc and stratanet, and t of mt-bert."""
     task_loss: bool = True
-    """mt-bert: the gold labels are learned beside the teachers. What reweight: none leaves out of it is the teachers'
-    weights; without both no label is read."""
+    """mt-bert: add the loss on gold labels. Without it, and with text_weights: none, no gold label is read."""
     teacher_weights: Literal["muka", "standardised", "mixture"] = "muka"
-    """Of the teachers, in soft and hard targets. muka: by each text's own confidences. standardised: by each teacher's
-    signal in its own deviations over the texts. mixture: the teachers' shares of the texts are estimated too."""
+    """Teacher weights in soft and hard targets. muka: from the confidences on one text. standardised: from each
+    teacher's evidence in standard deviations over all texts. mixture: like standardised, with estimated shares of the
+    teachers."""
     weight_signal: Literal["confidence", "margin", "all"] = "confidence"
-    """What says that a teacher knows a text, where weights are not muka: its confidence, its logit margin, or all that
-    speaks for it: its answer, its states, and the names of its labels."""
+    """Evidence for teacher weights other than muka. confidence: the uncertainty measure. margin: the logit margin. all:
+    predictions, hidden states and label names."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Average the signal over so many of the most similar texts, by the student's encoder; not with muka. Where all
-    signals are taken: over a fifth of them or all, by the encoder alone or with the teachers' states, as fits each."""
+    """Number of nearest texts, by the student's encoder, over which evidence is averaged; not with muka. weight_signal:
+    all chooses between this number and a fifth of it, and adds the teachers' states."""
     smoothing_rounds: Annotated[int, Field(ge=1, le=10)] = 1
-    """How often a single signal is averaged over the neighbours; where all are taken, once, beside the text's own."""
+    """Number of times that a single kind of evidence is averaged over neighbours; weight_signal: all averages once."""
 
     @property
     def reads_gold(self) -> bool:
-        """Whether the training texts' gold labels are part of what is learned."""
+        """Returns whether the targets contain gold labels of training texts."""
         return self.mode == "supervised" or (self.mode == "mt-bert" and (self.task_loss or self.text_weights != "none"))
 
     @property
     def weighs_together(self) -> bool:
-        """Whether teachers' weights on a text depend on the other texts."""
+        """Returns whether teacher weights on a text depend on other texts."""
         return self.mode in {"soft", "hard"} and self.teacher_weights != "muka"
 
     @property
@@ -383,60 +404,63 @@ class Targets(ConfigSection):
 
     @property
     def looks_at_states(self) -> bool:
-        """Whether the teachers' last states are among the signals."""
+        """Returns whether the teachers' last hidden states are evidence."""
         return self.weighs_together and self.weight_signal == "all"
 
     @property
     def looks_at_encoder(self) -> bool:
-        """Whether texts' places in the student's encoder are needed: for neighbours, or beside the teachers' states."""
+        """Returns whether the student's encoder embeds the texts, for neighbours or next to teachers' states."""
         return self.looks_at_neighbours or self.looks_at_states
 
 
 class Student(ConfigSection):
-    """The one model that comes out."""
+    """The model that the pipeline produces."""
 
     name: Name = "student"
-    """The finished model is placed in students/NAME beside the experiment file."""
+    """Folder name of the finished model in students/, next to the experiment file."""
     method: Text | None = None
-    """A name from `amalgam methods`: sets defaults for targets, which the file overrides."""
+    """Name from `amalgam methods`; it sets defaults of other fields, which the file overrides."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
-    """A folder (./like/this), a Hub id, package:module/folder, or teacher:NAME to begin as that teacher's body."""
+    """Encoder from which the student starts: a folder (./like/this), Hub id, package:module/folder, or teacher:NAME for
+    that teacher's body."""
     revision: Revision = None
     layers: Positive | None = None
-    """Keep only the encoder's first so many layers."""
+    """Number of encoder layers to keep, counted from the first; null: all."""
     dropout: Rate | None = None
-    """At every site of the student while it learns; null: the rates of the encoder's config."""
+    """Dropout rate at every site of the student during training; null: the rates in the encoder's configuration."""
     max_tokens: MaxTokens = 128
     epochs: Epochs = 3
     learning_rate: LearningRate = 2e-5
     batch_size: BatchSize = 32
     accumulate: Positive = 1
-    """Split each batch into so many parts; the result is the same, the memory less."""
+    """Number of parts into which each batch is split to save memory; the result is the same."""
     warmup: Warmup = 0.1
     weight_decay: WeightDecay = 0.01
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of a step's gradient."""
     evaluate_every: Positive = 100
-    """Steps between evaluations; the best checkpoint is kept."""
+    """Number of training steps between evaluations; the best checkpoint is kept."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the texts kept aside to select on when there is no labelled validation part."""
+    """Share of the texts on which the best checkpoint is selected if there is no labelled validation part."""
     select: Literal["auto", "validation", "held-out"] = "auto"
-    """What the best checkpoint is chosen by; auto: validation where there is such a part, else the texts held out."""
+    """Texts on which the best checkpoint is selected; auto: validation if it exists, else held-out."""
     seed: Seed = 0
 
     @property
     def learns(self) -> bool:
-        """Whether the method makes a student at all: `teacher:NAME`, `ensemble` and `zero-shot` are only measured."""
+        """Returns whether the method trains a student; `teacher:NAME`, `ensemble` and `zero-shot` train none."""
         return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
 
 
 class Report(ConfigSection):
+    """Settings of the report."""
+
     calibration_bins: Annotated[int, Field(ge=2, le=100)] = 15
-    """Of the expected calibration error (ECE)."""
+    """Number of bins of the expected calibration error (ECE)."""
 
 
 class Ray(ConfigSection):
-    """Where the Ray cluster is, and the resources of one task."""
+    """Address of the Ray cluster, and the resources of one task."""
 
     address: Text | None = None
     """HOST:PORT of the cluster; null: RAY_ADDRESS, else the cluster of this machine."""
@@ -447,33 +471,35 @@ class Ray(ConfigSection):
 
 
 class Execution(ConfigSection):
-    """How, never what: nothing here changes a result, and nothing here reruns a stage."""
+    """Where and how stages run; no field changes a result or reruns a stage."""
 
     workspace: Text = "artifacts"
-    """The folder of all results, beside the experiment file; or in an object store: s3://BUCKET/PREFIX, gs:// or az://."""
+    """Folder of all results, relative to the experiment file, or an object store: s3://BUCKET/PREFIX, gs:// or
+    az://."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: the GPU where there is one."""
+    """Device of all models; auto: a GPU if one exists, else the CPU."""
     engine: Literal["local", "ray"] = "local"
-    """ray: units are tasks of a Ray cluster that is there already; the workspace is one that all nodes reach."""
+    """Scheduler of units. local: this process. ray: tasks of a running Ray cluster, with a workspace that all nodes can
+    reach."""
     ray: Ray = Ray()
-    """The Ray cluster and the size of a task on it."""
+    """Ray cluster, and the size of a task on it."""
     processes: Positive | None = None
-    """Refuse to run with any other number of processes."""
+    """Required number of processes; another number is refused. null: any."""
     batch_tokens: Positive | None = None
-    """Tokens of one launch, all passes counted; null: as many as suit the device."""
+    """Tokens in a batch of inference, all passes counted; null: chosen for the device."""
     training_checkpoint_seconds: Positive = 120
-    """Between two states of a training that an interrupted run goes on from."""
+    """Seconds between checkpoints from which an interrupted training continues."""
     trackers: list[Tracker] = []
-    """Experiment trackers that hear a training's loss, learning rate, score and speed, and nothing else."""
+    """Experiment trackers that receive loss, learning rate, score and speed of each training, and nothing else."""
     on_version_change: Literal["warn", "strict"] = "warn"
-    """strict: results made with other library versions are made again."""
+    """Treatment of results from other library versions. warn: print a note. strict: compute them again."""
 
 
 class ExperimentConfig(ConfigSection):
-    """All of it. `amalgam.Experiment` is such a file with its workspace, at work."""
+    """An experiment file: all sections with their defaults."""
 
     schema_version: Literal[2] = 2
-    """Of this file's format."""
+    """Version of the file format."""
     corpus: Corpus
     teachers: list[Teacher] = []
     train_teachers: TrainTeachers | None = None
@@ -489,9 +515,9 @@ class ExperimentConfig(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _generated(cls, data: Any) -> Any:
-        """With a generate section, or as-dfd, the corpus needs no training texts, and may be left out."""
-        said = data.get("objective") if isinstance(data, dict) else None
-        no_texts = isinstance(said, dict) and said.get("name") == "as-dfd"
+        """Adds an empty corpus if a generate section or as-dfd makes training texts unnecessary."""
+        objective = data.get("objective") if isinstance(data, dict) else None
+        no_texts = isinstance(objective, dict) and objective.get("name") == "as-dfd"
         if not isinstance(data, dict) or (data.get("generate") is None and not no_texts):
             return data
         corpus = {} if data.get("corpus") is None else data["corpus"]
@@ -499,12 +525,12 @@ class ExperimentConfig(ConfigSection):
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the student learns from texts at all."""
+        """Returns whether the student learns from texts."""
         return self.objective.name != "as-dfd"
 
     @property
     def teacher_names(self) -> list[str]:
-        """Trained ones first, as in the union of labels."""
+        """Returns the teachers in the order of the label union: trained teachers first."""
         groups = (self.train_teachers.groups or self.train_teachers.co_train or ()) if self.train_teachers else ()
         trained = [f"teacher-{number + 1}" for number in range(groups)] if isinstance(groups, int) else list(groups)
         return [*trained, *(teacher.name for teacher in self.teachers)]

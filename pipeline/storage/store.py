@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import StorageBackend
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
 from amalgam.pipeline.storage.local import LocalStorage, temporary_path
@@ -24,6 +24,12 @@ from amalgam.pipeline.storage.object_store import ObjectStorage
 from amalgam.pipeline.storage.packing import PackedStorage
 
 MANIFEST = "MANIFEST.json"
+
+LAYOUT = 2
+"""Version of the workspace's folders and file names, in HEAD.json."""
+
+OLD_TIMING = "WORK.json"
+"""File next to every manifest of layout 1, which wrote no version."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +269,18 @@ class Store:
         head = self.head()
         entry = {"fingerprint": name, "overrides": dict(overrides)}
         if head.get(stage) != entry:
-            self.replace(self.root / "HEAD.json", {**head, stage: entry})
+            self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, stage: entry})
+
+    def check_layout(self) -> None:
+        """Refuses a workspace whose results have another layout, before any of them is read or deleted."""
+        content = self.read_json(self.root / "HEAD.json")
+        if not isinstance(content, dict) or content.get("layout") == LAYOUT:
+            return
+        old = (self.folder(stage, entry["fingerprint"]) / OLD_TIMING for stage, entry in self.head().items())
+        if any(self.has(path) for path in old):  # a damaged HEAD.json alone does not prove an old layout
+            what = "the workspace has the layout of an older version"
+            fix = "set execution.workspace to a new folder, or delete the old one"
+            raise ExperimentError(what, where=self.backend.address, fix=fix)
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""

@@ -22,6 +22,7 @@ def open_run(
     loaded = load_experiment(config, overrides, presets=PRESETS)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
+    store.check_layout()
     share = share_of(part, execution.processes)
     if share.kind == "torchrun" and not share.is_leader:
         console = Console(quiet=True)  # one of them speaks

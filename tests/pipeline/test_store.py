@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
@@ -355,3 +355,16 @@ def test_a_record_in_which_one_digit_changed_is_not_a_record(tmp_path: Path) -> 
     assert Store(tmp_path).record(path) is not None
     path.write_text(path.read_text().replace("12", "13"))
     assert Store(tmp_path).record(path) is None
+
+
+def test_a_workspace_of_the_old_layout_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    store.move_head("read-corpus", "f" * 16, {})
+    store.check_layout()
+    entry = {"fingerprint": "f" * 16, "overrides": {}}
+    store.replace(store.root / "HEAD.json", {"read-corpus": entry})
+    store.check_layout()  # HEAD.json alone may be damaged
+    store.commit(store.folder("read-corpus", "f" * 16) / "WORK.json", Record("work", ()))
+    with pytest.raises(ExperimentError) as refused:
+        store.check_layout()
+    assert "execution.workspace" in (refused.value.fix or "")

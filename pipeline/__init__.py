@@ -1,1 +1,1 @@
-"""The engine: what to run and where results are stored. Knows no stage and imports no torch."""
+"""The engine: what to run and where results are stored. It imports no stage and no torch."""

@@ -25,9 +25,9 @@ LEAST_LAST = 16
 
 
 class Progress:
-    """Rate and time left for one stage, from the work done by this run alone.
+    """Estimates rate and time left for one stage, from the work done by this run alone.
 
-    Measured from the first amount that was done: what comes before (loading a model) would belie the rate for long.
+    The clock starts at the first finished amount, because loading a model first would distort the rate.
     """
 
     def __init__(self, console: Console, stage: str, measure: str, total: int, reused: int) -> None:
@@ -48,7 +48,7 @@ class Progress:
             self._console.show_progress([*self.parts(now), more])
 
     def parts(self, now: float) -> list[str]:
-        """Of the line, the most wanted first; those of the end are left out where a terminal is narrow."""
+        """Returns the parts of the line, the most important first; a narrow terminal leaves out the last ones."""
         began, with_ = self._first or (now, self.done)
         rate = (self.done - with_) / (now - began) if now > began else 0.0
         left = f"{duration((self.total - self.done) / rate)} left" if rate else ""
@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass
 class Tally:
-    """What a stage did in this run, for the line at its end."""
+    """Counts the work of a stage in this run, for the line at its end."""
 
     measure: str = ""
     done: int = 0
@@ -102,7 +102,7 @@ class Console:
         self._line(f"{stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(where)}")
 
     def result(self, text: str) -> None:
-        """To stdout, whatever --quiet says: this is what was asked for."""
+        """Prints to stdout, also with --quiet."""
         self._write(self._out, text)
 
     def sentence(self, text: str) -> None:
@@ -124,14 +124,14 @@ class Console:
     @contextlib.contextmanager
     def progress(self, stage: str, measure: str, total: int, reused: int) -> Iterator[None]:
         before = self._tally
-        found = before.reused if before.measure else reused  # at first: later it finds what this run did
-        progress = self._progress = Progress(self, stage, measure, total, found) if total else None
+        already = before.reused if before.measure else reused  # the first count; later ones include this run's work
+        progress = self._progress = Progress(self, stage, measure, total, already) if total else None
         try:
             yield
         finally:
             self._progress = None
             if progress:
-                self._tally = Tally(measure, before.done + progress.done, found)
+                self._tally = Tally(measure, before.done + progress.done, already)
             self._clear()
 
     def advance(self, amount: int) -> None:
@@ -158,14 +158,14 @@ class Console:
         """As much of the line as a terminal has room for; all of it elsewhere."""
         if self._quiet:
             return
-        said = [part for part in parts if part]
+        shown = [part for part in parts if part]
         if not self.live:
-            self._write(self._err, "  ".join(said))
+            self._write(self._err, "  ".join(shown))
             return
         columns = shutil.get_terminal_size((80, 24)).columns
-        while len(said) > 1 and len("  ".join(said)) >= columns:
-            said.pop()
-        self._err.write("\r\x1b[2K" + _encodable("  ".join(said)[: columns - 1], self._err))
+        while len(shown) > 1 and len("  ".join(shown)) >= columns:
+            shown.pop()
+        self._err.write("\r\x1b[2K" + _encodable("  ".join(shown)[: columns - 1], self._err))
         self._err.flush()
 
     def _clear(self) -> None:
@@ -189,7 +189,7 @@ def print_error(error: AmalgamError) -> None:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> str:
-    """Plain columns that survive a pipe and 60 columns: the last column is cut, and said to be, when it must."""
+    """Formats plain columns for pipes and narrow terminals; a last column that does not fit is cut and marked."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(header))]
     room = max(columns - sum(widths[:-1]) - 2 * (len(widths) - 1), LEAST_LAST)
@@ -219,7 +219,7 @@ def _blocks(
 
 
 def rate_of(rate: float) -> str:
-    """Slow work is told by the step, not as 0/s."""
+    """Formats a rate; slow work is shown per step, not as 0/s."""
     if rate >= 10 or not rate:
         return f"{rate:,.0f}/s"
     return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
@@ -234,7 +234,7 @@ def duration(seconds: float) -> str:
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Control characters escaped (but for line ends), and ASCII stand-ins where the stream cannot show a character."""
+    """Escapes control characters except line ends, and replaces characters that the stream cannot show by ASCII."""
     safe = "".join(ch if ch == "\n" or ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return safe.replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)

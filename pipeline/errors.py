@@ -1,4 +1,4 @@
-"""Errors are part of the interface: what was wrong, where, and how to mend it.
+"""Errors are part of the interface: the problem, its place and the fix.
 
 AmalgamError                exit 1
 ├── ExperimentError         exit 2   the experiment file, the command line
@@ -6,7 +6,7 @@ AmalgamError                exit 1
 ├── DataError               exit 3   the texts
 ├── WorkError               exit 1   a unit of work failed
 │   └── DiskFullError       exit 1
-├── DamagedError            exit 1   a stored file is not what was written (the runner mends it)
+├── DamagedError            exit 1   a stored file has changed (the runner recomputes it)
 └── InterruptedRunError     exit 130 or 143
 """
 
@@ -29,7 +29,7 @@ class AmalgamError(Exception):
         self.fix = fix
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes whole, whatever their constructors ask for."""
+        """Makes errors picklable with all attributes, independent of their constructors."""
         return _again, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
@@ -41,10 +41,10 @@ class AmalgamError(Exception):
         return "\n".join(lines)
 
 
-def _again(kind: type[AmalgamError], args: tuple[Any, ...], said: dict[str, Any]) -> AmalgamError:
+def _again(kind: type[AmalgamError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AmalgamError:
     error = kind.__new__(kind, *args)
     error.args = args
-    error.__dict__.update(said)
+    error.__dict__.update(attributes)
     return error
 
 

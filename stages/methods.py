@@ -1,6 +1,6 @@
 """METHODS: every method on one screen. A name sets defaults for the experiment, which the file overrides.
 
-Those that train nothing are rows of every report; named, they are what the report judges, and no student is made.
+Methods that train nothing are rows of every report. With such a method the report evaluates it, and trains no student.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from amalgam.stages.target_methods import TARGET_METHODS, target_method
 class Method:
     source: str
     needs: str
-    """Of what is cached."""
+    """The cached inputs that it reads."""
     defaults: Mapping[str, Mapping[str, Any]]
     trains: bool = True
     on_generated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Defaults besides, where texts are generated."""
+    """Additional defaults for generated texts."""
 
 
 MUKA = "Li et al. 2021 (MUKA; MUKI, Findings of EMNLP 2022)"
@@ -38,7 +38,7 @@ AMALGAM = {
 }
 
 HEDGED = {"mode": "soft", "distribution": "deterministic"}
-"""Whether a generated text is about anything, nobody knows: no teacher is taken at its word."""
+"""A generated text may have no topic, so no teacher gets all of the weight."""
 
 
 STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
@@ -46,7 +46,7 @@ STRATA = {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
 STRATA_STUDENT = {"epochs": 10, "batch_size": 16, "warmup": 0.2, "dropout": 0.2}
 
 SETTINGS = {"uncertainty", "kd_temperature"}
-"""Of the targets: a method keeps its name whatever they are."""
+"""Fields of `targets` that do not change the name of a method."""
 
 
 METHODS: Mapping[str, Method] = {
@@ -119,10 +119,11 @@ def objective_in(method: Method) -> str:
 
 
 def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
-    said = method.defaults.get("targets", {})
-    hedged = {**said, **method.on_generated.get("targets", {})}
+    defaults = method.defaults.get("targets", {})
+    hedged = {**defaults, **method.on_generated.get("targets", {})}
     return any(
-        all(targets.get(name) == value for name, value in one.items() if name not in SETTINGS) for one in (said, hedged)
+        all(targets.get(name) == value for name, value in one.items() if name not in SETTINGS)
+        for one in (defaults, hedged)
     )
 
 

@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    said: str
+    line: str
     output: str
 
 
@@ -104,16 +104,16 @@ class Reader:
                 self.does(command)
 
     def does(self, command: Command) -> None:
-        result = self.says(command.said)
+        result = self.run(command.line)
         if result is None:
             return
         wrong = command.output.startswith("error:")
-        assert bool(result.code) == wrong, f"{self.page}: $ {command.said}\n{result.code}\n{result.err}{result.out}"
+        assert bool(result.code) == wrong, f"{self.page}: $ {command.line}\n{result.code}\n{result.err}{result.out}"
         if wrong:
             lines = result.err[result.err.index("error:") :]
             assert [line.rstrip() for line in lines.splitlines()] == command.output.splitlines()
 
-    def says(self, command: str) -> CommandResult | None:
+    def run(self, command: str) -> CommandResult | None:
         if any(command.startswith(start) for start in ONLY_PARSED):
             is_understood(command)
             return None
@@ -239,7 +239,7 @@ def test_a_command_that_does_not_exist_is_noticed(workspace: Workspace) -> None:
 
 def test_every_exception_of_commands_that_are_not_run_is_used() -> None:
     commands = [
-        command.said for page in PAGES for block in blocks_of(page) if block.language == "console"
+        command.line for page in PAGES for block in blocks_of(page) if block.language == "console"
         for command in commands_of(block)
     ]  # fmt: skip
     assert [start for start in ONLY_PARSED if not any(command.startswith(start) for command in commands)] == []

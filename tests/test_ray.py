@@ -42,7 +42,7 @@ class Cluster:
         self.inner = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.inner.add_node(num_cpus=1) for _ in range(2)]
         self.inner.wait_for_nodes()
-        self.said = {"engine": "ray", "address": self.inner.address}
+        self.options = {"engine": "ray", "address": self.inner.address}
 
     def overrides(self) -> list[str]:
         return ["execution.engine=ray", f"execution.ray.address={self.inner.address}"]
@@ -130,7 +130,7 @@ def until(ready: Any) -> None:
 
 
 def test_units_are_done_by_the_workers_and_once(tmp_path: Path, cluster: Cluster) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     units = errands(run, *(f"unit-{n}" for n in range(40)))
     assert run_units(Errands(), run, units)
     records = [run.store.record(unit.record_path) for unit in units]
@@ -151,7 +151,7 @@ def test_a_node_that_vanishes_takes_no_unit_with_it(
     *,
     replaced: bool,
 ) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     units = errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25)
     with ThreadPoolExecutor(1) as driver:
         working = driver.submit(run_units, Errands(), run, units)
@@ -181,9 +181,9 @@ def drive(folder: str, address: str) -> None:
 
 
 def test_after_a_killed_driver_only_what_was_in_flight_is_done_again(tmp_path: Path, cluster: Cluster) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     units = errands(run, *(f"unit-{n}" for n in range(40)))
-    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), cluster.said["address"]]) as driver:
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), cluster.options["address"]]) as driver:
         until(lambda: len(committed(units)) > 4)
         driver.kill()
     kept = committed(units)
@@ -195,7 +195,7 @@ def test_after_a_killed_driver_only_what_was_in_flight_is_done_again(tmp_path: P
 
 
 def test_a_unit_that_kills_its_workers_is_recorded_and_the_others_continue(tmp_path: Path, cluster: Cluster) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     units = errands(run, "first", "kills", "second", "third")
     with pytest.raises(WorkError, match=r"kills") as refused:
         run_units(Errands(), run, units)
@@ -205,7 +205,7 @@ def test_a_unit_that_kills_its_workers_is_recorded_and_the_others_continue(tmp_p
 
 
 def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     with pytest.raises(DataError) as refused:
         run_units(Errands(), run, errands(run, "refuses"))
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
@@ -224,7 +224,7 @@ def test_a_driver_ends_on_sigterm_and_gives_the_fix(fresh: Workspace, cluster: C
 
 
 def test_resources_that_no_node_has_are_an_error(tmp_path: Path, cluster: Cluster) -> None:
-    run = new_run(tmp_path, **cluster.said, gpus=1)
+    run = new_run(tmp_path, **cluster.options, gpus=1)
     with pytest.raises(ExperimentError, match=r"1 CPU.*1 GPU"):
         run_units(Errands(), run, errands(run, "one"))
 
@@ -233,7 +233,7 @@ def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, 
     """The GPU is pretended: what is tried is who gets which task."""
     node = cluster.inner.add_node(num_cpus=3, num_gpus=1)
     cluster.inner.wait_for_nodes()
-    run = new_run(tmp_path, **cluster.said, gpus=0.5)
+    run = new_run(tmp_path, **cluster.options, gpus=0.5)
     units = errands(run, *(f"unit-{n}" for n in range(8)), seconds=0.5)
     try:
         assert run_units(Errands(), run, units)
@@ -247,7 +247,7 @@ def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, 
 def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     here = library_versions()
     monkeypatch.setattr("amalgam.pipeline.execution.ray_backend.library_versions", lambda: here | {"torch": "1.0"})
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     with pytest.raises(ExperimentError, match=rf"node \S+ .*torch {re.escape(here['torch'])}.* 1\.0"):
         run_units(Errands(), run, errands(run, "one"))
 
@@ -255,7 +255,7 @@ def test_a_node_with_other_versions_is_named(tmp_path: Path, cluster: Cluster, m
 def test_a_node_that_does_not_see_the_workspace_is_named(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
 
     monkeypatch.setattr("amalgam.pipeline.storage.local.LocalStorage.put", lambda *_: None)
     with pytest.raises(ExperimentError, match=r"node \S+ .*workspace"):
@@ -270,7 +270,7 @@ def test_a_node_that_joins_later_with_other_versions_is_named(
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
     path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
-    run = new_run(tmp_path, **cluster.said)
+    run = new_run(tmp_path, **cluster.options)
     units = errands(run, *(f"unit-{n}" for n in range(400)), seconds=0.25)
     with ThreadPoolExecutor(1) as driver:
         working = driver.submit(run_units, Errands(), run, units)

@@ -22,9 +22,9 @@ from amalgam.tests.stages.writers import ExhaustiveSampler, Tag, language_model,
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("steer", [0.5, 1.0, 2.0, 5.0, 10.0])
+@pytest.mark.parametrize("steer", [0.5, 2.0, 10.0])
 def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> None:
-    """102 texts each, 1,020 in all; the naive way is the oracle. Greedy texts differ by their prompts."""
+    """102 texts each, 612 in all; the naive way is the oracle. Greedy texts differ by their prompts."""
     model, teacher = language_model(slots=16), teacher_of()
     how = SamplingParams(0.0 if greedy else 1.0, None, 0.95, 24)
     asked = orders(34, how, [f"{one} {other}" for one in WORDS[:6] for other in WORDS[:6]] if greedy else [""])

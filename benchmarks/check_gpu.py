@@ -34,7 +34,7 @@ from amalgam.benchmarks.protocol import interleaved, median, paired, row, show
 from amalgam.data.tokens import Tokens
 from amalgam.stages.common.device import dtype_for, tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.inference.cuda_graphs import CudaCapture, Graphs
+from amalgam.stages.common.inference.cuda import CudaCapture, Graphs
 from amalgam.stages.common.inference.masks import Axis, Bank, row_words, site_words
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 

@@ -53,7 +53,6 @@ KNOWN_RUN: frozenset[str] = frozenset(
         "stages/common/answers/coverage.py",
         "stages/common/answers/evidence.py",
         "stages/common/answers/read.py",
-        "stages/common/inference/classifier.py",
         "stages/common/training/examples.py",
         "stages/common/training/log.py",
         "stages/common/training/run.py",

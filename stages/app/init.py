@@ -19,8 +19,7 @@ from amalgam.pipeline.config.template import TEACHERS, write_template
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.label_names import label_names
-from amalgam.stages.common.models.resolve import ModelFiles, Request, for_all, place_of
+from amalgam.stages.common.models.resolve import ModelFiles, Request, for_all, label_names, place_of
 
 LABELS_SHOWN = 20
 

@@ -15,7 +15,8 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.common.corpus import fields, tables
-from amalgam.stages.common.inference.classifier import Classifier, log_softmax
+from amalgam.stages.common.inference.classifier import log_softmax
+from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import train_part
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +34,7 @@ def show_divergence(run: Run, folder: Path) -> None:
 
 
 def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
-    oracle = Classifier.of_run(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
+    oracle = load_student(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
     divergences, weights = [], []
     for rows, targets in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
         target = matrix(targets.column("target")).astype(np.float64)

@@ -200,7 +200,7 @@ def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
         "cut": int(tokenized.tokens.cut.sum()),
         "tokens": tokenized.total,
         "device": str(teacher.device),
-        "halved_launches": teacher.halved,
+        "halved_launches": teacher.oom_splits,
     }
 
 

@@ -16,8 +16,14 @@ from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import Bucket, Part, part_name
 from amalgam.stages.common.encoders import NewClassifier, new_classifier
 from amalgam.stages.common.generated_texts import GENERATED, HELD_OUT, gates_of, texts_file
-from amalgam.stages.common.models.label_names import label_names
-from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.common.models.resolve import (
+    ModelFiles,
+    label_names,
+    needs_network,
+    resolve,
+    resolve_all,
+    same_models,
+)
 from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.sources import REMOTE, sources_of
 from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set

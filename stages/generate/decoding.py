@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.common.inference.batches import go_on
+from amalgam.stages.common.inference.batches import never_stop
 from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, find_candidates, gumbel
 from amalgam.stages.generate.scoring import Scorer
@@ -102,7 +102,7 @@ class Writer(Generic[Tag]):
         scorer: Scorer | None,
         steering: SteeringParams,
         *,
-        stop: Callable[[], None] = go_on,
+        stop: Callable[[], None] = never_stop,
         sampler: type[LazySampler] = LazySampler,
     ) -> None:
         self.model, self.scorer, self.steering, self.stop, self.sampler = model, scorer, steering, stop, sampler

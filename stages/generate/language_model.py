@@ -17,7 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.common.inference.fast_encoder import alike
+from amalgam.stages.common.inference.fast_encoder import close_enough
 from amalgam.stages.common.models.loading import token_limit
 
 WHERE = "generate.language_model"
@@ -165,7 +165,7 @@ class LanguageModel:
                 logits = self.step(at, [row[: position + 1] for row in rows[: len(at)]])
             with torch.inference_mode():
                 expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
-            return alike(logits.T, expected[: len(logits)].T, torch.float32)
+            return close_enough(logits.T, expected[: len(logits)].T, torch.float32)
         except UNSHARED as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -177,7 +177,7 @@ def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
     pair = torch.tensor([[1 % vocabulary, 2 % vocabulary], [1 % vocabulary, 3 % vocabulary]], device=device)
     with torch.inference_mode():
         first, second = model(input_ids=pair).logits[:, 0].float()
-    if not alike(first[:, None], second[:, None], torch.float32):
+    if not close_enough(first[:, None], second[:, None], torch.float32):
         raise ModelError(
             "the model is no causal language model: its logits depend on later tokens",
             where=WHERE,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from amalgam.data.keys import text_key
 from amalgam.data.tokens import Tokens, encode
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.inference.batches import go_on, run_passes
+from amalgam.stages.common.inference.batches import never_stop, run_passes
 from amalgam.stages.common.inference.teacher import Teacher
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,9 @@ def _equal(a: Tokens, b: Tokens) -> bool:
 class Scorer:
     """Computes the log-probabilities of all of a teacher's classes, with dropout off."""
 
-    def __init__(self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = go_on) -> None:
+    def __init__(
+        self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = never_stop
+    ) -> None:
         self.teacher = teacher
         self.tokenization = Tokenization(teacher)
         self.batch_tokens = batch_tokens or tokens_at_once(teacher.device, teacher.width)

@@ -24,6 +24,7 @@ from amalgam.stages.build_targets.read import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
 from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
+from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
 from amalgam.stages.common.states.load import load_encoder
 from amalgam.stages.methods import method_name
@@ -216,7 +217,6 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
 
 def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.common.answers.read import shelves_of
-    from amalgam.stages.common.inference.classifier import Classifier
     from amalgam.stages.report.evaluation import EvaluationInputs
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
@@ -231,7 +231,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         answers=shelves_of(run) if labels.columns else {},
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
-        student=Classifier.of_run(run, student_folder(run), labels.names, where="the student") if learns else None,
+        student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         read_bucket=partial(read_bucket, run.store),
     )

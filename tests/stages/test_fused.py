@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.common.inference import compiled_dropout as fused
+from amalgam.stages.common.inference import cuda as fused
 from amalgam.stages.common.inference import teacher as teachers
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.test_graphs import Recorded, rows_of, teacher_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.common.inference import cuda_graphs as graphs
+from amalgam.stages.common.inference import cuda as graphs
 from amalgam.stages.common.inference.batches import plan_launches, run_passes
-from amalgam.stages.common.inference.cuda_graphs import Graphs, HostReadError, NoHostReads
+from amalgam.stages.common.inference.cuda import Graphs, HostReadError, NoHostReads
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS as VOCABULARY
 from amalgam.tests.stages.tiny_models import tiny
@@ -120,7 +120,7 @@ def test_other_shapes_and_dropout_off_have_captures_of_their_own() -> None:
 def test_a_whole_run_gives_the_same_answers(padding: float) -> None:
     plain = teacher_of()
     teacher, capture = with_graphs()
-    teacher.ahead = 1
+    teacher.prefetch = 1
     plain.padding = teacher.padding = padding
     tokens = plain.tokenise(TEXTS)
     how: dict[str, Any] = {"deterministic": True, "batch_tokens": 16}
@@ -249,8 +249,8 @@ def test_a_launch_of_the_lean_encoder_reads_nothing_on_the_host(kind: str, width
         off, keyed = teacher.inputs(rows), teacher.inputs(rows, teacher.sites)
         assert ("attention_mask" in keyed) == bool(width)
         with NoHostReads(CPU):
-            teacher.plain(off, teacher.lean)
-            teacher.dropped(keyed, teacher.sites, teacher.lean)
+            teacher.forward(off, teacher.lean)
+            teacher.forward_with_dropout(keyed, teacher.sites, teacher.lean)
 
 
 def test_a_model_that_reads_on_the_host_is_not_captured_and_only_that_kind_of_launch() -> None:
@@ -303,11 +303,11 @@ def test_shapes_that_never_came_before_are_only_noted() -> None:
     """Not even the teacher's numbers are looked at: the host would wait for them."""
     compared: list[int] = []
 
-    def alike(_: torch.Tensor, __: torch.Tensor) -> bool:
+    def close_enough(_: torch.Tensor, __: torch.Tensor) -> bool:
         compared.append(1)
         return True
 
-    few = Graphs(Recorded(), alike=alike, kept=list, note=lambda _: None)
+    few = Graphs(Recorded(), close_enough=close_enough, kept=list, note=lambda _: None)
     for rows in (2, 3, 4, 2, 2, 2):
         few.run("kind", {"x": torch.ones(rows, 2)}, lambda inputs: inputs["x"] * 2)
     assert compared == [1]

@@ -74,7 +74,7 @@ def test_logits_depend_neither_on_order_nor_on_batch_nor_on_padding(kind: str) -
     rows = [(text, number) for number in range(PASSES) for text in range(len(tokens))]
     alone = {row: logits_of(teacher, tokens, [row])[0] for row in rows}
     by_pass = [rows[first : first + len(tokens)] for first in range(0, len(rows), len(tokens))]
-    launches = [rows] if teacher.folds else by_pass
+    launches = [rows] if teacher.can_batch_passes else by_pass
     shuffled = [[launch[i] for i in np.random.default_rng(5).permutation(len(launch))] for launch in launches]
     halves = [half for launch in shuffled for half in (launch[: len(launch) // 3], launch[len(launch) // 3 :])]
     for cut, width in ((launches, 0), (shuffled, 0), (halves, 0), (shuffled, 17), (halves, 29)):

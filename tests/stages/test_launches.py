@@ -167,7 +167,7 @@ def test_overlapping_launches_change_nothing(rows: int) -> None:
     wanted = passes_of(teacher_of(), range(5), batch_tokens=64)
     teacher = teacher_of()
     _ = teacher.lean
-    teacher.ahead = 1
+    teacher.prefetch = 1
     asked = starve(teacher, rows=rows)
     seen: list[int] = []
     logits = passes_of(teacher, range(5), batch_tokens=64, on_progress=lambda _: seen.append(len(asked)))
@@ -210,7 +210,7 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
     asked = starve(teacher, rows=3, error=error)
     logits = passes_of(teacher, range(5))
     assert np.allclose(logits.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
-    assert teacher.halved == sum(rows > 3 for rows in asked) > 0
+    assert teacher.oom_splits == sum(rows > 3 for rows in asked) > 0
     # What was learnt holds for the launches after it.
     assert max(asked[len(asked) // 2 :]) <= 5
 

@@ -10,7 +10,7 @@ import torch
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference import teacher as inference
-from amalgam.stages.common.inference.fast_encoder import lean_encoder
+from amalgam.stages.common.inference.fast_encoder import describe_fast_encoder
 from amalgam.stages.common.inference.teacher import Rows, Teacher
 from amalgam.tests.stages.tiny_models import tiny
 
@@ -77,7 +77,7 @@ def test_layers_that_compute_something_else_are_left_to_the_model() -> None:
     teacher = teacher_of("bert")
     layer = teacher.model.bert.encoder.layer[0]
     layer.output.register_forward_hook(lambda _module, _args, odd: odd * 1.5)
-    assert lean_encoder(teacher.model, first_token=True) is not None
+    assert describe_fast_encoder(teacher.model, first_token=True) is not None
     assert teacher.lean is None
     assert torch.isfinite(teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))).all()
 

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.models.label_names import label_names
-from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve, resolve_all, same_models
+from amalgam.stages.common.models.resolve import (
+    ModelFiles,
+    label_names,
+    needs_network,
+    resolve,
+    resolve_all,
+    same_models,
+)
 from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from amalgam.data.tokens import Ragged, Tokens
 from amalgam.pipeline.errors import WorkError
+from amalgam.stages.common.inference.cuda import PendingTransfer
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.inference.transfer import PendingTransfer
 
 KEYS_SHOWN = 5
 
@@ -77,11 +77,11 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
         yield np.concatenate(waiting)
 
 
-def go_on() -> None:
+def never_stop() -> None:
     """Nothing asks to stop."""
 
 
-def not_shown(_rows: int) -> None:
+def no_progress(_rows: int) -> None:
     """Nobody watches."""
 
 
@@ -93,8 +93,8 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     *,
     deterministic: bool,
     batch_tokens: int,
-    on_progress: Callable[[int], None] = not_shown,
-    stop: Callable[[], None] = go_on,
+    on_progress: Callable[[int], None] = no_progress,
+    stop: Callable[[], None] = never_stop,
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
     """Logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
@@ -111,7 +111,7 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
     if len(passes):
         launches = plan_launches(
-            lengths, passes, batch_tokens=batch_tokens, fold=teacher.folds, padding=teacher.padding
+            lengths, passes, batch_tokens=batch_tokens, fold=teacher.can_batch_passes, padding=teacher.padding
         )
         for part, found in work.done(launches):
             raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
@@ -135,7 +135,7 @@ class _Work:
         self.on_progress = on_progress
         self.stop = stop
         self.ceiling: int | None = None
-        teacher.halved = 0
+        teacher.oom_splits = 0
 
     def done(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """The launches' logits, in parts if memory does not suffice. While a GPU computes, the next is prepared."""
@@ -156,7 +156,7 @@ class _Work:
                     waiting += reversed(part.halves())
                     continue
                 started.append((part, found))
-                yield from self._arrived(started, self.teacher.ahead)
+                yield from self._arrived(started, self.teacher.prefetch)
         yield from self._arrived(started, 0)
 
     def _arrived(
@@ -164,8 +164,8 @@ class _Work:
     ) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """In their order, all `but` the last few."""
         while len(started) > but:
-            part, under_way = started.popleft()
-            found = under_way.wait().numpy()
+            part, transfer = started.popleft()
+            found = transfer.wait().numpy()
             _check_finite(found, part, self.teacher, self.keys)
             self.on_progress(len(part))
             yield part, found
@@ -194,7 +194,7 @@ class _Work:
                 where=f"text {self.keys[part.texts[0]].hex()}",
                 fix=f"set max_tokens: {max(1, length // 2)} for this teacher, or execution.device: cpu",
             )
-        self.teacher.halved += 1
+        self.teacher.oom_splits += 1
         self.ceiling = (len(part) + 1) // 2 * length
 
 

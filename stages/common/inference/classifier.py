@@ -1,4 +1,4 @@
-"""A finished classifier in a Hugging Face folder, ready to be asked: how report, oracle and predict read a student."""
+"""Predicts with a classifier in a Hugging Face folder, for report, oracle and predict."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 
 from amalgam.data.tokens import Ragged, encode
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.device import pick_device, put_on
 from amalgam.stages.common.encoders import takes_types
 from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.resolve import ModelFiles, resolve
+from amalgam.stages.common.models.resolve import ModelFiles
 
 
 def predict(
@@ -29,7 +28,7 @@ def predict(
     batch_tokens: int,
     type_ids: Sequence[Ids] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Logits [n, C] in the order of `tokens`, dropout off."""
+    """Returns logits [n, C] in the order of `tokens`, without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
     lengths = tokens.lengths
     device = next(model.parameters()).device
@@ -37,7 +36,7 @@ def predict(
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
     was_training = model.training
     model.eval()
-    # Not inference mode: what a model caches for itself there could not be trained with afterwards.
+    # Not inference mode: tensors that a model caches in that mode could not be trained with afterwards.
     with torch.no_grad():
         for rows in token_batches(lengths, batch_tokens):
             inputs = model_inputs(tokens, type_ids, rows, pad_id)
@@ -52,14 +51,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BATCH_TOKENS = 8192
 
 LONGEST_TOKENS = 512
-"""Of a text, for a folder that says nothing of it."""
+"""Longest text of a student whose folder names no limit."""
 
 
 class Classifier:
-    """Dropout off, fp32; labels in the model's own order, or in the one that was asked for."""
+    """Predicts logits in fp32 without dropout, in the model's own order of labels unless reordered."""
 
     def __init__(self, files: ModelFiles, *, device: str, max_tokens: int | None) -> None:
-
+        self.folder = files.folder
         self.model: Any = load_classifier(files, dropout=None, dtype="fp32").to(pick_device(device))
         self.tokenizer = load_tokenizer(files)
         self.limit = token_limit(self.model.config, self.tokenizer, max_tokens or LONGEST_TOKENS)
@@ -68,36 +67,29 @@ class Classifier:
         self.labels = [str(self.model.config.id2label[place]) for place in range(self.model.config.num_labels)]
         self._order = list(range(len(self.labels)))
 
-    @classmethod
-    def of_run(cls, run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Self:
-        """With exactly these labels, in this order."""
-        files = resolve(
-            str(folder.absolute()), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
-        )
-        experiment = run.experiment
-        found = cls(files, device=experiment.execution.device, max_tokens=experiment.student.max_tokens)
-        if set(found.labels) != set(labels):
+    def reorder(self, labels: Sequence[str], *, where: str) -> None:
+        """Orders the logits by these labels; refuses a model with other labels."""
+        if set(self.labels) != set(labels):
             raise ModelError(
-                f"{where} knows other labels than this experiment",
-                where=f"{folder}: {', '.join(found.labels)}",
-                fix=f"it must know exactly: {', '.join(labels)}",
+                f"{where} has other labels than this experiment",
+                where=f"{self.folder}: {', '.join(self.labels)}",
+                fix=f"use a model with exactly the labels {', '.join(labels)}",
             )
-        found._order = [found.labels.index(name) for name in labels]
-        found.labels = list(labels)
-        return found
+        self._order = [self.labels.index(name) for name in labels]
+        self.labels = list(labels)
 
     @classmethod
     def in_folder(cls, folder: Path, *, device: str, max_tokens: int | None, where: str) -> Self:
-        """With the labels that its own config names."""
+        """Loads a classifier with the labels of its own config."""
         contents = model_folder.read_contents(folder, where=where, allow_pickle=False, trust_remote_code=False)
         files = ModelFiles(str(folder), folder, "", None, contents.weights, contents.config)
         return cls(files, device=device, max_tokens=max_tokens)
 
     def logits(self, texts: Sequence[tuple[str, ...]]) -> Array:
-
+        """Returns the logits [texts, labels]."""
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
-        found = predict(self.model, tokens.ids, pad_id=self.pad_id, batch_tokens=BATCH_TOKENS, type_ids=tokens.type_ids)
-        return found[:, self._order].astype(np.float64)
+        sizes = {"pad_id": self.pad_id, "batch_tokens": BATCH_TOKENS}
+        return predict(self.model, tokens.ids, type_ids=tokens.type_ids, **sizes)[:, self._order].astype(np.float64)
 
 
 def log_softmax(logits: Array) -> Array:

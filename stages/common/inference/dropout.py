@@ -185,7 +185,7 @@ class DropoutMode(TorchFunctionMode):
             rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return self.attention(_attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
         if func in REFUSED:
-            raise unkeyed(getattr(func, "__name__", str(func)))
+            raise unsupported_dropout(getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
 
     def dropped(self, x: torch.Tensor, rate: float, shape: tuple[int, ...], *, inplace: bool) -> torch.Tensor:
@@ -195,7 +195,7 @@ class DropoutMode(TorchFunctionMode):
         raise NotImplementedError
 
 
-def unkeyed(what: str) -> ModelError:
+def unsupported_dropout(what: str) -> ModelError:
     return ModelError(
         f"this model draws random numbers that amalgam cannot key: {what}",
         fix=WITHOUT_DROPOUT,
@@ -284,15 +284,15 @@ class KeyedDropout(DropoutMode):
         if site is None or site.rate != rate or not fits(site, shape, rows=self._words.shape[1]):
             seen = f"call {number + 1} of {len(self._sites)}, shape {list(shape)}, rate {rate:g}"
             expected = f"expected {site.kind} at {site.name}, rate {site.rate:g}" if site else "expected no more"
-            raise strayed(f"{seen}; {expected}")
+            raise site_mismatch(f"{seen}; {expected}")
         return number, site
 
     def finish(self) -> None:
         if self._next != len(self._sites):
-            raise strayed(f"{self._next} dropout calls instead of {len(self._sites)}")
+            raise site_mismatch(f"{self._next} dropout calls instead of {len(self._sites)}")
 
 
-def strayed(what: str) -> ModelError:
+def site_mismatch(what: str) -> ModelError:
     return ModelError(
         "this model's dropout calls change from text to text, so they cannot be keyed",
         where=what,
@@ -311,7 +311,7 @@ def sites_of(calls: Sequence[Sequence[Call]], *, rows: tuple[int, int], tokens: 
     """The sites of a model, from two probes whose numbers of rows and of tokens all differ and share no factor."""
     first, second = calls
     if [(c.name, c.rate, len(c.shape)) for c in first] != [(c.name, c.rate, len(c.shape)) for c in second]:
-        raise strayed(f"{len(first)} dropout calls for one probe, {len(second)} for the other")
+        raise site_mismatch(f"{len(first)} dropout calls for one probe, {len(second)} for the other")
     return tuple(
         Site(a.name, a.rate, tuple(_axis(a, sizes, rows, tokens) for sizes in zip(a.shape, b.shape, strict=True)))
         for a, b in zip(first, second, strict=True)

@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from amalgam.stages.common.inference.compiled_dropout import Fused
+from amalgam.stages.common.inference.cuda import Fused
 from amalgam.stages.common.inference.dropout import KeyedDropout, hide, scores_at_once
 
-ALIKE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+CLOSE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 SAFE = 60.0
 """exp(60) summed over any row, and exp(-60), are well inside float32."""
@@ -82,7 +82,7 @@ class Buffers:
 
 
 class FastEncoder:
-    """Stands in for a model's encoder while `instead` is active."""
+    """Stands in for a model's encoder while `patched` is active."""
 
     def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
         self.encoder = encoder
@@ -94,7 +94,7 @@ class FastEncoder:
         """Compiled forms of dropout's steps, where they are faster and right."""
 
     @contextlib.contextmanager
-    def instead(self, dropout: KeyedDropout | None) -> Iterator[None]:
+    def patched(self, dropout: KeyedDropout | None) -> Iterator[None]:
         self.encoder.forward = partial(self._forward, dropout)
         try:
             yield
@@ -239,7 +239,7 @@ def _activated(activation: Any, rows: torch.Tensor) -> torch.Tensor:
     return activation(rows)  # type: ignore[no-any-return]
 
 
-def lean_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:
+def describe_fast_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:
     """None where the model is not built of such layers. Its numbers are for the caller to compare."""
     base = model.base_model
     encoder: Any = getattr(base, "encoder", None) or getattr(base, "transformer", None)
@@ -309,7 +309,7 @@ def _plain(parts: dict[str, Any]) -> bool:
     )
 
 
-def alike(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
+def close_enough(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> bool:
     """Equal up to rounding, which is measured against how much logits differ between texts."""
     spread = float(theirs.std(0).max())
-    return float((ours - theirs).abs().max()) <= ALIKE[dtype] * spread
+    return float((ours - theirs).abs().max()) <= CLOSE[dtype] * spread

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.models.resolve import resolve
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.inference.classifier import Classifier
     from amalgam.stages.common.inference.teacher import Teacher
 
 
@@ -91,3 +95,16 @@ def teacher_loader(run: Run) -> TeacherLoader:
 def load_teacher(run: Run, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
     """Loads a teacher with the run's shared loader."""
     return teacher_loader(run).load(resolved, dtype, passes=passes)
+
+
+def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Classifier:
+    """Loads a finished student whose logits follow these labels; refuses one with other labels."""
+    from amalgam.stages.common.inference.classifier import Classifier
+
+    files = resolve(
+        str(folder.absolute()), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
+    )
+    device, limit = run.experiment.execution.device, run.experiment.student.max_tokens
+    classifier = Classifier(files, device=device, max_tokens=limit)
+    classifier.reorder(labels, where=where)
+    return classifier

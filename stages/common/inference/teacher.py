@@ -18,12 +18,22 @@ from numpy.typing import NDArray
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.common.inference.compiled_dropout import Compiler, Fused, may_compile
-from amalgam.stages.common.inference.cuda_graphs import WORDS, Capture, CudaCapture, Graphs, Inputs
-from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unkeyed
-from amalgam.stages.common.inference.fast_encoder import FastEncoder, alike, lean_encoder
+from amalgam.stages.common.inference.cuda import (
+    WORDS,
+    Capture,
+    Compiler,
+    CudaCapture,
+    Fused,
+    Graphs,
+    Inputs,
+    PendingTransfer,
+    may_compile,
+    start_transfer,
+    to_device,
+)
+from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unsupported_dropout
+from amalgam.stages.common.inference.fast_encoder import FastEncoder, close_enough, describe_fast_encoder
 from amalgam.stages.common.inference.masks import Bank, row_words, site_words
-from amalgam.stages.common.inference.transfer import PendingTransfer, sent, under_way
 
 DROPOUT_OFF = -1
 
@@ -78,11 +88,11 @@ class Teacher:
         self.dtype: torch.dtype = self.model.dtype
         self.labels: int = model.config.num_labels
         self.name = name
-        self.ahead = 1 if self.device.type == "cuda" else 0
+        self.prefetch = 1 if self.device.type == "cuda" else 0
         """Launches that are started before the answer of an earlier one is looked at."""
         self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
         """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
-        self.halved = 0
+        self.oom_splits = 0
         """Launches of the latest work that had to be halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
@@ -148,10 +158,10 @@ class Teacher:
             sites = () if off else self.sites
             self._count(off=off)
             inputs = self.inputs(rows, None if off else sites)
-            forward = partial(self.plain if off else partial(self.dropped, sites=sites), lean=self.lean)
+            forward = partial(self.forward if off else partial(self.forward_with_dropout, sites=sites), lean=self.lean)
             kind = "dropout off" if off else "keyed dropout"
             logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
-            return under_way(logits.float())
+            return start_transfer(logits.float())
 
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
@@ -190,17 +200,19 @@ class Teacher:
         def kept() -> list[torch.Tensor]:
             return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
 
-        return Graphs(capture, alike=partial(alike, dtype=self.dtype), kept=kept, note=self._note)
+        return Graphs(capture, close_enough=partial(close_enough, dtype=self.dtype), kept=kept, note=self._note)
 
-    def plain(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
+    def forward(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
-        with lean.instead(None) if lean else nullcontext():
+        with lean.patched(None) if lean else nullcontext():
             return self._logits(inputs, lean)
 
-    def dropped(self, inputs: Inputs, sites: tuple[Site, ...], lean: FastEncoder | None = None) -> torch.Tensor:
+    def forward_with_dropout(
+        self, inputs: Inputs, sites: tuple[Site, ...], lean: FastEncoder | None = None
+    ) -> torch.Tensor:
         mode = KeyedDropout(self._bank, sites, inputs[WORDS])
         self._switch(training=True)
-        with mode, lean.instead(mode) if lean else nullcontext():
+        with mode, lean.patched(mode) if lean else nullcontext():
             logits = self._logits(inputs, lean)
         mode.finish()
         return logits
@@ -243,7 +255,7 @@ class Teacher:
                 raise ValueError("a teacher with shared dropout sites takes one pass at a time")
             of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
             words = np.where(shared[:, None], of_no_text, words)
-        return sent(words.view(np.int64), self.device)
+        return to_device(words.view(np.int64), self.device)
 
     def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
         """Exact-length rows need no attention mask; others are padded on the right. The words of `sites` beside."""
@@ -255,7 +267,7 @@ class Teacher:
             arrays["token_type_ids"] = _filled(there, [one.type_ids for one in rows.tokens], 0)
         if (lengths < width).any():
             arrays["attention_mask"] = there.astype(np.int64)
-        found = {name: sent(array, self.device) for name, array in arrays.items()}
+        found = {name: to_device(array, self.device) for name, array in arrays.items()}
         return found if sites is None else found | {WORDS: self._words(rows, sites)}
 
     def _switch(self, *, training: bool) -> None:
@@ -268,7 +280,7 @@ class Teacher:
                 module.eval()
 
     @property
-    def folds(self) -> bool:
+    def can_batch_passes(self) -> bool:
         """Several passes may share a launch: no site is shared by all its rows."""
         return all(site.kind != "shared" for site in self.sites)
 
@@ -334,7 +346,7 @@ class Teacher:
             for hook in hooks:
                 hook.remove()
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
-            raise unkeyed("a library function draws them inside")
+            raise unsupported_dropout("a library function draws them inside")
         return recorder.calls
 
     def _watch(self, stack: list[str]) -> Iterator[Any]:
@@ -360,7 +372,7 @@ class Teacher:
         rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
         try:
             with torch.inference_mode():
-                self.dropped(self.inputs(rows, sites), sites)
+                self.forward_with_dropout(self.inputs(rows, sites), sites)
         except (IndexError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -380,7 +392,7 @@ def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray
 
 def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
     for first_token in (True, False):
-        lean = lean_encoder(teacher.model, first_token=first_token)
+        lean = describe_fast_encoder(teacher.model, first_token=first_token)
         if lean is None:
             return None
         try:
@@ -414,11 +426,16 @@ def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
     for rows in teacher.trials():
         with torch.inference_mode():
             inputs = teacher.inputs(rows)
-            ways = [teacher.plain(inputs, None), teacher.plain(inputs, lean)]
+            ways = [teacher.forward(inputs, None), teacher.forward(inputs, lean)]
             if _can_be_keyed(teacher):
                 keyed = teacher.inputs(rows, teacher.sites)
-                ways += [teacher.dropped(keyed, teacher.sites), teacher.dropped(keyed, teacher.sites, lean)]
-        if not all(alike(a.float(), b.float(), teacher.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)):
+                ways += [
+                    teacher.forward_with_dropout(keyed, teacher.sites),
+                    teacher.forward_with_dropout(keyed, teacher.sites, lean),
+                ]
+        if not all(
+            close_enough(a.float(), b.float(), teacher.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)
+        ):
             return False
     return True
 

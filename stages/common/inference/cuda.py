@@ -7,6 +7,8 @@ those it was captured with, gives the logits of the plain launch. Whatever fails
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,11 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from amalgam.stages.common.inference.dropout import MaskClaim
 
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 Forward: TypeAlias = Callable[[Inputs], torch.Tensor]
@@ -103,12 +109,12 @@ class Graphs:
         self,
         capture: Capture,
         *,
-        alike: Callable[[torch.Tensor, torch.Tensor], bool],
+        close_enough: Callable[[torch.Tensor, torch.Tensor], bool],
         kept: Callable[[], Sequence[torch.Tensor]],
         note: Callable[[str], None],
     ) -> None:
         self._capture = capture
-        self._alike = alike
+        self._close_enough = close_enough
         self._kept = kept
         self._note = note
         self.captured: dict[Shape, Captured] = {}
@@ -158,7 +164,7 @@ class Graphs:
     def _try(self, shape: Shape, inputs: Inputs, forward: Forward, found: torch.Tensor) -> None:
         try:
             captured = self._new(inputs, forward)
-            right = self._alike(captured.answer(inputs), found)
+            right = self._close_enough(captured.answer(inputs), found)
         except HostReadError as error:
             self._leave(shape[0], str(error))
         except RuntimeError as error:  # a capture may fail in as many ways as CUDA itself
@@ -248,3 +254,102 @@ def _no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+Compiler: TypeAlias = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
+FEWEST = 32
+"""Rows of a kernel; fewer are left to the plain way. A size of one would be compiled for itself, in mid-work."""
+
+
+def added(  # noqa: PLR0913  all that a kernel reads
+    hidden: torch.Tensor,
+    out: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """norm(hidden + out x mask), row by row: [rows, width]."""
+    places = offsets.unsqueeze(1) + torch.arange(out.shape[1], device=out.device)
+    return functional.layer_norm(torch.addcmul(hidden, out, values[places]), weight.shape, weight, bias, eps)
+
+
+def probabilities(scores: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """softmax(scores) x mask, row by row: [rows, keys]."""
+    places = offsets.unsqueeze(1) + torch.arange(scores.shape[1], device=scores.device)
+    return torch.softmax(scores, -1) * values[places]
+
+
+class Fused:
+    """The compiled kernels of a lean encoder. Rows vary from launch to launch, so they are compiled for any number."""
+
+    def __init__(self, compiler: Compiler = torch.compile) -> None:
+        self._added = compiler(added)
+        self._probabilities = compiler(probabilities)
+
+    def added(self, norm: Any, hidden: torch.Tensor, out: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
+        """None: not for this shape."""
+        if not _one_window_each(claim, out):
+            return None
+        width = out.shape[-1]
+        rows = _rows(hidden.reshape(-1, width)), _rows(out.view(-1, width))
+        values, offsets = claim.bank.values(claim.site.rate), _rows(claim.offsets.reshape(-1))
+        return self._added(*rows, values, offsets, norm.weight, norm.bias, norm.eps).view(out.shape)
+
+    def probabilities(self, scores: torch.Tensor, claim: MaskClaim, part: slice) -> torch.Tensor | None:
+        """None: not for this shape. `part`: which of the claim's rows these are."""
+        claim = claim._replace(offsets=claim.offsets[part])
+        if not _one_window_each(claim, scores):
+            return None
+        flat = _rows(scores.view(-1, scores.shape[-1]))
+        torch._dynamo.maybe_mark_dynamic(flat, 1)  # noqa: SLF001  as many keys as tokens
+        values, offsets = claim.bank.values(claim.site.rate), _rows(claim.offsets.reshape(-1))
+        return self._probabilities(flat, values, offsets).view(scores.shape)
+
+
+def may_compile() -> bool:
+    """Torch's own switches: where it does not compile, these functions are slower than the plain way."""
+    return "1" not in {os.environ.get("TORCH_COMPILE_DISABLE"), os.environ.get("TORCHDYNAMO_DISABLE")}
+
+
+def _one_window_each(claim: MaskClaim, tensor: torch.Tensor) -> bool:
+    """A window of the bank for each row along the last axis, and of both more than a few."""
+    rows = math.prod(tensor.shape[:-1])
+    return claim.offsets.numel() == rows >= FEWEST and tensor.shape[-1] > 1
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)  # noqa: SLF001
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransfer:
+    """Logits on their way to the host, and what says that they have arrived; nothing on a device that is the host."""
+
+    logits: torch.Tensor
+    arrival: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.logits
+
+
+def start_transfer(logits: torch.Tensor) -> PendingTransfer:
+    """The copy is queued behind its own launch: waiting for it does not wait for launches started since."""
+    if logits.device.type != "cuda":
+        return PendingTransfer(logits.cpu(), None)
+    host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+    host.copy_(logits, non_blocking=True)
+    arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # That device's stream: of several GPUs another may be the current one.
+    arrival.record(torch.cuda.current_stream(logits.device))
+    return PendingTransfer(host, arrival)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy from plain memory would first wait for all that the GPU was given before it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -5,45 +5,45 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 
-class Scores(TypedDict):
-    """The measures of one system; `stages.common.metrics.evaluate` defines them."""
-
+class Measures(TypedDict):
     n: int
     accuracy: float
     macro_f1: float
     nll_nats: float | None
-    nll_infinite: int
     ece: float | None
+
+
+class Scores(Measures):
+    """The measures of one system; `stages.common.metrics.evaluate` defines them."""
+
+    nll_infinite: int
     slice_accuracy: dict[str, float | None]
     slice_n: dict[str, int]
     label_f1: NotRequired[dict[str, float | None]]
     confusion: NotRequired[list[list[int]]]
 
 
-class Evaluation(TypedDict):
-    """evaluation.json: every system on the labelled test texts."""
-
+class EvaluatedSystems(TypedDict):
     n: int
     left_out: int
-    labels: list[str]
-    groups: dict[str, list[str]]
     systems: dict[str, Scores]
     system: str  # the system that the report is about
     selected_by: str
     adaptive: NotRequired[dict[str, Any]]
 
 
-class EvaluationBlock(TypedDict):
+class Evaluation(EvaluatedSystems):
+    """evaluation.json: every system on the labelled test texts."""
+
+    labels: list[str]
+    groups: dict[str, list[str]]
+
+
+class EvaluationBlock(EvaluatedSystems):
     """The evaluation on the page: without confusion matrices and F1 by label."""
 
-    n: int
-    left_out: int
     labels: int
     groups: list[str]
-    systems: dict[str, Scores]
-    system: str
-    selected_by: str
-    adaptive: NotRequired[dict[str, Any]]
 
 
 class LabelQuality(TypedDict):
@@ -159,9 +159,10 @@ class TargetBlock(TypedDict):
     summary: dict[str, Any]
 
 
-class TeacherBlocks(TypedDict):
-    """The blocks about teachers on the sample; absent where the student learns without teachers."""
+class TeacherBlocks(TypedDict, total=False):
+    """The blocks about teachers; absent if the student learns without teachers."""
 
+    audit: AuditBlock
     labelled: int
     uncertainty: UncertaintyBlock | None
     choice: ChoiceBlock
@@ -169,18 +170,12 @@ class TeacherBlocks(TypedDict):
     disputed: list[DisputedText]
 
 
-class TargetQuality(TypedDict):
+class TargetQuality(TeacherBlocks):
     """The targets and the teachers on a sample of the training texts."""
 
     texts: int
     sample: int
     targets: TargetBlock
-    audit: NotRequired[AuditBlock]
-    labelled: NotRequired[int]
-    uncertainty: NotRequired[UncertaintyBlock | None]
-    choice: NotRequired[ChoiceBlock]
-    mixture: NotRequired[MixtureBlock]
-    disputed: NotRequired[list[DisputedText]]
 
 
 HeldOutAgreement = TypedDict("HeldOutAgreement", {"texts": int, "with": float | None, "without": float | None})
@@ -287,16 +282,11 @@ class TeacherCost(TypedDict):
     tokens: int
 
 
-class StudentScores(TypedDict):
+class StudentScores(Measures):
     """Another report of this workspace on the same test texts."""
 
     fingerprint: str
     method: str
-    n: int
-    accuracy: float
-    macro_f1: float
-    nll_nats: float | None
-    ece: float | None
 
 
 class SweepPoint(StudentScores):
@@ -318,33 +308,12 @@ class LabelFacts(TypedDict):
     teachers: list[TeacherLabels]
 
 
-class PartFacts(TypedDict):
-    part: str
-    rows: int
-    texts: int
-    duplicates: int
-    conflicts: int
-    over_limit: int
-    skipped: dict[str, int]
-    labels: int
-
-
 class DataFacts(TypedDict):
-    parts: list[PartFacts]
+    parts: list[dict[str, Any]]  # the counts of read-corpus
     leaks: dict[str, int]
     cut: dict[str, int]
     cut_student: int | None
     scripts: dict[str, Scripts]
-
-
-class StudentFacts(TypedDict):
-    steps: int | None
-    best_step: int | None
-    best_score: float | None
-    selected_by: str | None
-    dtype: str | None
-    bytes: int
-    libraries: dict[str, str]
 
 
 class AccuracyLoss(TypedDict):
@@ -358,7 +327,7 @@ class AccuracyLoss(TypedDict):
 
 
 class ReportJson(TypedDict):
-    """reports/NAME.json; `evaluation` is empty without labelled test texts."""
+    """reports/NAME.json; `evaluation` is None without labelled test texts."""
 
     amalgam_report: int
     name: str
@@ -375,7 +344,7 @@ class ReportJson(TypedDict):
     data: DataFacts
     stages: list[StageFacts]
     teacher_costs: list[TeacherCost]
-    student: StudentFacts | None
+    student: dict[str, Any] | None  # size, versions and the facts of train-student
     libraries: dict[str, str]
     test: str | None
     settings: dict[str, Any]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,6 +21,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint
+from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import ReportJson
@@ -228,13 +227,8 @@ def publish(base: Path, name: str, contents: Mapping[str, bytes]) -> str:
         target = _target(base, name + suffix)
         if target.exists() and target.read_bytes() == content:
             continue
-        target.parent.mkdir(exist_ok=True)
-        temporary = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
-        try:
+        with atomic_write(target) as temporary:
             temporary.write_bytes(content)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
     return f"{FOLDER}/{name}.html"
 
 

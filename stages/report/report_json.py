@@ -25,7 +25,6 @@ from amalgam.stages.report.blocks import (
     ReportJson,
     Scores,
     StageFacts,
-    StudentFacts,
     StudentQuality,
     StudentScores,
     SweepPoint,
@@ -105,16 +104,8 @@ def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
         name: cast("Scores", {key: value for key, value in scores.items() if key not in {"confusion", "label_f1"}})
         for name, scores in evaluation["systems"].items()
     }
-    block: EvaluationBlock = {
-        "n": evaluation["n"],
-        "left_out": evaluation["left_out"],
-        "labels": len(evaluation["labels"]),
-        "groups": list(evaluation["groups"]),
-        "systems": systems,
-        "system": evaluation["system"],
-        "selected_by": evaluation["selected_by"],
-    }
-    return block | {"adaptive": evaluation["adaptive"]} if "adaptive" in evaluation else block
+    names: dict[str, Any] = {"labels": len(evaluation["labels"]), "groups": list(evaluation["groups"])}
+    return cast("EvaluationBlock", evaluation | names | {"systems": systems})
 
 
 def _chance(quality: StudentQuality) -> float | None:
@@ -144,18 +135,10 @@ def _labels(inputs: ReportInputs) -> LabelFacts:
 
 def _data(inputs: ReportInputs, findings: Findings) -> DataFacts:
     facts = inputs.facts("read-corpus")
+    counts = ("rows", "texts", "duplicates", "conflicts", "over_limit", "skipped")
     return {
         "parts": [
-            {
-                "part": name,
-                "rows": part["rows"],
-                "texts": part["texts"],
-                "duplicates": part["duplicates"],
-                "conflicts": part["conflicts"],
-                "over_limit": part["over_limit"],
-                "skipped": part["skipped"],
-                "labels": len(part["labels"]),
-            }
+            {"part": name, **{key: part[key] for key in counts}, "labels": len(part["labels"])}
             for name, part in facts["parts"].items()
         ],
         "leaks": {part: count for part, (count, _) in facts["leaks"].items()},
@@ -165,20 +148,13 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataFacts:
     }
 
 
-def _student(inputs: ReportInputs) -> StudentFacts | None:
+def _student(inputs: ReportInputs) -> dict[str, Any] | None:
     if "train-student" not in inputs.results:
         return None
     _, manifest = inputs.results["train-student"]
-    facts = manifest.facts
-    return {
-        "steps": facts.get("steps"),
-        "best_step": facts.get("best_step"),
-        "best_score": facts.get("best_score"),
-        "selected_by": facts.get("selected_by"),
-        "dtype": facts.get("dtype"),
-        "bytes": sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors")),
-        "libraries": manifest.made.get("libraries", {}),
-    }
+    weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
+    facts = {key: manifest.facts.get(key) for key in ("steps", "best_step", "best_score", "selected_by", "dtype")}
+    return facts | {"bytes": weights, "libraries": manifest.made.get("libraries", {})}
 
 
 # ---- the stages of this result

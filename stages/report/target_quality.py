@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,7 @@ def target_quality(inputs: TargetQualityInputs) -> TargetQuality:
     if inputs.audit:
         sample = _Sample(inputs, inputs.audit)
         audit = audit_buckets(inputs.audit, buckets, sample.add)
-        return {**quality, "audit": audit, **sample.blocks()}
+        return cast("TargetQuality", {**quality, "audit": audit, **sample.blocks()})
     return quality
 
 

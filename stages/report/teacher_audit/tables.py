@@ -13,7 +13,7 @@ def show(console: Console, audit: AuditBlock) -> None:
     title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
     if audit["accuracy"] is not None:
         title += f"; the union has {100 * audit['accuracy']:.1f} % accuracy"
-    left_out = ["labels changed without it", "accuracy without it", "agreement without it"]
+    left_out = ["without it: changed", "accuracy", "agreement"]
     header = ["teacher", "labels", "confidence", "wins", "wins by weight", *left_out, ""]
     console.table(title, header, [_teacher_row(teacher, audit) for teacher in audit["teachers"]])
     if len(audit["teachers"]) > 1:

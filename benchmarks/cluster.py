@@ -140,7 +140,7 @@ def _with_a_killed_node(demo: Path, nodes: Nodes, options: argparse.Namespace) -
     nodes.add_one()
     kept = {path: _units(demo).get(path) for path in before}
     again = [int(count) for count in re.findall(r"a worker was lost \([^)]+\); (\d+) unit", log)]
-    if not again and "is gone; " not in log:
+    if not again and "is lost; " not in log:
         raise SystemExit("no work was lost: set a smaller --kill-after")
     return {
         "seconds": round(seconds, 1),

@@ -1,12 +1,12 @@
-"""Errors are part of the interface: the problem, its place and the fix.
+"""Defines the errors that users see; each has a message, a place and a fix.
 
 AmalgamError                exit 1
 ├── ExperimentError         exit 2   the experiment file, the command line
-│   └── ModelError          exit 2   a model that the experiment names cannot serve
+│   └── ModelError          exit 2   a model of the experiment cannot be used
 ├── DataError               exit 3   the texts
 ├── WorkError               exit 1   a unit of work failed
 │   └── DiskFullError       exit 1
-├── DamagedError            exit 1   a stored file has changed (the runner recomputes it)
+├── DamagedError            exit 1   a stored file does not match its digest (the runner recomputes it)
 └── InterruptedRunError     exit 130 or 143
 """
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-MEND = "run the command again: only the damaged part is recomputed"
+RERUN = "run the command again: only the damaged part is recomputed"
 
 
 class AmalgamError(Exception):
-    """What, where and fix are each one line for a person."""
+    """Holds the message (`what`), the place (`where`) and the `fix`, one line each."""
 
     exit_code: ClassVar[int] = 1
 
@@ -29,8 +29,8 @@ class AmalgamError(Exception):
         self.fix = fix
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes errors picklable with all attributes, independent of their constructors."""
-        return _again, (type(self), self.args, self.__dict__)
+        """Pickles the error with all attributes, so that processes can exchange it."""
+        return _restore, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -41,7 +41,7 @@ class AmalgamError(Exception):
         return "\n".join(lines)
 
 
-def _again(kind: type[AmalgamError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AmalgamError:
+def _restore(kind: type[AmalgamError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AmalgamError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -71,13 +71,13 @@ class DiskFullError(WorkError):
 class DamagedError(AmalgamError):
     """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
 
-    def __init__(self, what: str, *, path: str, where: str | None = None, fix: str = MEND) -> None:
+    def __init__(self, what: str, *, path: str, where: str | None = None, fix: str = RERUN) -> None:
         super().__init__(what, where=where, fix=fix)
         self.path = path
 
 
 class InterruptedRunError(AmalgamError):
-    """SIGINT or SIGTERM arrived; everything committed stays."""
+    """SIGINT or SIGTERM arrived; committed units stay."""
 
     def __init__(self, what: str, *, signal_number: int, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)

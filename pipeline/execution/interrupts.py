@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks for an end at the next safe place, a second SIGINT ends at once."""
+"""SIGINT and SIGTERM: the first stops the run at the next safe place, a second SIGINT stops it at once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class InterruptHandler:
         return self.arrived is not None
 
     def check(self) -> None:
-        """Called between launches and steps: nothing that was committed is lost by leaving here."""
+        """Raises InterruptedRunError after a signal; committed units stay."""
         if self.arrived is not None:
             raise InterruptedRunError(
-                f"stopped by {signal.Signals(self.arrived).name}; everything that was committed stays",
+                f"stopped by {signal.Signals(self.arrived).name}; committed units stay",
                 signal_number=self.arrived,
-                fix="run the same command again to go on",
+                fix="run the same command again to continue",
             )
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # no other thread may hear signals
+        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             yield
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

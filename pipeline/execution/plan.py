@@ -1,4 +1,4 @@
-"""What is current, what is not, and why: from manifests and digests alone. No text is read, no model loaded."""
+"""Computes the state of each stage, with the reason, from manifests and digests; reads no text, loads no model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class StageState:
     reason: Reason | None
     detail: str
     done: int | None
-    """Units there; None while what the stage works on is not known yet."""
+    """Number of complete units; None while the units depend on a pending stage."""
     total: int | None
     fingerprint: str | None
     warnings: tuple[str, ...] = ()
     missing: tuple[Unit, ...] = ()
-    """The units that are not there, where they are known."""
+    """The missing units, if the units are known."""
     after: tuple[str, ...] = ()
     """The stages of this experiment whose results the stage reads."""
 
@@ -51,14 +51,14 @@ class StageState:
 
 
 def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
-    """The state of every wanted stage; what is current becomes known to those after it.
+    """Returns the state of every stage of the experiment, and fills run.results with the current ones.
 
-    A damaged file that is met while looking is set aside, and then simply missing: at whatever stage it was written.
+    A damaged file is quarantined, and then the planning starts again without it.
     """
     damaged = set[str]()
     while True:
         try:
-            return _looked_at(stages, run)
+            return _states(stages, run)
         except DamagedError as damage:
             if damage.path in damaged:
                 raise
@@ -68,7 +68,7 @@ def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
             run.cache.clear()
 
 
-def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
+def _states(stages: Sequence[Stage], run: Run) -> list[StageState]:
     states = list[StageState]()
     for stage in stages:
         if stage.is_needed(run.experiment):
@@ -81,8 +81,8 @@ def _looked_at(stages: Sequence[Stage], run: Run) -> list[StageState]:
 def stage_state(stage: Stage, run: Run) -> StageState:
     try:
         identity = identity_of(stage, run)
-    except PendingDependencyError as unknown:
-        return _waiting(stage, run, unknown.stage)
+    except PendingDependencyError as pending:
+        return _waiting(stage, run, pending.dependency)
     name = fingerprint(identity)
     manifest = run.store.manifest(stage.name, name)
     faults = run.store.missing_files(manifest) if manifest else []
@@ -100,22 +100,22 @@ def stage_state(stage: Stage, run: Run) -> StageState:
 
 
 def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
-    said: Identity = stage.identity(run)
+    inputs: Identity = stage.identity(run)
     identity = {
         "stage": stage.name,
         "version": stage.VERSION,
-        "config": dict(said.config),
-        "inputs": dict(said.inputs),
-        "upstream": dict(said.upstream),
+        "config": dict(inputs.config),
+        "inputs": dict(inputs.inputs),
+        "upstream": dict(inputs.upstream),
     }
     if run.experiment.execution.on_version_change == "strict":
         identity["libraries"] = library_versions()
     return identity
 
 
-def _waiting(stage: Stage, run: Run, upstream: str) -> StageState:
+def _waiting(stage: Stage, run: Run, dependency: str) -> StageState:
     reason: Reason = "upstream" if stage.name in run.store.head() else "first-run"
-    return StageState(stage.name, "missing", reason, f"after {upstream}", None, None, None)
+    return StageState(stage.name, "missing", reason, f"after {dependency}", None, None, None)
 
 
 def _reason(
@@ -128,8 +128,8 @@ def _reason(
     if before is None:
         return "first-run", ""
     if before == name:
-        there = run.store.has(run.store.folder(stage.name, name) / MANIFEST)
-        return ("damaged", f"{MANIFEST} cannot be read") if there else ("missing", f"{MANIFEST} is missing")
+        exists = run.store.has(run.store.folder(stage.name, name) / MANIFEST)
+        return ("damaged", f"{MANIFEST} cannot be read") if exists else ("missing", f"{MANIFEST} is missing")
     old = run.store.manifest(stage.name, before)
     if old is None:
         return "missing", "the previous result is no longer there"
@@ -141,9 +141,9 @@ def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reas
         return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
     parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
     for reason, part in parts:
-        found = list(differences(old.get(part, {}), new.get(part, {})))
-        if found:
-            rest = f" (+{len(found) - 1} more)" if len(found) > 1 else ""
-            return reason, f"{found[0][0]}: {found[0][1]}{rest}"
+        changes = list(differences(old.get(part, {}), new.get(part, {})))
+        if changes:
+            rest = f" (+{len(changes) - 1} more)" if len(changes) > 1 else ""
+            return reason, f"{changes[0][0]}: {changes[0][1]}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
     return "upstream", "; ".join(changed)

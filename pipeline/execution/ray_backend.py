@@ -1,7 +1,7 @@
-"""Units as tasks of a Ray cluster: results travel through the workspace, and only receipts through Ray.
+"""Runs units as tasks of a Ray cluster; results are exchanged through the workspace, not through Ray.
 
-Tasks, not actors: when a node is gone, its tasks go elsewhere. A unit that kills its worker again and again is
-written down and left out; the others go on, and the run ends with exit code 1.
+Tasks of a lost node run on other nodes. A unit that kills its workers repeatedly is recorded and left out, and the
+run ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from amalgam.pipeline.storage.fingerprint import FileDigests
 from amalgam.pipeline.storage.store import open_store
 
 LOOK_SECONDS = 5.0
-"""Between two looks at the nodes."""
+"""Interval between two queries of the nodes."""
 
 GONE = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError)
 
 _entering = threading.Lock()
-"""Students of a sweep may be the first to need the cluster, several at once."""
+"""Several students of a sweep may connect to the cluster at the same time."""
 
 
 @dataclass(frozen=True)
 class NodeRequirements:
-    """What a node must have in common with the driver: its storage, known by a mark, and its versions."""
+    """The properties that a node must share with the driver: storage, proven by a marker file, and versions."""
 
     workspace: str
     mark: str
@@ -60,7 +60,7 @@ class NodeRequirements:
 
 @contextlib.contextmanager
 def workspace_marker(run: Run) -> Iterator[NodeRequirements]:
-    """The mark stands while units are out: nodes that join later look for it too."""
+    """Keeps a marker file in the workspace while tasks run, because nodes that join later check it too."""
     nonce = uuid.uuid4().hex
     backend = run.store.backend
     ground = NodeRequirements(backend.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
@@ -72,7 +72,7 @@ def workspace_marker(run: Run) -> Iterator[NodeRequirements]:
 
 
 def check_node(ground: NodeRequirements) -> ExperimentError | None:
-    """On a node: why it cannot work with us."""
+    """Runs on a node; returns an error if the node cannot share the work."""
     name, here = socket.gethostname(), library_versions()
     backend = open_store(ground.workspace, Path("/")).backend
     if backend.read([ground.mark]) != {ground.mark: ground.nonce.encode()}:
@@ -89,7 +89,7 @@ def check_node(ground: NodeRequirements) -> ExperimentError | None:
         ]
         return ExperimentError(
             f"node {name} has {', '.join(other)}",
-            fix="the same versions everywhere: `amalgam doctor` shows those of this machine",
+            fix="install the same versions everywhere: `amalgam doctor` shows those of this machine",
         )
     return None
 
@@ -102,11 +102,11 @@ class Cluster:
         self._looked, self._slots = 0.0, 0
         self._nodes: dict[str, str] = {}
         self.share: dict[str, Any] = {"num_cpus": execution.ray.cpus, "num_gpus": execution.ray.gpus}
-        """Of a node, for one task."""
+        """Resources of one task."""
         self._look()
 
     def slots(self) -> int:
-        """Tasks that can run at once, as of some seconds ago: nodes come and go."""
+        """Returns the number of tasks that can run at once; the nodes are queried every LOOK_SECONDS."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._look()
         return max(self._slots, 1)
@@ -114,43 +114,44 @@ class Cluster:
     def _look(self) -> None:
         alive = [node for node in ray.nodes() if node["Alive"]]
         now = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in alive}
-        for gone in self._nodes.keys() - now.keys():
-            self._console.note(f"node {self._nodes[gone]} ({gone[:8]}) is gone; {len(now)} left")
+        for node in self._nodes.keys() - now.keys():
+            self._console.note(f"node {self._nodes[node]} ({node[:8]}) is lost; {len(now)} left")
         self._nodes, self._looked = now, time.monotonic()
         needs = {name: amount for name, amount in self._needs.items() if amount}
         self._slots = sum(min(int(node["Resources"].get(name, 0) / needs[name]) for name in needs) for node in alive)
 
     def node_of(self, lost: Exception) -> str:
-        """Of a task that was lost, where Ray says it: some seconds before its list of nodes does."""
-        found = re.search(r"node ID: (\w+)", str(lost))
-        return f" on node {self._nodes.get(found[1], 'unknown')}, {found[1][:8]}" if found else ""
+        """Returns the node of a lost task from Ray's message, which precedes the change of its list of nodes."""
+        node = re.search(r"node ID: (\w+)", str(lost))
+        return f" on node {self._nodes.get(node[1], 'unknown')}, {node[1][:8]}" if node else ""
 
     def check(self, ground: NodeRequirements) -> None:
         if not self._slots:
             raise ExperimentError(
                 f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
                 where="execution.ray.cpus, execution.ray.gpus",
-                fix="ask for less, or start a node that has them",
+                fix="request fewer, or start a node that has them",
             )
         _check_nodes(ground, self._nodes)
 
 
-def attached(run: Run, ground: NodeRequirements) -> Cluster:
-    """Once for all stages of a run."""
-    if "cluster" not in run.cache:
+def connect(run: Run, requirements: NodeRequirements) -> Cluster:
+    """Returns the cluster, connected once for all stages of a run."""
+
+    def make() -> Cluster:
         address = run.experiment.execution.ray.address or "auto"
         with _entering:
             if not ray.is_initialized():
                 _enter(address)
         cluster = Cluster(run)
-        cluster.check(ground)
-        run.cache["cluster"] = cluster
-    found: Cluster = run.cache["cluster"]
-    return found
+        cluster.check(requirements)
+        return cluster
+
+    return run.once("cluster", make)
 
 
 def _enter(address: str) -> None:
-    """Ray tries for minutes where nobody listens, and takes SIGTERM for itself: neither is wanted."""
+    """Connects to Ray after a quick test of the port, and restores the SIGTERM handler that Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         host, _, port = address.rpartition(":")
@@ -170,21 +171,21 @@ def _enter(address: str) -> None:
 
 def _check_nodes(ground: NodeRequirements, nodes: Iterable[str]) -> None:
     look = ray.remote(num_cpus=0)(check_node)
-    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    for answer in [look.options(scheduling_strategy=place).remote(ground) for place in there]:
-        with contextlib.suppress(*GONE, TaskUnschedulableError):  # a node that vanishes meanwhile need not agree
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    for answer in [look.options(scheduling_strategy=strategy).remote(ground) for strategy in strategies]:
+        with contextlib.suppress(*GONE, TaskUnschedulableError):  # the node was lost in the meantime
             if (refusal := ray.get(answer)) is not None:
                 raise refusal
 
 
 KILLS = 3
-"""Workers that one unit alone may kill before it is left out."""
+"""Number of workers that one unit may kill before it is left out."""
 
 TASK_UNITS = 8
-"""At most so many units in a task: a lost worker costs no more than these."""
+"""Maximal number of units in a task: a lost worker loses no more than these."""
 
 AHEAD = 2
-"""Tasks in flight for each that can run: a worker never waits for the driver."""
+"""Submitted tasks per slot, so that a worker never waits for the driver."""
 
 POLL_SECONDS = 0.5
 
@@ -192,8 +193,8 @@ LOST = (*GONE, OutOfMemoryError)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a worker must know to do units of one stage; the same for all tasks of it."""
+class RayJob:
+    """The data that all tasks of one stage share."""
 
     stage: Stage
     experiment: ExperimentConfig
@@ -205,16 +206,16 @@ class Job:
 
 
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
-    """Return when every unit is committed, or could not be."""
+    """Runs the units on the cluster; raises WorkError if some could not be committed."""
     if units:
         with workspace_marker(run) as ground:
             _fly(stage, run, units, ground)
 
 
 def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: NodeRequirements) -> None:
-    cluster = attached(run, ground)
-    # Said here, not later: a worker with a GPU would otherwise end with each task, and its teacher with it.
-    task = ray.remote(max_calls=0)(do_units).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
+    cluster = connect(run, ground)
+    # max_calls=0 keeps the worker and its loaded teacher after each task, also with a GPU.
+    task = ray.remote(max_calls=0)(run_task).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
     job = ray.put(_job_of(stage, run, ground))
     waiting = deque(_batches(units, TASK_UNITS if cluster.slots() * AHEAD * TASK_UNITS <= len(units) else 1))
     flying: dict[Any, list[Unit]] = {}
@@ -240,15 +241,15 @@ def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: NodeRequirements
 
 
 def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
-    """What must be done again, each by itself: only then is it known which unit it was that killed a worker."""
+    """Returns the units to run again, one per task, which identifies the unit that kills workers."""
     try:
         refusal: AmalgamError | None = ray.get(done)
     except LOST as lost:
         again = pending_units(run, batch)
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
-        said = f"{type(lost).__name__}{cluster.node_of(lost)}"
-        run.console.note(f"a worker was lost ({said}); {len(again)} unit(s) go to others")
+        reason = f"{type(lost).__name__}{cluster.node_of(lost)}"
+        run.console.note(f"a worker was lost ({reason}); {len(again)} unit(s) go to others")
         run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
         return again
     if refusal is not None:
@@ -260,35 +261,35 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     folder = run.store.root / "left-out"
     for unit in units:
-        said = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
-        run.store.replace(folder / f"{stage.name}-{unit.name}.json", said)
+        failure = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
+        run.store.replace(folder / f"{stage.name}-{unit.name}.json", failure)
     return WorkError(
         f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "
         + ", ".join(unit.name for unit in units[:10]),
         where=run.store.where(folder),
-        fix="the keys of their texts are there: look at those, then run the same command again",
+        fix="inspect their texts (the files there list the keys), then run the same command again",
     )
 
 
 def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
-    """Neighbours together: they are of the same teacher."""
+    """Yields batches of neighbouring units, which share a teacher."""
     for start in range(0, len(units), size):
         yield list(units[start : start + size])
 
 
-def _job_of(stage: Stage, run: Run, ground: NodeRequirements) -> Job:
-    known = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    return Job(stage, run.experiment, run.base, dict(run.overrides), known, uuid.uuid4().hex, ground)
+def _job_of(stage: Stage, run: Run, ground: NodeRequirements) -> RayJob:
+    fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
+    return RayJob(stage, run.experiment, run.base, dict(run.overrides), fingerprints, uuid.uuid4().hex, ground)
 
 
 # ---- on a worker
 
 _opened: dict[str, Run] = {}
-"""The run of the latest job, with the teacher it has loaded."""
+"""The run of the latest job, with its loaded teacher."""
 
 
-def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
-    """None is the receipt: every unit is committed. An error of ours is told, so that Ray wraps and repeats nothing."""
+def run_task(job: RayJob, units: list[Unit]) -> AmalgamError | None:
+    """Runs the units of a task; returns an AmalgamError instead of raising it, so that Ray does not retry."""
     try:
         run = _run_for(job)
         job.stage.run_units(run, pending_units(run, units))
@@ -297,10 +298,10 @@ def do_units(job: Job, units: list[Unit]) -> AmalgamError | None:
     return None
 
 
-def _run_for(job: Job) -> Run:
+def _run_for(job: RayJob) -> Run:
     if job.name not in _opened:
         _opened.clear()
-        refusal = check_node(job.ground)  # a node that joined later was not asked yet
+        refusal = check_node(job.ground)  # a node that joined later was not checked yet
         if refusal is not None:
             raise refusal
         store = open_store(job.ground.workspace, job.base)

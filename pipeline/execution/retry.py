@@ -1,4 +1,4 @@
-"""What a disk may do in the middle of the work: fail for a moment, or be full."""
+"""Retries transient I/O errors, and reports a full disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Workspace(Protocol):
 
 
 def with_retries(work: Callable[[], None], run: Workspace, what: str) -> None:
-    """What passes by itself (a network mount that hiccups) is tried again; a full disk ends the run at once."""
+    """Runs the work again after a transient I/O error; a full disk ends the run at once."""
     for attempt in range(1, RETRIES + 1):
         try:
             return work()
@@ -52,11 +52,11 @@ def with_retries(work: Callable[[], None], run: Workspace, what: str) -> None:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """What writes for us in Rust, as safetensors does, tells the number in its text alone."""
+    """Returns whether the disk is full; safetensors reports the error number only in the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return said is not None and int(said[1]) in FULL
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return number is not None and int(number[1]) in FULL
 
 
 def disk_full(run: Workspace, what: str) -> DiskFullError:
@@ -64,5 +64,5 @@ def disk_full(run: Workspace, what: str) -> DiskFullError:
     return DiskFullError(
         f"{what}: the disk is full ({free:.1f} GB free)",
         where=str(run.store.root),
-        fix="make room, or `amalgam gc`, then run the same command again: what was committed stays",
+        fix="free some space (`amalgam gc`), then run the same command again: committed units stay",
     )

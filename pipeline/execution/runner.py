@@ -1,4 +1,4 @@
-"""Brings a stage and what it needs up to date, and says what it reused and why it ran."""
+"""Updates stages: runs the missing units, and prints which stages were reused and why the others ran."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from amalgam.pipeline.storage.store import MANIFEST, Record
 
 TIMING = "timing.json"
 
-MENDINGS = 8  # damaged files mended in one run before we stop trusting the disk
+MAX_REPAIRS = 8
+"""Number of damaged files that one run recomputes before it fails."""
 
 
 class PartialRunDoneError(Exception):
-    """Our share of a stage is done, others' is not: not a fault, but nothing further can run here."""
+    """This part of a stage is done, other parts are not: no fault, but later stages cannot run."""
 
     def __init__(self, state: StageState) -> None:
         super().__init__(state.stage)
@@ -32,26 +33,26 @@ class PartialRunDoneError(Exception):
 def update(
     stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
 ) -> list[StageState]:
-    """Run what is not current, up to `target` (or everything). The states returned are those found on arrival."""
+    """Runs the stages up to `target` (or all) that are not current; returns their states before the run."""
     run.store.backend.check()  # before any model loads
-    for mending in range(MENDINGS + 1):
+    for repair in range(MAX_REPAIRS + 1):
         try:
-            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not mending)
+            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repair)
         except DamagedError as damage:
-            if mending == MENDINGS:
+            if repair == MAX_REPAIRS:
                 raise
             run.results.clear()
             run.cache.clear()
-            run.console.note(f"{damage.what}; quarantined, recomputing what is missing")
+            run.console.note(f"{damage.what}; quarantined, recomputing the missing units")
     raise AssertionError  # the loop returns or raises
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
-    wanted = [stage for stage in stages if stage.is_needed(run.experiment)]
-    names = [stage.name for stage in wanted]
+    needed = [stage for stage in stages if stage.is_needed(run.experiment)]
+    names = [stage.name for stage in needed]
     if target is not None and target not in names:
         raise ExperimentError(f"this experiment has no stage {target}", fix=f"its stages: {', '.join(names)}")
-    return wanted if target is None else wanted[: names.index(target) + 1]
+    return needed if target is None else needed[: names.index(target) + 1]
 
 
 def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
@@ -82,7 +83,10 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
 
 
 def _prepared(stages: list[Stage], run: Run) -> set[str]:
-    """A last stage's missing model is told before a first one works for hours; those that need others' results wait."""
+    """Resolves inputs before any stage runs, so that a missing model is reported at once.
+
+    Returns the stages whose inputs depend on results that do not exist yet.
+    """
     waiting = set()
     for stage in stages:
         try:
@@ -95,9 +99,9 @@ def _prepared(stages: list[Stage], run: Run) -> set[str]:
 def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     name = state.fingerprint
     if name is None:
-        raise AssertionError(f"{stage.name} was reached before what it needs")  # stages stand in order
+        raise AssertionError(f"{stage.name} was reached before the stages that it needs")  # STAGES are in order
     folder = run.store.folder(stage.name, name)
-    _set_damage_aside(stage, run, name)
+    _quarantine_damaged(stage, run, name)
     units = list(stage.units(run, folder))
     reused = {unit.record_path for unit in units} - {unit.record_path for unit in state.missing}
     units_done = f", {state.done} of {state.total} units there" if state.done else ""
@@ -109,9 +113,9 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
             if not run_units(stage, run, units):
                 done = len(units) - len(pending_units(run, units))
                 raise PartialRunDoneError(replace(state, done=done, total=len(units)))
-            further = list(stage.more_units(run, folder))
-            units = further or units
-            if not further or not pending_units(run, further):
+            more = list(stage.more_units(run, folder))
+            units = more or units
+            if not more or not pending_units(run, more):
                 break
         if run.share.is_leader or run.share.kind == "part":
             seconds, records = time.monotonic() - began, list(_committed(stage, run, units))
@@ -154,8 +158,8 @@ def _record_timing(  # noqa: PLR0913 - the facts of one build
     run.store.commit(folder / TIMING, Record("timing", (), facts))
 
 
-def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
-    """Files of another size than was written are kept for a person to look at; the work is done again."""
+def _quarantine_damaged(stage: Stage, run: Run, name: str) -> None:
+    """Quarantines files of the wrong size; their units run again."""
     manifest = run.store.manifest(stage.name, name) if run.share.is_leader else None
     for file, fault in run.store.missing_files(manifest) if manifest else []:
         if fault != "missing":
@@ -164,14 +168,14 @@ def _set_damage_aside(stage: Stage, run: Run, name: str) -> None:
 
 
 def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record]:
-    """The units' records; one that is gone again must not be left out of the manifest in silence."""
-    for folder, mine in groupby(units, key=lambda unit: unit.folder):
-        names = [unit.name for unit in mine]
-        there = run.store.units(folder, names)
+    """Yields the units' records; raises if one is missing, so that the manifest is never incomplete."""
+    for folder, group in groupby(units, key=lambda unit: unit.folder):
+        names = [unit.name for unit in group]
+        records = run.store.units(folder, names)
         for name in names:
-            if name not in there:
-                raise DamagedError(f"{stage.name} {name} is gone", path=str(folder / f"{name}.json"))
-            yield there[name]
+            if name not in records:
+                raise DamagedError(f"{stage.name} {name} is missing", path=str(folder / f"{name}.json"))
+            yield records[name]
 
 
 def _complete(run: Run, stage: Stage, name: str) -> bool:
@@ -188,7 +192,7 @@ def _finish(stage: Stage, run: Run, name: str, records: list[Record]) -> None:
 
 
 def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
-    """Set the standing result aside, so that it is made again."""
+    """Quarantines the current result, so that it is computed again."""
     if state.fingerprint is None:
         return state
     folder = run.store.folder(stage.name, state.fingerprint)
@@ -200,7 +204,7 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
 
 def _say_warnings(run: Run, state: StageState) -> None:
     for warning in state.warnings:
-        run.console.note(f"{state.stage}: {warning} (execution.on_version_change=strict makes it again)")
+        run.console.note(f"{state.stage}: {warning} (execution.on_version_change=strict recomputes it)")
 
 
 def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
@@ -209,5 +213,5 @@ def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
     return AmalgamError(
         f"{stage.name}: {error.strerror or error}",
         where=str(error.filename or run.store.root),
-        fix="mend it and run the same command again: what was committed stays",
+        fix="repair it and run the same command again: committed units stay",
     )

@@ -1,4 +1,4 @@
-"""The share of the work that one process of several takes."""
+"""The share of the units that one of several processes runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Unit = TypeVar("_Unit")
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """Which part of the units is ours."""
+    """Selects this process's part of the units."""
 
     index: int = 0
     count: int = 1
@@ -40,7 +40,7 @@ def share_of(part: str | None, processes: int | None) -> WorkerShare:
         share = WorkerShare()
     if processes is not None and share.kind != "part" and processes != share.count:
         raise ExperimentError(
-            f"asked for {processes} processes, got {share.count}",
+            f"expected {processes} processes, got {share.count}",
             where="execution.processes",
             fix=f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)",
         )
@@ -54,32 +54,32 @@ def _parse_part(part: str) -> WorkerShare:
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise ExperimentError(
             f"--part {part} is not a share",
-            fix="--part 0/4 is the first of four parts, 3/4 the last; --part auto asks the job's scheduler",
+            fix="use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array",
         )
     return WorkerShare(int(index), int(count), "part")
 
 
-def _scheduled(said: Mapping[str, str]) -> WorkerShare:
-    """What a SLURM array or an indexed Kubernetes job says of this task: which one it is, of how many."""
+def _scheduled(environment: Mapping[str, str]) -> WorkerShare:
+    """Returns the share of this task of a SLURM array or an indexed Kubernetes job."""
     try:
-        if "SLURM_ARRAY_TASK_ID" in said:
-            first, step = int(said["SLURM_ARRAY_TASK_MIN"]), int(said.get("SLURM_ARRAY_TASK_STEP") or 1)
-            index, rest = divmod(int(said["SLURM_ARRAY_TASK_ID"]) - first, step)
-            count = int(said["SLURM_ARRAY_TASK_COUNT"])
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            first, step = int(environment["SLURM_ARRAY_TASK_MIN"]), int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
+            index, rest = divmod(int(environment["SLURM_ARRAY_TASK_ID"]) - first, step)
+            count = int(environment["SLURM_ARRAY_TASK_COUNT"])
         else:
-            index, rest, count = int(said["JOB_COMPLETION_INDEX"]), 0, int(said["JOB_COMPLETIONS"])
+            index, rest, count = int(environment["JOB_COMPLETION_INDEX"]), 0, int(environment["JOB_COMPLETIONS"])
     except KeyError as absent:
         raise ExperimentError(
             f"--part auto: {absent.args[0]} is not set",
             fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
-            "or say --part 0/4",
+            "or use --part 0/4",
         ) from None
     except ValueError as error:
-        raise ExperimentError(f"--part auto: {error}", fix="--part 0/4 says it by hand") from None
+        raise ExperimentError(f"--part auto: {error}", fix="use --part 0/4") from None
     if rest or not 0 <= index < count:
         raise ExperimentError(
             f"--part auto: task {index} of an array of {count} with gaps",
             where="SLURM_ARRAY_TASK_ID",
-            fix="an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
+            fix="use an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
         )
     return WorkerShare(index, count, "part")

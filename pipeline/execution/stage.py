@@ -1,18 +1,18 @@
-"""The contract between the pipeline and a stage, and what a stage is given to work with.
+"""The contract between the pipeline and its stages.
 
-A stage says what its result is a function of (identity), which pieces of work make it up (units), how they are
-done (run_units), and what is to be remembered of the whole (finish). What is already there is the runner's business.
+A stage defines the inputs of its result (identity), its pieces of work (units and run_units), and the facts of its
+manifest (finish). The runner decides which units are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
@@ -21,27 +21,29 @@ from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.share import WorkerShare
 from amalgam.pipeline.storage.store import Record, Store
 
+T = TypeVar("T")
+
 
 class PendingDependencyError(Exception):
-    """A stage's identity depends on the result of another stage, which is not there yet."""
+    """An identity depends on something that does not exist yet: a stage's result, a model, a pinned choice."""
 
-    def __init__(self, stage: str) -> None:
-        super().__init__(stage)
-        self.stage = stage
+    def __init__(self, dependency: str) -> None:
+        super().__init__(dependency)
+        self.dependency = dependency
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest piece of work that is committed. Its record will stand at folder/name.json."""
+    """The smallest piece of work that is committed; its record is folder/name.json."""
 
     name: str
     folder: Path
     size: int = 1
-    """How much work it is, in the stage's own measure: for progress."""
+    """Amount of work for the progress line, in the stage's unit_label."""
     payload: Any = None
-    """What the stage itself needs to know to do it."""
+    """Data of the stage for this unit."""
     is_complete: bool = False
-    """It was seen to be whole when the units were listed."""
+    """The unit was complete when the units were listed."""
 
     @property
     def record_path(self) -> Path:
@@ -50,7 +52,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a stage's result is a function of. Every part is plain data, shown by `explain`."""
+    """The inputs of a stage's result, as plain data that `explain` shows."""
 
     config: Mapping[str, Any]
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class Identity:
 
 @dataclass
 class Run:
-    """One experiment being brought up to date: what the stages share."""
+    """The objects that all stages of one command share."""
 
     experiment: ExperimentConfig
     base: Path
@@ -67,18 +69,26 @@ class Run:
     console: Console
     share: WorkerShare
     digest_of: Callable[[Path], str]
-    """sha256 of a file outside the workspace."""
+    """Returns the sha256 of a file outside the workspace."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     signals: InterruptHandler = field(default_factory=InterruptHandler)
-    """`signals.check()` is called between launches, steps and units."""
+    """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
-    """The stages that are current: name -> (fingerprint, manifest)."""
+    """The current stages: name -> (fingerprint, manifest)."""
     executed: set[str] = field(default_factory=set)
-    """The stages that had something to do in this run."""
+    """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)
-    """What is worth keeping between units of one process: a loaded teacher, a resolved model."""
+    """Values that units of one process share, such as a loaded teacher; see `once`."""
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns the cached value of a key, and makes it first if necessary."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        value: T = self.cache[key]
+        return value
 
     def result(self, stage: str) -> Record:
+        """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""
         return self._result(stage)[1]
 
     def fingerprint(self, stage: str) -> str:
@@ -177,10 +187,10 @@ class Stage:
 
 
 def pending_units(run: Run, units: Sequence[Unit]) -> list[Unit]:
-    """Those that are not committed or not whole: asked of all at once, which an object store answers sooner."""
-    found = []
-    for folder, mine in groupby(units, key=lambda unit: unit.folder):
-        alike = list(mine)
-        there = run.store.units(folder, [unit.name for unit in alike])
-        found += [unit for unit in alike if unit.name not in there]
-    return found
+    """Returns the units that are not complete; one request per folder, which is fast in an object store."""
+    pending = []
+    for folder, in_folder in groupby(units, key=lambda unit: unit.folder):
+        group = list(in_folder)
+        complete = run.store.units(folder, [unit.name for unit in group])
+        pending += [unit for unit in group if unit.name not in complete]
+    return pending

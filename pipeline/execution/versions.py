@@ -13,13 +13,13 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "polars")
 
 @cache
 def library_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for library in ("amalgam", *LIBRARIES):
         try:
-            found[library] = version(library)
+            versions[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "not installed"
-    return found
+            versions[library] = "not installed"
+    return versions
 
 
 def version_warnings(manifest: Record) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Where units run: in this process, shared with the others of a torchrun, as part i of n, or as tasks of a cluster.
+"""Runs units in this process, in the processes of a torchrun, as part i of n, or as tasks of a cluster.
 
-Processes share work by the units' names and meet only in the store: nothing is gathered, nothing is sent.
+Processes divide the units by position and communicate only through the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.1
 
 
 def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
-    """Do our share of the units; True when all are done, by whomever."""
+    """Runs this process's share of the units; returns True when the units of all processes are complete."""
     todo = pending_units(run, _ours(stage, run.share, units))
     done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.unit_label, sum(unit.size for unit in todo), done_before):
@@ -34,7 +34,7 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
 
 
 def _wait_for_all(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
-    """What was seen to be done is not asked for again."""
+    """Waits for the units of all processes; a unit that is complete is not checked again."""
     left = list(units)
 
     def ready() -> bool:
@@ -49,13 +49,13 @@ def _ours(stage: Stage, share: WorkerShare, units: Sequence[Unit]) -> list[Unit]
     if stage.parallelism == "units":
         return share.select(units)
     if stage.parallelism == "single" and share.kind == "part":
-        return list(units)  # cheap, and nobody to wait for: each part does it, the first to commit wins
+        return list(units)  # cheap, and no other part to wait for: each part runs it, the first to commit wins
     together = stage.parallelism == "collective" and share.kind == "torchrun"
     return list(units) if share.is_leader or together else []
 
 
 def wait_until(ready: Callable[[], bool], stage: Stage, run: Run, units: Sequence[Unit]) -> None:
-    """The others of a torchrun are still at work; should one die, torchrun ends us all."""
+    """Polls until the other processes of a torchrun are ready; if one dies, torchrun ends all."""
     for poll in itertools.count():
         if ready():
             return
@@ -66,10 +66,10 @@ def wait_until(ready: Callable[[], bool], stage: Stage, run: Run, units: Sequenc
 
 
 def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
-    """What we alone can make again may be gone by now (another process set it aside): waiting would be for ever."""
+    """Raises if another process quarantined a file that only this process recomputes: waiting would never end."""
     for _, record in run.results.values():
         for file, kind in run.store.missing_files(record):
             raise DamagedError(f"{file.path} is {kind}", path=file.path)
     commits = stage.parallelism == "units" or run.share.is_leader  # work done together is committed by the lead
     for unit in pending_units(run, _ours(stage, run.share, units)) if commits else []:
-        raise DamagedError(f"{stage.name} {unit.name} is gone", path=str(unit.record_path))
+        raise DamagedError(f"{stage.name} {unit.name} is missing", path=str(unit.record_path))

@@ -95,7 +95,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
         console.sentence(line)
     for state in states:
         for warning in state.warnings:
-            console.note(f"{state.stage}: {warning} (execution.on_version_change=strict makes it again)")
+            console.note(f"{state.stage}: {warning} (execution.on_version_change=strict recomputes it)")
 
 
 def branches(states: Sequence[StageState], parent: str | None = None, start: str = "") -> Iterator[tuple[str, str]]:

@@ -139,7 +139,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
             if rate is None:
                 notes[stage.name] = _why_unknown(stage, state)
         except PendingDependencyError as pending:
-            costs[stage.name], notes[stage.name] = None, f"after {pending.stage}"
+            costs[stage.name], notes[stage.name] = None, f"after {pending.dependency}"
         except AmalgamError as error:
             costs[stage.name], notes[stage.name] = None, error.what
     return CostEstimate(costs, notes)

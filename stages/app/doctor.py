@@ -47,7 +47,7 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
         try:
             rows.append(_row(what, look(run)))
         except PendingDependencyError as unknown:
-            rows.append(_row(what, f"after {unknown.stage}"))
+            rows.append(_row(what, f"after {unknown.dependency}"))
         except AmalgamError as error:
             rows.append(_row(what, error.what, error.fix or ""))
     return rows

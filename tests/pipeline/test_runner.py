@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
-from amalgam.pipeline.execution.runner import MENDINGS, PartialRunDoneError, update
+from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, update
 from amalgam.pipeline.execution.share import WorkerShare, share_of
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.backend import TEMPORARY
@@ -196,7 +196,7 @@ def test_repairs_end_when_the_disk_damages_every_file(tmp_path: Path) -> None:
 
     with pytest.raises(DamagedError):
         _build(base, harm)
-    assert calls(base).count("joined") == MENDINGS + 1
+    assert calls(base).count("joined") == MAX_REPAIRS + 1
 
 
 def test_a_unit_that_vanishes_while_the_others_are_made_is_made_again(tmp_path: Path) -> None:

@@ -24,15 +24,13 @@ from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.answers.read import FamilyIndex
-from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets
+from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.metrics import Predictions, evaluate
 from amalgam.stages.common.states.compute import Encoder, words_of
 from amalgam.stages.report.blocks import Scores
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-ReadBucket = Callable[[Bucket, Sequence[str] | None], pa.Table]
 
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""
@@ -47,7 +45,6 @@ class ZeroShotInputs:
     test: Part
     labels: LabelSpace
     encoder: Encoder
-    read_bucket: ReadBucket
     read_tokens: Callable[[Bucket], TokenRows]
 
 
@@ -59,7 +56,7 @@ def write_similarities(inputs: ZeroShotInputs, unit: Unit) -> None:
     with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
         with pq.ParquetWriter(draft.folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
             for buckets in neighbouring_buckets(inputs.test.buckets, GROUP_TEXTS):
-                keys = pa.concat_tables(inputs.read_bucket(bucket, ["key"]) for bucket in buckets).column("key")
+                keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
                 texts = [inputs.encoder.pooled(inputs.read_tokens(bucket)) @ states.T for bucket in buckets]
                 values = pa.array(np.concatenate(texts).astype(np.float32).reshape(-1))
                 columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(names))]
@@ -92,7 +89,6 @@ class EvaluationInputs:
     """The system that the report is about."""
     student: Classifier | None
     calibration_bins: int
-    read_bucket: ReadBucket
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
 def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], similar: Array) -> TestAnswers:
     """Leaves out texts with a gold label of no teacher: an earlier stage refused them or was set to skip them."""
     labels = inputs.labels
-    table = pa.concat_tables(inputs.read_bucket(bucket, None) for bucket in buckets)
+    table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
     position = {name: index for index, name in enumerate(labels.names)}
     gold = np.array([position.get(label, -1) for label in table.column("label").to_pylist()], dtype=np.int64)
     kept = gold >= 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -233,7 +232,6 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
-        read_bucket=partial(read_bucket, run.store),
     )
 
 
@@ -268,7 +266,7 @@ def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
         targets=read_targets(run),
         target_facts=run.result("build-targets").facts,
         audit=_audit_inputs(compared) if teachers_of(run) else None,
-        read_bucket=partial(read_bucket, run.store),
+        store=run.store,
     )
 
 
@@ -336,7 +334,6 @@ def _zero_shot_unit(run: Run) -> Unit:
 
 
 def _write_similarities(run: Run, unit: Unit) -> None:
-
     from amalgam.stages.common.token_cache import tokens_of
     from amalgam.stages.report.evaluation import ZeroShotInputs, write_similarities
 
@@ -350,7 +347,7 @@ def _write_similarities(run: Run, unit: Unit) -> None:
             run.store, run.console, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types
         )
 
-    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, partial(read_bucket, run.store), read_tokens)
+    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, read_tokens)
     write_similarities(inputs, unit)
 
 
@@ -394,7 +391,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         targets=targets,
         weighed="weigh-teachers" in run.results,
         by_domain=by_domain,
-        read_bucket=partial(read_bucket, run.store),
+        store=run.store,
         read_evidence=read_evidence,
         read_weights=_weight_reader(run),
     )

@@ -11,7 +11,8 @@ import numpy as np
 
 from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_list
-from amalgam.stages.common.corpus import Part, fields
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Part, fields, read_bucket
 from amalgam.stages.common.metrics import Predictions, confusion_of
 from amalgam.stages.report.blocks import (
     CalibrationBin,
@@ -23,7 +24,7 @@ from amalgam.stages.report.blocks import (
     TeacherQuality,
     WrongPrediction,
 )
-from amalgam.stages.report.evaluation import EvaluationInputs, ReadBucket, TestAnswers
+from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -147,7 +148,7 @@ def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[WrongPredict
     wrong = np.flatnonzero(predictions.label != answers.gold)
     worst = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")[:MOST_ERRORS]]
     keys = key_list(answers.keys[worst])
-    texts = texts_of(inputs.read_bucket, inputs.test, set(keys))
+    texts = texts_of(inputs.store, inputs.test, set(keys))
     return [
         {
             "text": texts[key],
@@ -160,13 +161,13 @@ def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[WrongPredict
     ]
 
 
-def texts_of(read_bucket: ReadBucket, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
+def texts_of(store: Store, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
     """Returns shortened texts by key; the two texts of a pair are joined."""
     texts: dict[bytes, str] = {}
     for bucket in part.buckets:
         if len(texts) == len(wanted):
             break
-        table = read_bucket(bucket, None)
+        table = read_bucket(store, bucket)
         keys = table.column("key").to_pylist()
         rows = [row for row, key in enumerate(keys) if key in wanted]
         if rows:

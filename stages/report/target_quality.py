@@ -16,7 +16,8 @@ import pyarrow as pa
 from amalgam.data.arrays import softmax
 from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import matrix
-from amalgam.stages.common.corpus import Bucket, Part
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Bucket, Part, read_bucket
 from amalgam.stages.report.blocks import (
     DisputedText,
     Histogram,
@@ -25,7 +26,6 @@ from amalgam.stages.report.blocks import (
     TeacherBlocks,
     UncertaintyBlock,
 )
-from amalgam.stages.report.evaluation import ReadBucket
 from amalgam.stages.report.student_quality import texts_of
 from amalgam.stages.report.teacher_audit.audit import AuditedTexts, AuditInputs, audit_buckets
 from amalgam.stages.target_methods import target_method
@@ -56,7 +56,7 @@ class TargetQualityInputs:
     """The facts of the build-targets manifest."""
     audit: AuditInputs | None
     """None without teachers."""
-    read_bucket: ReadBucket
+    store: Store
 
 
 def target_quality(inputs: TargetQualityInputs) -> TargetQuality:
@@ -158,7 +158,7 @@ def _disputed(inputs: TargetQualityInputs, predicted: Array, confidence: Array, 
     order = np.argsort(-strength, kind="stable")[:MOST_DISPUTED]
     rows = [row for row in order.tolist() if np.isfinite(strength[row])]
     keys = _first_keys(inputs, max(rows, default=-1) + 1)
-    texts = texts_of(inputs.read_bucket, inputs.train, {keys[row] for row in rows})
+    texts = texts_of(inputs.store, inputs.train, {keys[row] for row in rows})
     teachers, labels = list(inputs.labels.columns), inputs.labels.names
     return [
         {
@@ -182,7 +182,7 @@ def _first_keys(inputs: TargetQualityInputs, count: int) -> list[bytes]:
     for bucket in inputs.train.buckets:
         if len(keys) >= count:
             break
-        keys += inputs.read_bucket(bucket, ["key"]).column("key").to_pylist()
+        keys += read_bucket(inputs.store, bucket, ["key"]).column("key").to_pylist()
     return keys
 
 
@@ -231,7 +231,7 @@ def _targets(inputs: TargetQualityInputs, buckets: Sequence[Bucket]) -> TargetBl
     over_labels = facts["objective"] == "kl"
     parts: list[tuple[Array, Array, Array, Array]] = []
     for bucket, table in zip(buckets, inputs.targets, strict=False):
-        names = inputs.read_bucket(bucket, ["label"]).column("label").to_pylist()
+        names = read_bucket(inputs.store, bucket, ["label"]).column("label").to_pylist()
         gold = np.array([position.get(label, -1) for label in names], np.int64)
         first = matrix(table.column("target")).argmax(axis=1) if over_labels else np.full(len(gold), -1)
         margin = table.column("margin").to_numpy(zero_copy_only=False).astype(np.float64)

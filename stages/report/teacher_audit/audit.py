@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from amalgam.data.labels import LabelSpace
 from amalgam.pipeline.config.schema import COMPARATIVE, Targets
-from amalgam.stages.common.corpus import Bucket, neighbouring_buckets
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report.blocks import (
     AuditBlock,
@@ -58,7 +59,7 @@ class AuditInputs:
     """The teacher weights of stage weigh-teachers exist."""
     by_domain: bool
     """The confidence of a teacher is its domain score."""
-    read_bucket: Callable[[Bucket, Sequence[str]], pa.Table]
+    store: Store
     read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
     read_weights: Callable[[Bucket, int], Array]
@@ -264,7 +265,7 @@ def audit_buckets(
 
 
 def _blocks(inputs: AuditInputs, buckets: tuple[Bucket, ...]) -> Iterator[AuditedTexts]:
-    rows = pa.concat_tables(inputs.read_bucket(bucket, ["key", "label"]) for bucket in buckets)
+    rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in buckets)
     evidence = inputs.read_evidence([bucket.prefix for bucket in buckets], rows.column("key"))
     distributions = [teacher.distribution.to_numpy() for teacher in evidence]
     confidence = np.stack([teacher.confidence.to_numpy() for teacher in evidence], axis=1)

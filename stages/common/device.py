@@ -1,6 +1,6 @@
-"""Which device and which number format, unless the experiment says otherwise.
+"""Chooses the device and the number format where the experiment does not set them.
 
-Each process decides for itself: stage 1 must never wait for a process that happens to have no work.
+Each process chooses by itself: stage 1 must never wait for a process without work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _cpu_computes_bf16() -> bool:
 
 
 def tokens_at_once(device: torch.device, width: int) -> int:
-    """A launch's tokens: a CPU keeps them near its caches, a GPU wants them many, as far as its memory goes."""
+    """Returns the tokens of a launch: few on a CPU, to fit its caches, and on a GPU as many as its memory allows."""
     if device.type != "cuda":
         return 4096
     free, _ = torch.cuda.mem_get_info(device)
@@ -55,7 +55,7 @@ def tokens_at_once(device: torch.device, width: int) -> int:
 
 
 def put_on(device: torch.device, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """From pinned memory to a GPU, so that the host need not wait until it has done what it was given before."""
+    """Copies tensors to the device, through pinned memory to a GPU, so that the host does not wait."""
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in tensors.items()}
     return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is kept of a model's probabilities: three numbers a text, however many labels there are."""
+    """Three numbers per text of a model's probabilities, for any number of labels."""
 
     label: Ints
     """The most probable label of the union, the first of equals."""
@@ -45,9 +45,9 @@ class Predictions:
 
 
 def evaluate(
-    said: Predictions, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int
+    predictions: Predictions, gold: Ints, labels: list[str], groups: dict[str, list[int]], bins: int
 ) -> dict[str, Any]:
-    """Everything the report says of one model on labelled texts; ready for JSON.
+    """Returns the report's figures of one model on labelled texts, ready for JSON.
 
     gold [n] and groups {teacher: its labels} are by position in `labels`.
 
@@ -59,9 +59,9 @@ def evaluate(
     - slice_accuracy: over the texts whose gold label is the teacher's, predictions over the union; None without texts.
     - confusion: counts, a row per gold label, a column per predicted label.
     """
-    _check(said, gold)
-    correct = said.label == gold
-    confusion = confusion_of(said, gold, len(labels))
+    _check(predictions, gold)
+    correct = predictions.label == gold
+    confusion = confusion_of(predictions, gold, len(labels))
     f1 = _f1(confusion)
     slices = {name: np.isin(gold, owned) for name, owned in groups.items()}
     return {
@@ -69,36 +69,25 @@ def evaluate(
         "accuracy": float(correct.mean()),
         "macro_f1": float(np.nanmean(f1)),
         "label_f1": {name: None if np.isnan(value) else float(value) for name, value in zip(labels, f1, strict=True)},
-        **_likelihood(said.of_gold),
-        "ece": _calibration_error(said.confidence, correct, bins),
+        **_likelihood(predictions.of_gold),
+        "ece": _calibration_error(predictions.confidence, correct, bins),
         "slice_accuracy": {name: _mean(correct[texts]) for name, texts in slices.items()},
         "slice_n": {name: int(texts.sum()) for name, texts in slices.items()},
         "confusion": confusion.tolist(),
     }
 
 
-def selection_accuracy(chosen: Ints, gold: Ints, groups: dict[str, list[int]]) -> dict[str, Any]:
-    """How often the chosen teacher (by position in `groups`) is one that has the gold label.
-
-    Texts whose gold label no teacher has are counted in `ownerless`, and nowhere else.
-    """
-    owns = np.stack([np.isin(gold, owned) for owned in groups.values()], axis=1)
-    owned = owns.any(axis=1)
-    right = owns[np.arange(len(gold)), chosen]
-    return {"accuracy": _mean(right[owned]), "n": int(owned.sum()), "ownerless": int((~owned).sum())}
-
-
-def confusion_of(said: Predictions, gold: Ints, labels: int) -> Ints:
+def confusion_of(predictions: Predictions, gold: Ints, labels: int) -> Ints:
     """Counts, a row per gold label, a column per predicted one."""
-    found = np.zeros((labels, labels), dtype=np.int64)
-    np.add.at(found, (gold, said.label), 1)
-    return found
+    result = np.zeros((labels, labels), dtype=np.int64)
+    np.add.at(result, (gold, predictions.label), 1)
+    return result
 
 
-def _check(said: Predictions, gold: Ints) -> None:
+def _check(predictions: Predictions, gold: Ints) -> None:
     if not len(gold):
         raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
-    wrong = np.flatnonzero(~np.isfinite(said.confidence))
+    wrong = np.flatnonzero(~np.isfinite(predictions.confidence))
     if len(wrong):
         raise WorkError(
             f"{len(wrong):,} predictions are not numbers" if len(wrong) > 1 else "a prediction is not a number",
@@ -110,9 +99,9 @@ def _check(said: Predictions, gold: Ints) -> None:
 def _f1(confusion: npt.NDArray[np.int64]) -> Floats:
     """F1 = 2 right / (gold + predicted) by label; nan for labels that occur in neither."""
     occurs = confusion.sum(axis=0) + confusion.sum(axis=1)
-    found: Floats = np.full(len(occurs), np.nan)
-    np.divide(2.0 * np.diag(confusion), occurs, out=found, where=occurs > 0)
-    return found
+    result: Floats = np.full(len(occurs), np.nan)
+    np.divide(2.0 * np.diag(confusion), occurs, out=result, where=occurs > 0)
+    return result
 
 
 def _likelihood(of_gold: Floats) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.common.metrics import Predictions, evaluate, selection_accuracy
+from amalgam.stages.common.metrics import Predictions, evaluate
 
 LABELS = ["a", "b", "c", "d"]
 GROUPS = {"left": [0, 1], "right": [2, 3]}
@@ -79,11 +79,3 @@ def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
     broken[2, 1] = np.nan
     with pytest.raises(WorkError, match="where: rows 2"):
         evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
-
-
-def test_the_chosen_teacher_is_right_if_it_has_the_gold_label() -> None:
-    groups = {"left": [0, 1], "right": [1, 2]}
-    accuracy = selection_accuracy(np.array([0, 1, 1, 0, 0]), np.array([0, 0, 1, 2, 3]), groups)
-    # left has a; right has not a; right has b; left has not c; no teacher has d.
-    assert accuracy == {"accuracy": 0.5, "n": 4, "ownerless": 1}
-    assert selection_accuracy(np.array([0]), np.array([3]), groups) == {"accuracy": None, "n": 0, "ownerless": 1}

@@ -1,8 +1,7 @@
-"""Launches: which (text, pass) rows go through a teacher together, and what happens when one fails.
+"""Plans launches of (text, pass) rows, runs them, and halves launches that do not fit into memory.
 
-Texts of one exact token length share a launch, their passes folded into the batch, so that no padding is computed; on a
-GPU, whose launches are large, rare lengths are padded to one near them. How rows are grouped changes no result beyond
-rounding, since masks are keyed.
+Texts of one token length share a launch, with their passes in one batch, so that no padding is computed. On a GPU, rare
+lengths are padded to a similar one. Masks are keyed, so the grouping of rows changes results only by rounding.
 """
 
 from __future__ import annotations
@@ -46,11 +45,10 @@ class Launch:
 def plan_launches(
     lengths: Sequence[int], passes: range, *, batch_tokens: int, fold: bool, padding: float = 0.0
 ) -> Iterator[Launch]:
-    """Every (text, pass) once, longest texts first, so that memory that does not suffice shows at once.
+    """Yields every (text, pass) once, the longest texts first, so that a lack of memory shows at the start.
 
-    A launch holds at most `batch_tokens` tokens, yet at least one row, of texts of one length; lengths too rare to fill
-    one share it where no text is padded by more than the share `padding`. Unless passes may be folded, it holds a
-    single pass.
+    A launch has at least one row and at most `batch_tokens` tokens, of texts of one length. Rare lengths share a
+    launch if no text is padded by more than the share `padding`. Without `fold` a launch has a single pass.
     """
     numbers = np.asarray(lengths, np.int64)
     together = np.array(passes, np.int64)
@@ -68,8 +66,8 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
     for length in np.unique(lengths)[::-1]:
         texts = np.flatnonzero(lengths == length)
         widest = int(lengths[waiting[0][0]]) if waiting else int(length)
-        held = sum(map(len, waiting)) * widest
-        if waiting and (length < widest * (1 - padding) or held + len(texts) * widest > full):
+        waiting_tokens = sum(map(len, waiting)) * widest
+        if waiting and (length < widest * (1 - padding) or waiting_tokens + len(texts) * widest > full):
             yield np.concatenate(waiting)
             waiting = []
         waiting.append(texts)
@@ -78,11 +76,11 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
 
 
 def never_stop() -> None:
-    """Nothing asks to stop."""
+    """Never raises: the default of `stop`."""
 
 
 def no_progress(_rows: int) -> None:
-    """Nobody watches."""
+    """Ignores progress: the default of `on_progress`."""
 
 
 def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
@@ -98,7 +96,7 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
     """Logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
-    `on_progress` hears how many rows a launch has done; `stop` is asked before each launch, and may raise.
+    `on_progress` receives the rows of each finished launch; `stop` runs before each launch and may raise.
     """
     work = _Work(teacher, tokens, keys, on_progress, stop)
     lengths = [len(one) for one in tokens]
@@ -106,15 +104,15 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     if logits is not None:
         off = range(DROPOUT_OFF, 0)
         launches = plan_launches(lengths, off, batch_tokens=batch_tokens, fold=True, padding=teacher.padding)
-        for part, found in work.done(launches):
-            logits[part.texts] = found
+        for part, values in work.done(launches):
+            logits[part.texts] = values
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
     if len(passes):
         launches = plan_launches(
             lengths, passes, batch_tokens=batch_tokens, fold=teacher.can_batch_passes, padding=teacher.padding
         )
-        for part, found in work.done(launches):
-            raw[part.texts, part.passes - passes.start] = _rounded(found, part, teacher, keys)
+        for part, values in work.done(launches):
+            raw[part.texts, part.passes - passes.start] = _rounded(values, part, teacher, keys)
     return logits, raw
 
 
@@ -149,13 +147,13 @@ class _Work:
                     waiting += reversed(part.halves())
                     continue
                 self.stop()
-                found = self._tried(part)
-                if found is None:
+                values = self._tried(part)
+                if values is None:
                     yield from self._arrived(started, 0)
                     self._halve(part)
                     waiting += reversed(part.halves())
                     continue
-                started.append((part, found))
+                started.append((part, values))
                 yield from self._arrived(started, self.teacher.prefetch)
         yield from self._arrived(started, 0)
 
@@ -165,10 +163,10 @@ class _Work:
         """In their order, all `but` the last few."""
         while len(started) > but:
             part, transfer = started.popleft()
-            found = transfer.wait().numpy()
-            _check_finite(found, part, self.teacher, self.keys)
+            values = transfer.wait().numpy()
+            _check_finite(values, part, self.teacher, self.keys)
             self.on_progress(len(part))
-            yield part, found
+            yield part, values
 
     def _tried(self, part: Launch) -> PendingTransfer | None:
         """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
@@ -176,8 +174,8 @@ class _Work:
         try:
             return self.teacher.start(Rows(tokens, keys, part.passes))
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            known = isinstance(error, torch.OutOfMemoryError)
-            if not known and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
+            is_oom = isinstance(error, torch.OutOfMemoryError)
+            if not is_oom and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
                 raise
             return None
 
@@ -198,17 +196,17 @@ class _Work:
         self.ceiling = (len(part) + 1) // 2 * length
 
 
-def _check_finite(found: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> None:
-    broken = np.logical_not(np.isfinite(found).all(axis=1)).reshape(-1)
+def _check_finite(values: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> None:
+    broken = np.logical_not(np.isfinite(values).all(axis=1)).reshape(-1)
     if broken.any():
         raise _unusable("logits are NaN or infinite", broken, part, teacher, keys)
 
 
-def _rounded(found: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> NDArray[np.float16]:
-    broken = (np.abs(found) > np.finfo(np.float16).max).any(axis=1).reshape(-1)
+def _rounded(values: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> NDArray[np.float16]:
+    broken = (np.abs(values) > np.finfo(np.float16).max).any(axis=1).reshape(-1)
     if broken.any():
         raise _unusable("logits are beyond 65504, the largest number the cache keeps", broken, part, teacher, keys)
-    return found.astype(np.float16)
+    return values.astype(np.float16)
 
 
 def _unusable(what: str, broken: NDArray[np.bool_], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> WorkError:
@@ -243,9 +241,9 @@ def token_batches(lengths: RowNumbers, batch_tokens: int) -> list[RowNumbers]:
 def model_inputs(
     tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int
 ) -> dict[str, torch.Tensor]:
-    """What the encoder is called with: these rows, padded to the longest of them."""
-    ids, there = Ragged.of(tokens).padded(rows, pad_id)
-    arrays = {"input_ids": ids, "attention_mask": there.astype(np.int64)}
+    """Returns the model's inputs for these rows, padded to the longest of them."""
+    ids, mask = Ragged.of(tokens).padded(rows, pad_id)
+    arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
     if type_ids is not None:
         arrays["token_type_ids"], _ = Ragged.of(type_ids).padded(rows, 0)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

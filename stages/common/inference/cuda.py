@@ -1,7 +1,7 @@
-"""Launches of a shape that recurs, captured once as a CUDA graph and replayed: one call of the host for a whole pass.
+"""Captures launches of a recurring shape as CUDA graphs, compiles dropout, and transfers tensors without waiting.
 
-A forward is captured only if it reads nothing on the host, and used only if its replay, with other rows in place than
-those it was captured with, gives the logits of the plain launch. Whatever fails, launches run one by one as before.
+A forward is captured only if it reads nothing on the host. It is used only if its replay with other rows gives the
+logits of the plain launch. After any failure, launches run one by one. Dropout is compiled into kernels of torch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HostReadError(RuntimeError):
 
 
 class NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Refuses what a captured launch must not do: read a number, ask for a shape, or fetch from the host's memory."""
+    """Refuses operations that cannot be captured: reads of a number or a shape, and copies from the host's memory."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,14 +65,14 @@ class NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func in READS or (func in INDEXES and _by_truth(args[1])):
             raise HostReadError(f"the model calls {func} in the middle of its work")
-        found = func(*args, **(kwargs or {}))
-        if self._travelled(func, args, found):
+        result = func(*args, **(kwargs or {}))
+        if self._travelled(func, args, result):
             raise HostReadError(f"the model fetches from the host or gives to it in the middle of its work ({func})")
-        return found
+        return result
 
-    def _travelled(self, func: Any, args: Sequence[Any], found: Any) -> bool:
+    def _travelled(self, func: Any, args: Sequence[Any], result: Any) -> bool:
         """Single numbers of the host's go along as arguments; but whatever is made a tensor there comes from there."""
-        tensors = [one for one in (*args, found) if isinstance(one, torch.Tensor)]
+        tensors = [one for one in (*args, result) if isinstance(one, torch.Tensor)]
         if func is aten.lift_fresh.default:
             return tensors[0].device.type == self._device.type
         return len({one.device.type for one in tensors if one.dim()}) > 1
@@ -133,10 +133,10 @@ class Graphs:
         captured = self.captured.get(shape)
         if captured is not None:
             return captured.answer(inputs)
-        found = forward(inputs)
-        if self._pays(shape) and len(found) > 1:
-            self._try(shape, inputs, forward, found)
-        return found
+        result = forward(inputs)
+        if self._pays(shape) and len(result) > 1:
+            self._try(shape, inputs, forward, result)
+        return result
 
     def forget(self) -> None:
         """The forward is another one from here on."""
@@ -144,7 +144,7 @@ class Graphs:
         self._seen.clear()
 
     def close(self, why: str) -> None:
-        """Lets go of all, for good."""
+        """Frees all captures permanently."""
         if self._closed is not None:
             self.captured.clear()
             self._closed = None
@@ -161,10 +161,10 @@ class Graphs:
             self._seen.popitem(last=False)
         return before
 
-    def _try(self, shape: Shape, inputs: Inputs, forward: Forward, found: torch.Tensor) -> None:
+    def _try(self, shape: Shape, inputs: Inputs, forward: Forward, result: torch.Tensor) -> None:
         try:
             captured = self._new(inputs, forward)
-            right = self._close_enough(captured.answer(inputs), found)
+            right = self._close_enough(captured.answer(inputs), result)
         except HostReadError as error:
             self._leave(shape[0], str(error))
         except RuntimeError as error:  # a capture may fail in as many ways as CUDA itself
@@ -173,7 +173,7 @@ class Graphs:
             if right:
                 self.captured[shape] = captured
             else:
-                self.close("a replay gives other numbers than the launch it stands for")
+                self.close("a replay gives other numbers than the launch that it replaces")
 
     def _leave(self, kind: Kind, why: str) -> None:
         """One kind; padded or not, it is said once."""
@@ -326,7 +326,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PendingTransfer:
-    """Logits on their way to the host, and what says that they have arrived; nothing on a device that is the host."""
+    """Logits during their copy to the host, and the event of its end; None where the device is the host."""
 
     logits: torch.Tensor
     arrival: torch.cuda.Event | None
@@ -338,7 +338,7 @@ class PendingTransfer:
 
 
 def start_transfer(logits: torch.Tensor) -> PendingTransfer:
-    """The copy is queued behind its own launch: waiting for it does not wait for launches started since."""
+    """Queues the copy behind its own launch, so that waiting for it does not wait for later launches."""
     if logits.device.type != "cuda":
         return PendingTransfer(logits.cpu(), None)
     host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
@@ -350,6 +350,6 @@ def start_transfer(logits: torch.Tensor) -> PendingTransfer:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy from plain memory would first wait for all that the GPU was given before it."""
+    """Copies through pinned memory: a copy from plain memory would wait for all earlier work of the GPU."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,4 +1,4 @@
-"""Keyed masks: a bank of random numbers, and the words that say where in it each window starts.
+"""Keyed masks: a bank of random numbers, and hashed words that give the start of each window in it.
 
 A word is 64 hashed bits of (seed, teacher, text, pass, site); heads and tokens are hashed in on the device. The same
 bank and words give the same mask on every device, in every dtype, for any batch and any padding.
@@ -53,7 +53,7 @@ def mixed(words: Words) -> Words:
 
 
 def row_words(seed: int, digest: str, keys: Sequence[bytes], passes: NDArray[np.int64]) -> Words:
-    """One word per (text, pass). A key is 16 bytes; an all-zero key stands for no text at all (shared sites)."""
+    """One word per (text, pass). A key is 16 bytes; an all-zero key means no text (shared sites)."""
     stream = np.frombuffer(hashlib.blake2b(f"{seed}\n{digest}".encode(), digest_size=16).digest(), "<u8")
     text = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
     words = mixed(text[:, 0] ^ stream[:1]) + np.uint64(GOLDEN)

@@ -93,7 +93,7 @@ class Teacher:
         self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
         """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
         self.oom_splits = 0
-        """Launches of the latest work that had to be halved for lack of memory."""
+        """Launches of the latest call that were halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
@@ -143,7 +143,7 @@ class Teacher:
             token = self.tokenizer.convert_ids_to_tokens(highest)
             raise ModelError(
                 f"teacher {self.name}: its tokenizer gives {token!r} the id {highest}, "
-                f"but the model knows {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
+                f"but the model has {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
                 fix="use the tokenizer the model was trained with, or save the model with resized embeddings",
             )
 
@@ -181,7 +181,7 @@ class Teacher:
             self.fuse(self.compiler)
 
     def fuse(self, compiler: Compiler) -> None:
-        """From here on the lean encoder's dropout is compiled, if there is one and it stays right."""
+        """From here on the lean encoder's dropout is compiled, if mask is one and it stays right."""
         self.compiler = None
         if self.lean is None or not may_compile():
             return
@@ -191,8 +191,8 @@ class Teacher:
         elif self.graphs is not None:
             self.graphs.forget()
 
-    def _note(self, said: str) -> None:
-        self.notes += (f"teacher {self.name}: {said}",)
+    def _note(self, message: str) -> None:
+        self.notes += (f"teacher {self.name}: {message}",)
 
     def captured_by(self, capture: Capture) -> Graphs:
         """Launches of recurring shapes, captured that way; what a capture reads by address stays with it."""
@@ -227,7 +227,7 @@ class Teacher:
 
     @property
     def lean(self) -> FastEncoder | None:
-        """A faster way through this model's encoder, if there is one that gives the model's own numbers."""
+        """A faster way through this model's encoder, if mask is one that gives the model's own numbers."""
         if self._lean is None:
             self._lean = (build_fast_encoder(self),)
         return self._lean[0]
@@ -258,17 +258,17 @@ class Teacher:
         return to_device(words.view(np.int64), self.device)
 
     def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
-        """Exact-length rows need no attention mask; others are padded on the right. The words of `sites` beside."""
+        """Returns the model's inputs, padded on the right, with an attention mask only where rows differ in length."""
         lengths = np.array([len(one) for one in rows.tokens])
         width = max(int(lengths.max()), rows.width)
-        there = np.arange(width) < lengths[:, None]
-        arrays = {"input_ids": _filled(there, [one.ids for one in rows.tokens], self._pad)}
+        mask = np.arange(width) < lengths[:, None]
+        arrays = {"input_ids": _filled(mask, [one.ids for one in rows.tokens], self._pad)}
         if rows.tokens[0].type_ids is not None:
-            arrays["token_type_ids"] = _filled(there, [one.type_ids for one in rows.tokens], 0)
+            arrays["token_type_ids"] = _filled(mask, [one.type_ids for one in rows.tokens], 0)
         if (lengths < width).any():
-            arrays["attention_mask"] = there.astype(np.int64)
-        found = {name: to_device(array, self.device) for name, array in arrays.items()}
-        return found if sites is None else found | {WORDS: self._words(rows, sites)}
+            arrays["attention_mask"] = mask.astype(np.int64)
+        tensors = {name: to_device(array, self.device) for name, array in arrays.items()}
+        return tensors if sites is None else tensors | {WORDS: self._words(rows, sites)}
 
     def _switch(self, *, training: bool) -> None:
         """train() with whatever keeps running statistics left in eval(): those would learn from the texts."""
@@ -380,10 +380,10 @@ class Teacher:
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 
-def _filled(there: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
-    """The rows' numbers where there are any, else `pad`."""
-    filled = np.full(there.shape, pad, np.int64)
-    filled[there] = np.concatenate(parts)
+def _filled(mask: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
+    """The rows' numbers where mask are any, else `pad`."""
+    filled = np.full(mask.shape, pad, np.int64)
+    filled[mask] = np.concatenate(parts)
     return filled
 
 

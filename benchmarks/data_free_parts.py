@@ -142,7 +142,7 @@ def _written_for(run: Run) -> dict[bytes, str | None]:
 def _targets(run: Run) -> tuple[Array, Array, Array | None]:
     """Returns targets, weights, and the index of the most heavily weighted teacher."""
     from amalgam.data.parquet import matrix
-    from amalgam.stages.build_targets.read import read_targets
+    from amalgam.stages.build_targets.stage import read_targets
     from amalgam.stages.common.load import label_space
 
     tables = list(read_targets(run))
@@ -157,7 +157,7 @@ def _targets(run: Run) -> tuple[Array, Array, Array | None]:
 def _oracles(run: Run, material: Material) -> dict[str, Array]:
     """Returns the oracles' targets, or none for texts without a class. Teachers that share a label share the target."""
     from amalgam.stages.common.load import label_space, teachers_of, train_part
-    from amalgam.stages.fit_statistics.fit import cached_logits
+    from amalgam.stages.fit_statistics.stage import cached_logits
 
     if (material.labels < 0).any():
         return {}
@@ -167,7 +167,7 @@ def _oracles(run: Run, material: Material) -> dict[str, Array]:
     by_label[np.arange(len(keys)), material.labels] = 1.0
     for teacher in teachers_of(run):
         own = list(space.columns[teacher.name])
-        logits = torch.tensor(cached_logits(run, teacher, prefixes, keys), dtype=torch.float64)
+        logits = torch.tensor(cached_logits(run, teacher.name, prefixes, keys), dtype=torch.float64)
         mine = np.isin(material.labels, own)
         rows = np.flatnonzero(mine)
         by_teacher[rows[:, None], own] += torch.softmax(logits, 1).numpy()[rows]

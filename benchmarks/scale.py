@@ -210,19 +210,18 @@ def _run(arguments: list[str]) -> float:
 def _list(what: str, config: Path) -> float:
     from amalgam.benchmarks.synthetic_workspace import quiet_run
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.common.answers.coverage import cached_units, unit_keys
-    from amalgam.stages.common.answers.load import families_of
+    from amalgam.stages.common.answers.load import families_of, unit_keys, units_of
     from amalgam.stages.registry import STAGES
 
     run = quiet_run(config)
     update(STAGES, run, target="read-corpus")
     family = next(iter(families_of(run).values()))
     began = time.perf_counter()
-    units = cached_units(run, family)
+    units = units_of(run, family)
     if what == "keys":
         began = time.perf_counter()
         for unit in units:
-            unit_keys(run, unit)
+            unit_keys(run)(unit)
     return time.perf_counter() - began
 
 

@@ -47,17 +47,9 @@ EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?loa
 KNOWN_ARROWS: frozenset[str] = frozenset()
 KNOWN_RUN: frozenset[str] = frozenset(
     {
-        "stages/build_targets/domain.py",
-        "stages/build_targets/read.py",
-        "stages/cache_features/write_teacher_states.py",
-        "stages/common/answers/coverage.py",
-        "stages/common/answers/evidence.py",
-        "stages/common/answers/read.py",
         "stages/common/training/examples.py",
         "stages/common/training/log.py",
         "stages/common/training/run.py",
-        "stages/fit_statistics/fit.py",
-        "stages/read_corpus/generated.py",
         "stages/train_student/examples.py",
         "stages/train_student/from_embeddings.py",
         "stages/train_student/schedule.py",
@@ -65,9 +57,6 @@ KNOWN_RUN: frozenset[str] = frozenset(
         "stages/train_teachers/co_train.py",
         "stages/train_teachers/settings.py",
         "stages/train_teachers/training.py",
-        "stages/weigh_teachers/evidence.py",
-        "stages/weigh_teachers/read.py",
-        "stages/weigh_teachers/weigh.py",
     }
 )
 LATE = {

@@ -13,10 +13,11 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
-from amalgam.stages.common.generated_texts import texts_file
+from amalgam.stages.common.generated_texts import are_written, texts_file
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
-from amalgam.stages.weigh_teachers.evidence import keys_of, provenance
+from amalgam.stages.weigh_teachers.evidence import provenance
+from amalgam.stages.weigh_teachers.stage import weigh_inputs
 from amalgam.stages.weigh_teachers.weigh import written_shares
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -31,11 +32,11 @@ def _planned(workspace: Workspace, *overrides: str) -> Run:
 
 def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others_nothing(generated: Workspace) -> None:
     run = _planned(generated)
-    buckets = train_part(run).buckets
-    shares = provenance(run, buckets)
+    inputs = weigh_inputs(run)
+    shares = provenance(inputs)
     rows = pq.read_table(run.store.verified_path(texts_file(run.result("generate")))).to_pylist()
     expected = np.zeros((train_part(run).texts, len(TEACHER_LABELS)))
-    places = {key: place for place, key in enumerate(keys_of(run, buckets).to_pylist())}
+    places = {key: place for place, key in enumerate(inputs.keys().to_pylist())}
     for row in rows:
         if text_key((row["text"],)) in places:
             at = places[text_key((row["text"],))], list(TEACHER_LABELS).index(row["teacher"])
@@ -46,9 +47,9 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
 
 
 def test_texts_that_were_written_for_no_class_have_none(generated: Workspace, built: Workspace) -> None:
-    assert provenance(_planned(built), ()) is None
+    assert provenance(weigh_inputs(_planned(built))) is None
     assert written_shares(None) is None
-    assert provenance(_planned(generated, "generate.source=random-words"), ()) is None
+    assert not are_written(_planned(generated, "generate.source=random-words").experiment)
 
 
 def test_weights_of_written_texts_depend_on_what_generate_wrote(generated: Workspace, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from amalgam.benchmarks.synthetic_workspace import (
 )
 from amalgam.pipeline.execution.plan import StageState, plan
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.common.answers.coverage import KEPT_UNITS, cached_units, unit_keys
-from amalgam.stages.common.answers.load import families_of
+from amalgam.stages.common.answers.coverage import KEPT_UNITS
+from amalgam.stages.common.answers.load import families_of, unit_keys, units_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import flip_bit
 
@@ -86,12 +86,12 @@ def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeyp
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
     update(STAGES, run, target="read-corpus")
-    units = list(cached_units(run, next(iter(families_of(run).values()))))
+    units = list(units_of(run, next(iter(families_of(run).values()))))
     assert KEPT_UNITS > 2
-    keys = [unit_keys(run, unit).tobytes() for unit in units]
+    keys = [unit_keys(run)(unit).tobytes() for unit in units]
     assert len(units) > 2
-    assert len(run.cache["unit keys"]) == 2
-    assert [unit_keys(run, unit).tobytes() for unit in units] == keys
+    assert len(unit_keys(run).cached) == 2
+    assert [unit_keys(run)(unit).tobytes() for unit in units] == keys
 
 
 def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> None:

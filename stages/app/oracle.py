@@ -13,7 +13,7 @@ import numpy as np
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.build_targets.read import read_targets
+from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.inference.classifier import log_softmax
 from amalgam.stages.common.inference.load import load_student

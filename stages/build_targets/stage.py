@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.parquet import key_array, write_table
+from amalgam.data.parquet import key_array, read_table, write_table
 from amalgam.data.schemas import TARGETS, arrow_schema
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
+from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.target_methods import TargetBatch, TargetInputs, target_method, weighs_by_domain, weighs_together
-from amalgam.stages.weigh_teachers.read import weights_of
+from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -119,6 +120,20 @@ class BuildTargets(Stage):
         return f"{method}, {manifest.facts['summary']['texts']:,} texts"
 
 
+def read_targets(run: Run) -> Iterator[pa.Table]:
+    """Yields the targets, bucket by bucket of the training texts, in key order."""
+    import pyarrow as pa
+
+    files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
+    rest: pa.Table | None = None
+    for bucket in train_part(run).buckets:
+        while rest is None or rest.num_rows < bucket.rows:
+            table = read_table(run.store.verified_path(next(files)))
+            rest = table if rest is None or not rest.num_rows else pa.concat_tables([rest, table])
+        yield rest.slice(0, bucket.rows).combine_chunks()
+        rest = rest.slice(bucket.rows)
+
+
 def _name(buckets: Sequence[Bucket]) -> str:
     """Names in order are keys in order."""
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
@@ -126,9 +141,6 @@ def _name(buckets: Sequence[Bucket]) -> str:
 
 def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     import polars as pl
-
-    from amalgam.stages.build_targets.domain import comparative_confidence
-    from amalgam.stages.common.answers.evidence import gather
 
     space, targets = label_space(run), run.experiment.targets
     method = target_method(targets)
@@ -138,10 +150,10 @@ def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     if not method.reads_teachers:
         return method.build(TargetInputs(space, targets, gold))
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
-    families, prefixes = families_of(run), [bucket.prefix for bucket in buckets]
-    evidence = [gather(run, name, families[name], prefixes, keys) for name in space.columns]
+    reader, prefixes = answer_reader(run), [bucket.prefix for bucket in buckets]
+    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
     if weighs_by_domain(targets):
-        evidence = comparative_confidence(run, evidence, prefixes, key_array(rows.column("key")))
+        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
     return method.build(TargetInputs(space, targets, gold, evidence, _weights(run, buckets, keys)))
 
 

@@ -7,19 +7,27 @@ learns from their states. Families like a teacher's answers: appended texts cost
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.coverage import bucket_requests, cached_units, units_for
-from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, train_part
+from amalgam.stages.common.answers.coverage import units_for
+from amalgam.stages.common.answers.load import requests_of, units_of
+from amalgam.stages.common.answers.question import Reader
+from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
+from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.states.load import ENCODER, CachedStates, load_encoder, parts_of, required_states
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     pass
@@ -66,16 +74,15 @@ class CacheFeatures(Stage):
         return float(expected or sum(unit.size for unit in units or ()))
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        _check_tokenizers(run)
+        if run.experiment.objective.read_states == "tokens":
+            _check_tokenizers(run)
         for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
             asked = list(mine)
             kept = next(kept for kept in required_states(run) if kept.family == family)
             if kept.teacher is None:
                 super().run_units(run, asked)
             else:
-                from amalgam.stages.cache_features.write_teacher_states import ask_for_states
-
-                ask_for_states(run, kept.teacher, kept.key, asked)
+                _run_teacher(run, kept.teacher, kept.key, asked)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.states.compute import feature_table
@@ -108,15 +115,63 @@ def _describe(run: Run, kept: CachedStates) -> None:
 
 
 def _units(run: Run) -> Iterator[Unit]:
-    asked = {part.name: list(bucket_requests(run, part)) for part in (train_part(run), *extra_parts(run))}
+    asked = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
     for kept in required_states(run):
-        cached = cached_units(run, kept.family)
+        cached = units_of(run, kept.family)
         for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):
-            yield from units_for(run, kept.family, kept.owner, bucket, cached, 0)
+            yield from units_for(kept.owner, bucket, cached, 0)
+
+
+def _run_teacher(run: Run, known: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
+    """Computes the states of one teacher; `key` is that of the family."""
+    from amalgam.stages.common.states.compute import write_states
+    from amalgam.stages.common.token_cache import tokenizer_digest
+
+    teacher = load_teacher(run, known, key["dtype"], passes=0)
+    parts = [train_part(run), *extra_parts(run)]
+    buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
+    read = Reader(
+        run.store,
+        run.console,
+        known,
+        teacher,
+        tokenizer_digest(teacher.tokenizer, known.files),
+        buckets,
+        run.experiment.cache.on_long_text == "error",
+    )
+
+    def work(unit: Unit) -> None:
+        question = read(unit)
+        with run.store.draft(unit.folder, unit.name) as draft:
+            how = {"blocks": key["blocks"], "by_token": key["states"] == "tokens"}
+            width = write_states(draft.folder, teacher, question.keys, question.tokens, **how)
+            whole = {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0}
+            draft.facts = {**whole, "rows": len(question.keys), "width": width}
+            draft.made = {"libraries": library_versions()}
+
+    for unit in units:
+        run.signals.check()
+        with_retries(partial(work, unit), run, f"cache-features {unit.name}")
+        run.console.advance(unit.size)
 
 
 def _check_tokenizers(run: Run) -> None:
-    if run.experiment.objective.read_states == "tokens":
-        from amalgam.stages.cache_features.write_teacher_states import refuse_other_tokenizers
+    """Tokens are compared one by one, so all must cut a text into the same ones."""
+    student = run.experiment.student
+    wanted = _digest(encoder_files(run, student, ENCODER))
+    for known in teachers_of(run):
+        fix = "objective.states=pooled; of layerwise, objective.schedule=joint; or an encoder that shares its tokenizer"
+        if _digest(known.files, trust_remote_code=known.trust_remote_code) != wanted:
+            what = f"teacher {known.name} and the student's encoder {student.encoder} do not tokenise alike"
+            raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.states: tokens", fix=fix)
+        if known.max_tokens != student.max_tokens:
+            what = f"teacher {known.name} reads {known.max_tokens} tokens of a text, the student {student.max_tokens}"
+            fix = f"student.max_tokens={known.max_tokens}, or cache.max_tokens={student.max_tokens}"
+            raise ModelError(f"{what}: long texts are cut otherwise", where="objective.states: tokens", fix=fix)
 
-        refuse_other_tokenizers(run)
+
+def _digest(files: ModelFiles, *, trust_remote_code: bool = False) -> str:
+    from amalgam.stages.common.models.loading import load_tokenizer
+    from amalgam.stages.common.token_cache import tokenizer_digest
+
+    return tokenizer_digest(load_tokenizer(files, trust_remote_code=trust_remote_code), files)

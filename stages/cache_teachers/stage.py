@@ -21,14 +21,20 @@ from amalgam.stages.cache_teachers.ask import ask_teachers
 from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit
 from amalgam.stages.common.answers.coverage import (
     UnitRequest,
-    bucket_requests,
-    cached_units,
     family_in,
     has_answers,
-    unit_keys,
     units_for,
 )
-from amalgam.stages.common.answers.load import dtype_of, families_of, family_key, family_of
+from amalgam.stages.common.answers.load import (
+    dtype_of,
+    families_of,
+    family_key,
+    family_of,
+    requests_of,
+    unit_keys,
+    units_folder,
+    units_of,
+)
 from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.inference.load import teacher_loader
@@ -100,8 +106,8 @@ class CacheTeachers(Stage):
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if not decisions:
             return
-        families = {family: cached_units(run, family) for family in inputs.families.values()}
-        cached = CachedPasses(run.store, families, partial(unit_keys, run))
+        families = {family: units_of(run, family) for family in inputs.families.values()}
+        cached = CachedPasses(run.store, families, unit_keys(run))
         for unit in decisions:
             with_retries(partial(decide, cached, unit), run, f"{self.name} {unit.name}")
 
@@ -173,7 +179,7 @@ def _inputs(run: Run, units: Sequence[Unit]) -> CacheInputs:
 def _check_new_teachers(run: Run, inputs: CacheInputs) -> None:
     """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
     for teacher in inputs.teachers:
-        if not has_answers(run, inputs.families[teacher.name]):
+        if not has_answers(run.store, units_folder(run, inputs.families[teacher.name])):
             inputs.loader.load(teacher, inputs.dtype, passes=inputs.passes)
 
 
@@ -210,13 +216,12 @@ def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
     teachers, families = teachers_of(run), families_of(run)
     part, _ = _parts(run)[0]
-    cached = {teacher.name: cached_units(run, families[teacher.name]) for teacher in teachers}
-    requests = {bucket.prefix: bucket for bucket in bucket_requests(run, part)}
+    cached = {teacher.name: units_of(run, families[teacher.name]) for teacher in teachers}
+    requests = {bucket.prefix: bucket for bucket in requests_of(run, part)}
 
     def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
         for teacher in teachers:
-            family = families[teacher.name]
-            yield from units_for(run, family, teacher.name, requests[bucket.prefix], cached[teacher.name], wanted)
+            yield from units_for(teacher.name, requests[bucket.prefix], cached[teacher.name], wanted)
 
     rounds = stopping_rounds(
         run.store,
@@ -232,12 +237,12 @@ def _adaptive_units(run: Run) -> list[Unit]:
 def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
     """Returns the units teacher by teacher; the keys of a bucket are read at most once for all teachers."""
     families = families_of(run)
-    cached = {family: cached_units(run, family) for family in families.values()}
+    cached = {family: units_of(run, family) for family in families.values()}
     by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in families}
     for part, passes in parts:
-        for bucket in bucket_requests(run, part):
+        for bucket in requests_of(run, part):
             for teacher, family in families.items():
-                by_teacher[teacher] += units_for(run, family, teacher, bucket, cached[family], passes)
+                by_teacher[teacher] += units_for(teacher, bucket, cached[family], passes)
     return [unit for units in by_teacher.values() for unit in units]
 
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.generated_texts import HELD_OUT
-from amalgam.stages.common.load import generated_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,15 +21,12 @@ FEW = 0.1
 """Less than this share of a class's texts kept is said."""
 
 
-def write_kept(run: Run, part: str, target: Path) -> dict[str, Any]:
-    """The texts that pass, as a file like any other; facts: what each gate left out, and of each class how many."""
-    said = run.experiment.generate
-    if said is None:
-        raise AssertionError("no generated texts")  # generated_sources says so
-    table = read_table(run.store.verified_path(generated_file(run)))
-    held_out = _numbers(table, "draw", 1.0) < said.held_out
+def write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, Any]:
+    """Writes the generated texts that pass all filters; returns the counts by filter and by class."""
+    table = read_table(source)
+    held_out = _numbers(table, "draw", 1.0) < settings.held_out
     mine = table.filter(held_out if part == HELD_OUT else ~held_out)
-    passed, failed = _passed(mine, said)
+    passed, failed = _passed(mine, settings)
     kept = mine.filter(passed)
     if not kept.num_rows:
         raise _nothing_left(part, mine.num_rows, failed)

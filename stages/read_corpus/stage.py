@@ -12,7 +12,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import GENERATED, gates_of
-from amalgam.stages.common.load import fetch, local_files, part_identity
+from amalgam.stages.common.load import fetch, generated_file, local_files, part_identity
 from amalgam.stages.common.sources import _said, corpus_for, sources_of
 from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 
@@ -111,8 +111,9 @@ def _say_gates(run: Run, part: str, facts: dict[str, Any]) -> None:
 def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
     """The part's files; of generated texts those that pass, laid down for the time of reading, and what did not."""
     sources = sources_of(run.experiment)[part]
-    if sources == [GENERATED]:
-        return [folder / KEPT], write_kept(run, part, folder / KEPT)
+    if sources == [GENERATED] and run.experiment.generate:
+        source = run.store.verified_path(generated_file(run))
+        return [folder / KEPT], write_kept(source, run.experiment.generate, part, folder / KEPT)
     return [path for source in sources for path in local_files(run, source)], {}
 
 

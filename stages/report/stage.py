@@ -19,13 +19,14 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.build_targets.read import read_targets
+from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
-from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, family_indexes, passes_counted
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
 from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
 from amalgam.stages.common.states.load import load_encoder
+from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts
 from amalgam.stages.report.html import check_page, page_name, publish_page
@@ -33,7 +34,7 @@ from amalgam.stages.report.report_json import ReportInputs, report_json, teacher
 from amalgam.stages.report.summary import SCRIPT_TEXTS, scripts_of
 from amalgam.stages.target_methods import Evidence, target_method, weighs_by_domain, weighs_together
 from amalgam.stages.train_student.stage import student_folder
-from amalgam.stages.weigh_teachers.read import weights_of
+from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -215,7 +216,6 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
 
 
 def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
-    from amalgam.stages.common.answers.read import shelves_of
     from amalgam.stages.report.evaluation import EvaluationInputs
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
@@ -227,7 +227,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         test=test,
         labels=labels,
         families=families_of(run),
-        answers=shelves_of(run) if labels.columns else {},
+        answers=family_indexes(run) if labels.columns else {},
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
@@ -373,17 +373,15 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
 def _audit_inputs(run: Run) -> AuditInputs:
     import polars as pl
 
-    from amalgam.stages.build_targets.domain import comparative_confidence
-    from amalgam.stages.common.answers.evidence import gather
     from amalgam.stages.report.teacher_audit.audit import AuditInputs
 
-    labels, families, targets = label_space(run), families_of(run), run.experiment.targets
+    labels, targets, reader = label_space(run), run.experiment.targets, answer_reader(run)
     by_domain = weighs_by_domain(targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
 
     def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
         column = pl.Series("key", keys, pl.Binary)
-        evidence = [gather(run, name, families[name], prefixes, column) for name in labels.columns]
-        return comparative_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
+        evidence = [reader.evidence(name, prefixes, column) for name in labels.columns]
+        return with_domain_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
 
     return AuditInputs(
         labels=labels,

@@ -8,7 +8,7 @@ from amalgam.data.parquet import key_array, matrix
 from amalgam.data.tokens import join
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.build_targets.read import read_targets
+from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.corpus import read_bucket
 from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.load import train_part

@@ -16,7 +16,7 @@ from amalgam.stages.common.states.load import states_of
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.examples import TrainingData
 from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.fit_statistics.fit import confidences
+from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.train_student.objectives import cfl, dfa, layerwise, mt_bert, stratanet
 from amalgam.stages.train_student.objectives.states import ObjectiveContext
 
@@ -57,7 +57,7 @@ def _confidence(run: Run, material: TrainingData) -> NDArray[Any] | None:
         return None
 
     prefixes = [bucket.prefix for bucket in train_part(run).buckets]
-    return confidences(run, material.keys, prefixes).astype("float32")
+    return domain_confidences(run, material.keys, prefixes).astype("float32")
 
 
 def _states(run: Run, material: TrainingData) -> list[States]:

@@ -7,22 +7,26 @@ fourth for texts that were written for a teacher: the provenance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
+from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_array, read_table
-from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.answers.load import families_of
+from amalgam.pipeline.config.schema import Targets
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.answers.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
-from amalgam.stages.common.generated_texts import are_written
-from amalgam.stages.common.load import generated_file, label_space
-from amalgam.stages.common.states.load import last_states, load_encoder, states_of
+from amalgam.stages.common.states.read import States
 from amalgam.stages.weigh_teachers.mixture import standard
+from amalgam.stages.weigh_teachers.neighbours import density
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AGREEING = 0.15
@@ -35,41 +39,61 @@ AGAINST = 0.1
 """From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
 
 
-def answers(run: Run, buckets: Sequence[Bucket]) -> Mapping[str, Array]:
-    """confidence, margin and highest logit: [texts, teachers] each."""
-    families = families_of(run)
+@dataclass(frozen=True)
+class WeighInputs:
+    """The inputs of the weights on all training texts."""
+
+    store: Store
+    buckets: Sequence[Bucket]
+    targets: Targets
+    labels: LabelSpace
+    answers: AnswerReader
+    generated: Path | None
+    """The table of generated texts, where each was generated for a teacher and a class."""
+    read_features: Callable[[], Array]
+    """Returns the encoder's states of the buckets' texts, each of length 1."""
+    read_states: Callable[[Array], Sequence[States]]
+    """Returns each teacher's last states of the texts with these keys."""
+    name_states: Callable[[Sequence[str]], Array]
+    """Returns the encoder's states of label names."""
+
+    @property
+    def teachers(self) -> list[str]:
+        return list(self.labels.columns)
+
+    def keys(self, buckets: Sequence[Bucket] | None = None) -> pa.Array:
+        """Returns the keys of these buckets, by default of all."""
+        chosen = self.buckets if buckets is None else buckets
+        table = pa.concat_tables(read_bucket(self.store, bucket, ["key"]) for bucket in chosen)
+        return table.column("key").combine_chunks()
+
+
+def predictions(inputs: WeighInputs) -> Mapping[str, Array]:
+    """Returns confidence, margin and highest logit: [texts, teachers] each."""
     parts = [
-        np.stack([_answers(run, families[name], name, group) for name in label_space(run).columns], axis=2)
-        for group in neighbouring_buckets(buckets)
+        np.stack([_predictions(inputs, name, group) for name in inputs.teachers], axis=2)
+        for group in neighbouring_buckets(inputs.buckets)
     ]
-    found = np.concatenate(parts)
-    return {name: found[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+    joined = np.concatenate(parts)
+    return {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
 
 
-def _answers(run: Run, family: str, teacher: str, buckets: Sequence[Bucket]) -> Array:
-
-    from amalgam.stages.common.answers.evidence import gather
-
-    keys = pl.Series("key", keys_of(run, buckets), pl.Binary)
-    evidence = gather(run, teacher, family, [bucket.prefix for bucket in buckets], keys)
+def _predictions(inputs: WeighInputs, teacher: str, buckets: Sequence[Bucket]) -> Array:
+    keys = pl.Series("key", inputs.keys(buckets), pl.Binary)
+    evidence = inputs.answers.evidence(teacher, [bucket.prefix for bucket in buckets], keys)
     logits = evidence.logits.to_numpy()
-    return np.stack([evidence.confidence.to_numpy(), top_margin(logits.astype(np.float64)), logits.max(axis=1)], axis=1)
+    margin = top_margin(logits.astype(np.float64))
+    return np.stack([evidence.confidence.to_numpy(), margin, logits.max(axis=1)], axis=1)
 
 
-def keys_of(run: Run, buckets: Sequence[Bucket]) -> Any:
-    import pyarrow as pa
-
-    return (
-        pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
-    )
-
-
-def kinds(run: Run, answered: Mapping[str, Array], features: Array, states: Sequence[Array]) -> dict[str, Array]:
+def kinds(
+    inputs: WeighInputs, answered: Mapping[str, Array], features: Array, states: Sequence[Array]
+) -> dict[str, Array]:
     """[texts, teachers] by kind, each in its own deviations over the texts; `features`: the encoder's, of length 1."""
     return {
         "answers": together(list(answered.values())),
         "states": of_states(states),
-        "names": standard(_names(run, features)),
+        "names": standard(_names(inputs, features)),
     }
 
 
@@ -77,36 +101,34 @@ def together(signals: Sequence[Array]) -> Array:
     return standard(np.sum([standard(one) for one in signals], axis=0))
 
 
-def read_states(run: Run, buckets: Sequence[Bucket]) -> list[Array]:
+def read_states(inputs: WeighInputs) -> list[Array]:
     """[texts, width] of each teacher: the mean over the text's tokens of its last layer."""
-    found = states_of(run, key_array(keys_of(run, buckets)), last_states)
-    return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in found]
+    by_teacher = inputs.read_states(key_array(inputs.keys()))
+    return [states.take(np.arange(len(states)))[:, 0, 0].astype(np.float32) for states in by_teacher]
 
 
 def of_states(states: Sequence[Array]) -> Array:
     """How closely texts lie in a teacher's own space: what it has learned falls into tight classes, other texts lie
     between.
     """
-    from amalgam.stages.weigh_teachers.neighbours import density
-
     return standard(np.stack([density(own) for own in states], axis=1))
 
 
-def _names(run: Run, features: Array) -> Array:
+def _names(inputs: WeighInputs, features: Array) -> Array:
     """Of each teacher, the similarity of the text to the nearest name of its labels."""
-    space = label_space(run)
-    similarity = features @ load_encoder(run).name_states(space.names).T
+    space = inputs.labels
+    similarity = features @ inputs.name_states(space.names).T
     return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
 
 
-def provenance(run: Run, buckets: Sequence[Bucket]) -> Array | None:
+def provenance(inputs: WeighInputs) -> Array | None:
     """The class's probability at the teacher that the text was written for, 0 at others; None: written for no class."""
-    names = list(label_space(run).columns)
-    if not are_written(run.experiment) or len(names) == 1:
+    names = inputs.teachers
+    if inputs.generated is None or len(names) == 1:
         return None
     columns = ["text", "teacher", "class_probability"]
-    table = read_table(run.store.verified_path(generated_file(run)), columns)
-    rows = {key: row for row, key in enumerate(keys_of(run, buckets).to_pylist())}
+    table = read_table(inputs.generated, columns)
+    rows = {key: row for row, key in enumerate(inputs.keys().to_pylist())}
     found = np.zeros((len(rows), len(names)))
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
         row = rows.get(text_key((text,)))

@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.parquet import write_table
+from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.load import dtype_of, families_of, passes_counted
+from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.generated_texts import are_written
-from amalgam.stages.common.load import generated_file, train_part
+from amalgam.stages.common.load import generated_file, label_space, train_part
+from amalgam.stages.common.states.load import features_of, last_states, load_encoder, states_of
 
 if TYPE_CHECKING:
-    pass
+    import pyarrow as pa
+
+    from amalgam.stages.weigh_teachers.evidence import WeighInputs
 
 
 class WeighTeachers(Stage):
@@ -59,7 +62,7 @@ class WeighTeachers(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.weigh_teachers.weigh import weigh
 
-        table, facts = weigh(run)
+        table, facts = weigh(weigh_inputs(run))
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(table, draft.folder / "weights.parquet")
             draft.facts = facts
@@ -78,6 +81,34 @@ class WeighTeachers(Stage):
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
         return f"{weights} weights of {', '.join(manifest.facts['shares'])}"
+
+
+def weigh_inputs(run: Run) -> WeighInputs:
+    """Resolves the inputs of the weights; states are read when they are needed."""
+    from amalgam.stages.weigh_teachers.evidence import WeighInputs
+
+    buckets = train_part(run).buckets
+    generated = run.store.verified_path(generated_file(run)) if are_written(run.experiment) else None
+    return WeighInputs(
+        store=run.store,
+        buckets=buckets,
+        targets=run.experiment.targets,
+        labels=label_space(run),
+        answers=answer_reader(run),
+        generated=generated,
+        read_features=lambda: features_of(run, buckets),
+        read_states=lambda keys: states_of(run, keys, last_states),
+        name_states=lambda names: load_encoder(run).name_states(names),
+    )
+
+
+def weights_of(run: Run) -> pa.Table:
+    """Returns the teacher weights in the order of the corpus's buckets and their keys."""
+    fingerprint = run.fingerprint("weigh-teachers")
+    if run.cache.get("weights", ("",))[0] != fingerprint:
+        path = run.store.verified_path(run.result("weigh-teachers").files[0])
+        run.cache["weights"] = fingerprint, read_table(path)
+    return run.cache["weights"][1]
 
 
 def said_of(targets: Targets) -> dict[str, Any]:

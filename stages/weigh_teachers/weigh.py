@@ -8,33 +8,27 @@ nothing is left to believe, MUKA's own weights are taken. What was found and don
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from amalgam.data.schemas import WEIGHTS, arrow_schema
-from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.common.corpus import Bucket
-from amalgam.stages.common.load import label_space, train_part
-from amalgam.stages.common.states.load import features_of
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
+    WeighInputs,
     agreement,
-    answers,
     correlation,
-    keys_of,
     kinds,
+    predictions,
     provenance,
     read_states,
     speaking_against,
     together,
 )
 from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
 
 Answers = Mapping[str, "Array"]
 Facts = dict[str, Any]
@@ -49,46 +43,45 @@ PART = 5
 """Neighbours are also tried by one in so many of them: small classes have few."""
 
 
-def weigh(run: Run) -> tuple[pa.Table, dict[str, Any]]:
-    import pyarrow as pa
-
-    buckets, targets = train_part(run).buckets, run.experiment.targets
+def weigh(inputs: WeighInputs) -> tuple[pa.Table, dict[str, Any]]:
+    targets = inputs.targets
     facts: dict[str, Any] = {"notes": []}
-    answered = answers(run, buckets)
-    signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(run, buckets, answered, facts)
+    answered = predictions(inputs)
+    signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(inputs, answered, facts)
     if signal is None:
         found = by_confidence(answered["confidence"], targets.temperature)
     else:
         found = weighed(signal, targets.teacher_weights, facts, shares)
-    teachers = list(label_space(run).columns)
+    teachers = inputs.teachers
     values = pa.array(found.weights.astype(np.float32).reshape(-1))
-    columns = [keys_of(run, buckets), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
+    columns = [inputs.keys(), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
     facts["shares"] = dict(zip(teachers, found.shares.round(4).tolist(), strict=True))
     return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
 
-def _of_all(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
+def _of_all(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
     """The signal, and the teachers' shares of the texts where they are known."""
-    features, states = features_of(run, buckets), read_states(run, buckets)
-    kept = agreed(kinds(run, answered, features, states), facts)
+    features, states = inputs.read_features(), read_states(inputs)
+    kept = agreed(kinds(inputs, answered, features, states), facts)
     if kept is None:
         return None, None
-    written = provenance(run, buckets)
+    written = provenance(inputs)
     kept = kept if written is None else with_provenance(kept, standard(written), facts)
-    spaces = {"the encoder's states": features, "the encoder's and the teachers' states": [features, *states]}
-    signal = smooth_over_neighbours(kept, spaces, run.experiment.targets.neighbours, facts)
-    facts["notes"] += downweighted(facts["against"], list(label_space(run).columns))
+    spaces: dict[str, Array | Sequence[Array]] = {
+        "the encoder's states": features,
+        "the encoder's and the teachers' states": [features, *states],
+    }
+    signal = smooth_over_neighbours(kept, spaces, inputs.targets.neighbours, facts)
+    facts["notes"] += downweighted(facts["against"], inputs.teachers)
     return signal, written_shares(written)
 
 
-def _of_one(run: Run, buckets: Sequence[Bucket], answered: Answers, facts: Facts) -> tuple[Array | None, None]:
-    from amalgam.stages.weigh_teachers.neighbours import nearest
-
-    targets = run.experiment.targets
+def _of_one(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, None]:
+    targets = inputs.targets
     signal = exclusive(answered[targets.weight_signal], facts)
     if signal is None or not targets.looks_at_neighbours:
         return signal, None
-    near = nearest(features_of(run, buckets), targets.neighbours)
+    near = nearest(inputs.read_features(), targets.neighbours)
     smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothing_rounds)
     if facts["coherence"] < COHERENT and signal.shape[1] > 1:
         facts["notes"].append(
@@ -171,8 +164,6 @@ def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]
 
 
 def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:
-    from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side
-
     found: dict[str, Array] = {}
     for space, states in spaces.items() if count else ():
         near = nearest(states if isinstance(states, np.ndarray) else side_by_side(states), count)
@@ -182,8 +173,6 @@ def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -
 
 def _in_the_best(kind: str, kept: Mapping[str, Array], near: Mapping[str, Array]) -> tuple[Array, str, float]:
     """Its signal there, which it is, and how well others are foretold."""
-    from amalgam.stages.weigh_teachers.neighbours import smoothed
-
     tried = [("none", kept[kind])]
     tried += [(where, together([kept[kind], smoothed(kept[kind], those)])) for where, those in near.items()]
     judged = [(signal, where, agreement({kind: signal}, kept)[kind]) for where, signal in tried]
@@ -228,8 +217,6 @@ def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) 
 
 def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:
     """The smoothed signals, and the mean over teachers of their correlation with the texts' own."""
-    from amalgam.stages.weigh_teachers.neighbours import smoothed
-
     once = smoothed(signal, near)
     smooth = once
     for _ in range(smoothings - 1):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
 from amalgam.pipeline.storage.store import StoredFile
@@ -22,7 +24,7 @@ def unit(name: str, prefix: str, first: int = 0, last: int = 4, rows: int = 1) -
 
 def asked(part: str, keys: NDArray[np.bytes_]) -> BucketRequest:
     bucket = Bucket("0", len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
-    return BucketRequest(part, bucket, lambda _: keys)
+    return BucketRequest(part, bucket, lambda _: keys, lambda unit: pytest.fail(unit.name))
 
 
 def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_the_same_order() -> None:
@@ -32,7 +34,7 @@ def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_
         return "".join(draw.choices("01", k=draw.randrange(7))) or ALL
 
     units = [unit(str(number), prefix(), draw.choice([0, 4]), draw.choice([8, 16])) for number in range(300)]
-    cached = CachedUnits(units)
+    cached = CachedUnits(units, Path())
     in_order = sorted(units, key=lambda one: (one.first, one.last, one.prefix, one.name))
     assert list(cached) == in_order
     for bucket in [ALL, "0", "1", *(prefix() for _ in range(200))]:

@@ -14,7 +14,7 @@ from amalgam.stages.common.reference_texts import MEASURES
 from amalgam.stages.common.states.read import States
 from amalgam.stages.fit_statistics import domain_scores as statistics
 from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
-from amalgam.stages.fit_statistics.fit import surest
+from amalgam.stages.fit_statistics.fit import most_confident
 from amalgam.stages.fit_statistics.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics.stage import notes
 
@@ -189,16 +189,23 @@ def test_reference_texts_are_a_share_of_each_predicted_class() -> None:
     """Of the first class margins are 4, 3, 0 and 2, of the second, which is never as sure, 1 and 0.5."""
     logits = np.array([[4.0, 0, 0], [0, 1, 0], [3, 0, 0], [1, 1, 0], [2, 0, 0], [0, 0.5, 0]])
     everything = np.ones(6, bool)
-    assert surest(logits, everything, 0.25).tolist() == [0, 1, -1, -1, -1, -1]
-    assert surest(logits, everything, 0.5).tolist() == [0, 1, 0, -1, -1, -1]
-    assert surest(logits, everything, 1.0).tolist() == [0, 1, 0, 0, 0, 1]
-    assert surest(logits, np.array([False, True, True, True, True, False]), 0.5).tolist() == [-1, 1, 0, -1, 0, -1]
+    assert most_confident(logits, everything, 0.25).tolist() == [0, 1, -1, -1, -1, -1]
+    assert most_confident(logits, everything, 0.5).tolist() == [0, 1, 0, -1, -1, -1]
+    assert most_confident(logits, everything, 1.0).tolist() == [0, 1, 0, 0, 0, 1]
+    assert most_confident(logits, np.array([False, True, True, True, True, False]), 0.5).tolist() == [
+        -1,
+        1,
+        0,
+        -1,
+        0,
+        -1,
+    ]
 
 
 def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
     logits = np.array([[float(place), 0.0] for place in range(1, 50)])
-    assert (surest(logits, np.ones(49, bool), 1 / 49) >= 0).sum() == 1  # 1 / 49 * 49 < 1, and 0.07 * 100 > 7
-    assert (surest(np.tile([1.0, 0.0], (100, 1)), np.ones(100, bool), 0.07) >= 0).sum() == 7
+    assert (most_confident(logits, np.ones(49, bool), 1 / 49) >= 0).sum() == 1  # 1 / 49 * 49 < 1, and 0.07 * 100 > 7
+    assert (most_confident(np.tile([1.0, 0.0], (100, 1)), np.ones(100, bool), 0.07) >= 0).sum() == 7
 
 
 def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score() -> None:

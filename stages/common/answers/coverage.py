@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.data.parquet import read_keys
-from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record, StoredFile
+from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.corpus import Bucket, Part
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class CachedUnit:
 class CachedUnits:
     """A family's units in the order of pass ranges, found by bucket without looking through all of them."""
 
-    def __init__(self, units: Iterable[CachedUnit]) -> None:
+    def __init__(self, units: Iterable[CachedUnit], folder: Path) -> None:
+        self.folder = folder
         self._units = sorted(units, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.name))
         self._places: dict[str, list[int]] = {}
         for place, unit in enumerate(self._units):
@@ -100,22 +101,41 @@ def family_name(identity: dict[str, Any]) -> str:
     return fingerprint({"engine": ENGINE, **identity})
 
 
-def units_folder(run: Run, family: str) -> Path:
-    known: dict[str, Path] = run.cache.setdefault("unit folders", {})
-    if family not in known:
-        known[family] = run.store.folder("cache-teachers", family) / "units"
-    return known[family]
+def family_in(path: str) -> str:
+    """Returns the family of a stored file: STAGE/FAMILY/units/..."""
+    return PurePosixPath(path).parts[1]
 
 
-def cached_units(run: Run, family: str) -> CachedUnits:
-    """What is there and whole."""
-    return CachedUnits(_units_of(run.store.units(units_folder(run, family))))
+def prefix_in(path: str) -> str:
+    """Returns the bucket prefix of a stored file."""
+    return PurePosixPath(path).name.split("-", 1)[0]
 
 
-def has_answers(run: Run, family: str) -> bool:
-    """Whether anything is there and whole: the first unit found tells."""
-    folder = units_folder(run, family)
-    return any(any(_units_of(run.store.units(folder, [path.stem]))) for path in run.store.units_in(folder))
+def cached_units(store: Store, folder: Path) -> CachedUnits:
+    """Returns the complete units of the family whose units are in `folder`."""
+    return CachedUnits(_units_of(store.units(folder)), folder)
+
+
+def has_answers(store: Store, folder: Path) -> bool:
+    """Returns whether the family has any complete unit; stops at the first one."""
+    return any(any(_units_of(store.units(folder, [path.stem]))) for path in store.units_in(folder))
+
+
+class UnitKeys:
+    """Reads the keys of cached units; KEPT_UNITS of them stay in memory, because buckets come in order."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.cached: dict[str, Keys] = {}
+
+    def __call__(self, unit: CachedUnit) -> Keys:
+        keys = self.cached.pop(unit.name, None)
+        if keys is None:
+            keys = read_keys(self._store.verified_path(unit.file))
+        self.cached[unit.name] = keys
+        if len(self.cached) > KEPT_UNITS:
+            self.cached.pop(next(iter(self.cached)))
+        return keys
 
 
 def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
@@ -174,14 +194,16 @@ class BucketRequest:
     the whole bucket would be, or there is none, neither is opened: what planning reads is what changed.
     """
 
-    def __init__(self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys]) -> None:
+    def __init__(
+        self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys], unit_keys: Callable[[CachedUnit], Keys]
+    ) -> None:
         import numpy as np
 
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
-        self._bucket, self._read_keys = bucket, read_keys
+        self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
         self._every = np.arange(self.texts)
         self._names: dict[tuple[bool, int, int], str] = {}
-        self._held: dict[str, Any] = {}
+        self._rows: dict[str, Any] = {}
         self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
 
     @cached_property
@@ -207,11 +229,11 @@ class BucketRequest:
     def _is_all_of(self, unit: CachedUnit) -> bool:
         return unit.rows == self.texts and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
 
-    def held(self, run: Run, unit: CachedUnit) -> Any:
-        """Where the unit's texts stand in the bucket."""
-        if unit.name not in self._held:
-            self._held[unit.name] = self._every if self._is_all_of(unit) else self._places(unit_keys(run, unit))
-        return self._held[unit.name]
+    def rows_of(self, unit: CachedUnit) -> Any:
+        """Returns the positions of the unit's texts in the bucket."""
+        if unit.name not in self._rows:
+            self._rows[unit.name] = self._every if self._is_all_of(unit) else self._places(self._unit_keys(unit))
+        return self._rows[unit.name]
 
     def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
         """As the coverage says it; teachers that lack the same, as after texts were appended, are one question."""
@@ -230,55 +252,36 @@ class BucketRequest:
         return places[here]
 
 
-def bucket_requests(run: Run, part: Part) -> Iterator[BucketRequest]:
-    """The part's buckets. The keys of one are read where they are needed, and then all are fetched together."""
-    fetch = cache(lambda: run.store.backend.fetch([bucket.file.path for bucket in part.buckets]))
+def bucket_requests(store: Store, part: Part, unit_keys: UnitKeys) -> Iterator[BucketRequest]:
+    """Yields the part's buckets. The first read of keys fetches the files of all buckets together."""
+    fetch = cache(lambda: store.backend.fetch([bucket.file.path for bucket in part.buckets]))
 
     def read(bucket: Bucket) -> Keys:
         fetch()
-        return read_keys(run.store.verified_path(bucket.file))
+        return read_keys(store.verified_path(bucket.file))
 
-    return (BucketRequest(part.name, bucket, read) for bucket in part.buckets)
+    return (BucketRequest(part.name, bucket, read, unit_keys) for bucket in part.buckets)
 
 
-def units_for(  # noqa: PLR0913 - one bucket's facts, each used once
-    run: Run, family: str, teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any
-) -> Iterator[Unit]:
-    """The cached units that these texts use, and new ones for what they lack; `wanted` passes, of all or of each."""
-    folder, known = units_folder(run, family), cached.overlapping(bucket.prefix)
-    enough = next((unit for unit in known if bucket.is_answered_by(unit, wanted)), None)
-    if enough:
-        yield Unit(enough.name, folder, enough.size, is_complete=True)
+def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
+    """Yields the cached units that these texts use, and new units for missing predictions.
+
+    `wanted` is the number of passes, of all texts or of each.
+    """
+    overlapping = cached.overlapping(bucket.prefix)
+    complete = next((unit for unit in overlapping if bucket.is_answered_by(unit, wanted)), None)
+    if complete:
+        yield Unit(complete.name, cached.folder, complete.size, is_complete=True)
         return
     coverage = Coverage.of(bucket.texts)
-    for unit in known:
-        rows = bucket.held(run, unit)
+    for unit in overlapping:
+        rows = bucket.rows_of(unit)
         if len(rows) and coverage.add(unit, rows, wanted):
-            yield Unit(unit.name, folder, unit.size, is_complete=True)
+            yield Unit(unit.name, cached.folder, unit.size, is_complete=True)
             if coverage.whole(wanted):
                 return
     for rows, logits, first, last in bucket.missing(coverage, wanted):
-        some = rows if len(rows) < bucket.texts else None
-        ask = UnitRequest(teacher, bucket.part, bucket.prefix, some, logits, first, last)
-        yield Unit(bucket.name(rows, logits, first, last), folder, len(rows) * (last - first + logits), ask)
-
-
-def unit_keys(run: Run, unit: CachedUnit) -> Keys:
-    """Buckets come in order, so the keys of a unit that several of them overlap are asked for again soon, or never."""
-    known: dict[str, Keys] = run.cache.setdefault("unit keys", {})
-    found = known.pop(unit.name, None)
-    if found is None:
-        found = read_keys(run.store.verified_path(unit.file))
-    known[unit.name] = found
-    if len(known) > KEPT_UNITS:
-        known.pop(next(iter(known)))
-    return found
-
-
-def family_in(path: str) -> str:
-    """cache-teachers/FAMILY/units/..."""
-    return PurePosixPath(path).parts[1]
-
-
-def prefix_in(path: str) -> str:
-    return PurePosixPath(path).name.split("-", 1)[0]
+        places = rows if len(rows) < bucket.texts else None
+        request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
+        size = len(rows) * (last - first + logits)
+        yield Unit(bucket.name(rows, logits, first, last), cached.folder, size, request)

@@ -1,29 +1,28 @@
-"""Which files of the cache hold the answers about some buckets, and those answers, read together.
+"""Reads cached predictions: which files hold the rows of some buckets, and one teacher's evidence on their texts.
 
-The manifest's files are put in order once; a unit then finds its own without looking at the rest. All files of one
-pass range are read as one frame, so that what follows costs the same few large steps however small the files are.
+The manifest's files are indexed once. All files of one pass range are read as one frame: few large steps for any size.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from amalgam.data.arrays import softmax_column, width
 from amalgam.data.keys import ALL
 from amalgam.data.parquet import read_table
+from amalgam.pipeline.config.schema import COMPARATIVE, Targets
 from amalgam.pipeline.errors import WorkError
-from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.storage.store import StoredFile
+from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.answers.coverage import family_in, prefix_in
-
-if TYPE_CHECKING:
-    pass
-
+from amalgam.stages.common.answers.pass_statistics import sums_over_raw
+from amalgam.stages.common.answers.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
+from amalgam.stages.target_methods import Evidence
 
 COLUMNS = ("key", "logits", "passes")
 
@@ -59,17 +58,76 @@ class FamilyIndex:
             yield self.files[inner]
 
 
-def read_answers(run: Run, family: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
-    """In the order of pass ranges; a text stands once in each."""
-    ranges = run.result("cache-teachers").facts["ranges"]  # a unit's own record may be lost
-    files = shelves_of(run)[family].about(prefixes) if family in shelves_of(run) else []
-    tables = [read_table(path, COLUMNS) for path in run.store.verified_paths(files)]
-    alike: dict[tuple[Any, ...], list[pa.Table]] = {}
-    for file, table in zip(files, tables, strict=True):
-        first, last = ranges[file.path]
-        alike.setdefault((int(first), int(last), *table.column_names), []).append(table)
-    found = [Answers(kind[0], kind[1], _about(pa.concat_tables(some), keys)) for kind, some in alike.items()]
-    return sorted(found, key=lambda answers: (answers.first, answers.last))
+@dataclass(frozen=True)
+class AnswerReader:
+    """Reads the cached predictions of all teachers by key: a text's rows may be in any file of the family."""
+
+    store: Store
+    manifest: Record
+    """Of cache-teachers."""
+    indexes: Mapping[str, FamilyIndex]
+    families: Mapping[str, str]
+    """By teacher."""
+    targets: Targets
+    passes: int
+    """Cached passes of a text (K)."""
+    adaptive: bool
+
+    def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
+        """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
+        return _aligned(_logits(self._answers(teacher, prefixes, keys)), keys, teacher)["logits"]
+
+    def evidence(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
+        """Returns logits, distribution and confidence, a row for each key."""
+        targets = self.targets
+        answers = self._answers(teacher, prefixes, keys)
+        logits = _aligned(_logits(answers), keys, teacher)["logits"]
+        full = self.passes if targets.passes is None else targets.passes
+        comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
+        measure = "entropy" if comparative else targets.uncertainty
+        if full == 0 or (comparative and targets.distribution == "deterministic"):
+            sums, full = pl.DataFrame(sums_over_passes([logits], measure)), 0
+        else:
+            frames = [
+                _summed(
+                    answers if rows is None else [_only(part, rows) for part in answers],
+                    count,
+                    targets.uncertainty,
+                    adaptive=self.adaptive,
+                )
+                for count, rows in self._pass_counts(prefixes, full)
+            ]
+            sums = _aligned(pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1]), keys, teacher)
+        distribution = mean_probability(sums) if targets.distribution == "mc-mean" else softmax_column(logits)
+        return Evidence(teacher, logits, distribution, confidence(sums, measure, full))
+
+    def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
+        """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
+        ranges = self.manifest.facts["ranges"]  # a unit's own record may be lost
+        family = self.families[teacher]
+        files = self.indexes[family].about(prefixes) if family in self.indexes else []
+        tables = [read_table(path, COLUMNS) for path in self.store.verified_paths(files)]
+        alike: dict[tuple[Any, ...], list[pa.Table]] = {}
+        for file, table in zip(files, tables, strict=True):
+            first, last = ranges[file.path]
+            alike.setdefault((int(first), int(last), *table.column_names), []).append(table)
+        answers = [Answers(kind[0], kind[1], _about(pa.concat_tables(group), keys)) for kind, group in alike.items()]
+        return sorted(answers, key=lambda part: (part.first, part.last))
+
+    def _pass_counts(self, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
+        """Returns how many passes of which texts count; None means all texts. Only adaptive passes differ by text."""
+        stored = self.manifest.facts.get("pass_counts")
+        if stored is None:
+            return [(full, None)]
+        wanted = {stored[prefix] for prefix in prefixes}
+        files = [file for file in self.manifest.files if file.path in wanted]
+        counts = pl.concat([pl.read_parquet(path) for path in self.store.verified_paths(files)])
+        counts = counts.with_columns(pl.col("passes").clip(upper_bound=full))
+        return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
+
+
+def _only(answers: Answers, rows: pl.DataFrame) -> Answers:
+    return replace(answers, frame=answers.frame.join(rows, on="key", how="semi"))
 
 
 def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
@@ -79,32 +137,19 @@ def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
 
 
-def shelves_of(run: Run) -> dict[str, FamilyIndex]:
-    """By family, for the manifest that stands now."""
-    name = run.fingerprint("cache-teachers")
-    known: tuple[str, dict[str, FamilyIndex]] = run.cache.get("shelves", ("", {}))
-    if known[0] != name:
-        known = run.cache["shelves"] = (name, _put_in_order(run.result("cache-teachers").files))
-    return known[1]
-
-
-def _put_in_order(files: Sequence[StoredFile]) -> dict[str, FamilyIndex]:
-    shelves: dict[str, FamilyIndex] = {}
+def index_files(files: Sequence[StoredFile]) -> dict[str, FamilyIndex]:
+    """Returns the files by family and bucket, in the order of the manifest."""
+    indexes: dict[str, FamilyIndex] = {}
     for place, file in enumerate(files):
-        shelf = shelves.setdefault(family_in(file.path), FamilyIndex())
-        shelf.files.setdefault(_bits(prefix_in(file.path)), []).append((place, file))
-    for shelf in shelves.values():
-        shelf.order = sorted(shelf.files)
-    return shelves
+        index = indexes.setdefault(family_in(file.path), FamilyIndex())
+        index.files.setdefault(_bits(prefix_in(file.path)), []).append((place, file))
+    for index in indexes.values():
+        index.order = sorted(index.files)
+    return indexes
 
 
 def _bits(prefix: str) -> str:
     return "" if prefix == ALL else prefix
-
-
-def logits_of(run: Run, teacher: str, family: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
-    """Dropout off."""
-    return _aligned(_logits(read_answers(run, family, prefixes, keys)), keys, teacher)["logits"]
 
 
 def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
@@ -131,3 +176,40 @@ def _incomplete(teacher: str, absent: int, total: int) -> WorkError:
         f"teacher {teacher}: the cache lacks {absent} of {total} texts",
         fix="`amalgam verify`, then run the same command again",
     )
+
+
+def _summed(answers: Sequence[Answers], take: int, measure: str, *, adaptive: bool) -> pl.DataFrame:
+    """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
+    overlap, as after a mended loss, each pass counts once.
+    """
+    total = pl.DataFrame()
+    for first, last, frame in ((one.first, one.last, one.frame) for one in answers):
+        if "passes" not in frame.columns or first >= take or frame.is_empty():
+            continue
+        classes = width(frame["passes"]) // (last - first)
+        for count, rows in _by_count(frame, total):
+            if first <= count < min(last, take):
+                until = min(last, take)
+                raw = rows["passes"].to_numpy()[:, (count - first) * classes : (until - first) * classes]
+                sums = counted(until - count, len(raw)) | sums_over_raw(raw, classes, measure, squares=adaptive)
+                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
+    return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
+
+
+def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    """The texts of a file by how many passes are summed already."""
+    if total.is_empty():
+        return [(0, frame)]
+    joined = frame.select("key").join(total.select("key", COUNT), on="key", how="left", maintain_order="left")
+    counts = joined[COUNT].fill_null(0)
+    return [(int(count), frame.filter(counts == count)) for count in counts.unique(maintain_order=True)]
+
+
+def _grown(total: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Add the sums of texts that are all in `total`, or none of them is."""
+    both = total if total.is_empty() else total.join(found, on="key", how="semi")
+    if both.is_empty():
+        return pl.concat([frame for frame in (total, found) if not frame.is_empty()])
+    after = both.select("key").join(found, on="key", how="left", maintain_order="left")
+    added = {name: both[name] + after[name] for name in both.columns if name != "key"}
+    return pl.concat([total.join(found, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])

@@ -37,13 +37,15 @@ Overrides = Annotated[
     ),
 ]
 
-Only = Annotated[bool, typer.Option("--no-upstream", help="Refuse instead of bringing earlier stages up to date.")]
+Only = Annotated[
+    bool, typer.Option("--no-upstream", help="Fail if an earlier stage is not current, instead of running it.")
+]
 
-Force = Annotated[bool, typer.Option("--force", help="Make the stage's result again even if it is current.")]
+Force = Annotated[bool, typer.Option("--force", help="Recompute the stage's result even if it is current.")]
 
-Part = Annotated[str | None, typer.Option("--part", help="Do share i of n, such as 0/4; auto: as a job array says.")]
+Part = Annotated[str | None, typer.Option("--part", help="Run share i of n, such as 0/4; auto: from the job array.")]
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the result.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -61,26 +63,26 @@ def examples(*lines: str) -> str | None:
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Where to put it: amalgam-demo, or amalgam-demo-data-free.", show_default=False),
+        typer.Argument(help="Folder of the demo: amalgam-demo, or amalgam-demo-data-free.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     data_free: Annotated[
         bool,
-        typer.Option("--data-free", help="The students see no text: a language model and the teachers write them."),
+        typer.Option("--data-free", help="Use no corpus: a language model and the teachers generate the texts."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Three small classifiers become one student: offline, in minutes. Run it again: nothing is recomputed."""
+    """Distil three small classifiers into one student: offline, in minutes. A second run recomputes nothing."""
     from amalgam.stages.app.demo.data_free import run_data_free
     from amalgam.stages.app.demo.with_texts import run_demo
 
-    said = overrides or []
+    fields = overrides or []
     if folder is not None and "=" in folder.name:  # no folder was given, only overrides
-        folder, said = None, [str(folder), *said]
+        folder, fields = None, [str(folder), *fields]
     if data_free:
-        run_data_free(folder or Path("amalgam-demo-data-free"), said, quiet=quiet)
+        run_data_free(folder or Path("amalgam-demo-data-free"), fields, quiet=quiet)
     else:
-        run_demo(folder or Path("amalgam-demo"), said, quiet=quiet)
+        run_demo(folder or Path("amalgam-demo"), fields, quiet=quiet)
 
 
 @app.command(
@@ -129,7 +131,9 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     mode: Annotated[
         str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
-    oracle: Annotated[Path | None, typer.Option(help="A model folder to measure the targets' KL against.")] = None,
+    oracle: Annotated[
+        Path | None, typer.Option(help="Model folder; prints the KL divergence of the targets from its predictions.")
+    ] = None,
     only: Only = False,
     force: Force = False,
     part: Part = None,
@@ -138,8 +142,8 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     """Adds the options of targets to the command of their stage."""
     from amalgam.stages.app.commands import run_stages
 
-    said = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
-    run_stages(config, said, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
+    fields = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
+    run_stages(config, fields, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
 
 
 def report(  # noqa: PLR0913 - the options of a command
@@ -178,7 +182,7 @@ for _stage in STAGES:
 def run(
     overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
 ) -> None:
-    """Bring everything up to date. Running again is resuming."""
+    """Run every stage that is not current. Running again resumes."""
     from amalgam.stages.app.commands import run_stages
 
     run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
@@ -203,7 +207,7 @@ def sweep(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """A student for each combination of the values given, and a table of them. Running again is resuming."""
+    """Train a student for each combination of the values, and print a table. Running again resumes."""
     from amalgam.stages.app.sweep import run_sweep
 
     run_sweep(config, overrides, quiet=quiet, as_json=as_json)
@@ -224,9 +228,9 @@ def plan(
             "--estimate", help="Run and time one unit of each stage without a recorded time; the results stay."
         ),
     ] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="What is made of what, in the place of a table.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Print the stages as a tree instead of a table.")] = False,
 ) -> None:
-    """What `run` would do, why, and what it would cost. Nothing runs."""
+    """Print the stages that `run` would run, with reasons and costs. Nothing runs."""
     from amalgam.stages.app.commands import show_plan
 
     show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
@@ -239,7 +243,7 @@ def explain(
     config: Config = FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Why a stage would run: field by field, against what was built last."""
+    """Print why a stage would run: the fields that differ from its last result."""
     from amalgam.stages.app.commands import show_explanation
 
     show_explanation(stage, config, overrides or [], as_json=as_json)
@@ -247,7 +251,7 @@ def explain(
 
 @app.command(epilog=examples("amalgam status", "amalgam status --json"))
 def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """What the workspace holds, and what each stage built last."""
+    """List the results in the workspace, and the last one of each stage."""
     from amalgam.stages.app.commands import show_status
 
     show_status(config, overrides or [], as_json=as_json)
@@ -255,7 +259,7 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 
 @app.command(epilog=examples("amalgam verify"))
 def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """Check every stored file against its digest; damaged ones are quarantined and made again by the next run."""
+    """Check every stored file against its digest; damaged ones are quarantined, and the next run recomputes them."""
     from amalgam.stages.app.commands import verify_workspace
 
     verify_workspace(config, overrides or [], as_json=as_json)
@@ -266,8 +270,10 @@ def gc(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
-    unused: Annotated[bool, typer.Option("--unused", help="Also results that the last builds do not use.")] = False,
-    compact: Annotated[bool, typer.Option("--compact", help="Instead, pack many small units into few files.")] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Also delete results that the last runs do not use.")
+    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Pack many small units into few files instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
@@ -281,7 +287,7 @@ def gc(  # noqa: PLR0913 - the options of a command
 
 @app.command(epilog=examples("amalgam audit", "amalgam audit --json"))
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """The teachers seen from the cache: who wins, who is missed, who contradicts whom. Seconds; needs no labels."""
+    """Compare the teachers from the cache: wins, misses and contradictions. Seconds; needs no labels."""
     from amalgam.stages.app.commands import show_audit
 
     show_audit(config, overrides or [], as_json=as_json)
@@ -289,7 +295,7 @@ def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = 
 
 @app.command(epilog=examples("amalgam methods", "amalgam methods --json"))
 def methods(as_json: AsJson = False) -> None:
-    """The amalgamation methods by name."""
+    """List the amalgamation methods."""
     from amalgam.stages.app.commands import show_methods
 
     show_methods(as_json=as_json)
@@ -297,7 +303,7 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command(epilog=examples("amalgam schema"))
 def schema() -> None:
-    """The experiment file's JSON Schema."""
+    """Print the experiment file's JSON Schema."""
     from amalgam.stages.app.commands import show_schema
 
     show_schema()
@@ -305,7 +311,7 @@ def schema() -> None:
 
 @app.command(epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
 def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """Versions, device, disk, and what is missing."""
+    """Print versions, device and disk, and the missing pieces with their fixes."""
     from amalgam.stages.app.commands import show_health
 
     show_health(config, overrides or [], as_json=as_json)
@@ -315,7 +321,7 @@ finished.add_to(app)
 
 
 def main() -> None:
-    """Errors are one line each for what, where and fix; --debug shows the traceback."""
+    """Runs the command; errors print as message, place and fix, with --debug as a traceback."""
     from amalgam.pipeline.errors import AmalgamError, InterruptedRunError
 
     debug = "--debug" in sys.argv
@@ -323,7 +329,7 @@ def main() -> None:
     try:
         app(arguments, prog_name="amalgam")
     except AmalgamError as error:
-        if isinstance(error, InterruptedRunError):  # one more interrupt finds a process that is leaving: no traceback
+        if isinstance(error, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if debug:
             raise

@@ -1,6 +1,6 @@
-"""Progress, tables and messages: one line that moves on a terminal, clean lines elsewhere.
+"""Prints progress, tables and messages: a moving line on a terminal, whole lines elsewhere.
 
-Everything that informs goes to stderr, results (tables, JSON) to stdout. Text that came from data is never markup.
+Messages go to stderr, results to stdout. Not rich: pipes get whole lines, `--help` starts fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import AmalgamError
 EVERY_SECONDS = 30.0
 
 LEAST_LAST = 16
-"""Characters of a table's last column that are shown at least: it may be cut, the others are not."""
+"""Minimal width of a table's last column, the only one that is shortened."""
 
 
 class Progress:
@@ -66,7 +66,7 @@ class Tally:
     done: int = 0
     reused: int = 0
 
-    def told(self, seconds: float) -> str:
+    def summary(self, seconds: float) -> str:
         if self.done < 2:
             return ""
         rate = f" ({rate_of(self.done / seconds)})" if self.done >= 10 and seconds > 0 else ""
@@ -99,14 +99,14 @@ class Console:
         self._line(f"{stage}: reused")
 
     def finished(self, stage: str, seconds: float, where: str) -> None:
-        self._line(f"{stage}: done in {duration(seconds)}{self._tally.told(seconds)} -> {_relative(where)}")
+        self._line(f"{stage}: done in {duration(seconds)}{self._tally.summary(seconds)} -> {_relative(where)}")
 
     def result(self, text: str) -> None:
         """Prints to stdout, also with --quiet."""
         self._write(self._out, text)
 
     def sentence(self, text: str) -> None:
-        """As `result`, over as many lines as the terminal is narrow."""
+        """Prints a result and wraps it at the width of the terminal."""
         columns = shutil.get_terminal_size((100, 24)).columns
         self.result(textwrap.fill(text, columns, subsequent_indent="  ", break_long_words=False))
 
@@ -140,7 +140,7 @@ class Console:
 
     @contextlib.contextmanager
     def steps(self, what: str, total: int) -> Iterator[Callable[[int, int, float], None]]:
-        """Progress of a training, within the stage's own; `what`: a phase of it, or all units together."""
+        """Shows the progress of a training inside that of its stage; `what` names a phase of the training."""
         outer = self._progress
         number = f"{outer.done + 1}/{outer.total}" if outer and outer.total > 1 else ""
         inner = Progress(self, f"{outer.stage if outer else ''} {what or number}".strip(), "steps", total, 0)
@@ -155,7 +155,7 @@ class Console:
             self._clear()
 
     def show_progress(self, parts: Sequence[str]) -> None:
-        """As much of the line as a terminal has room for; all of it elsewhere."""
+        """Prints the parts that fit in the terminal's width, or all of them elsewhere."""
         if self._quiet:
             return
         shown = [part for part in parts if part]
@@ -184,7 +184,7 @@ class Console:
 
 
 def print_error(error: AmalgamError) -> None:
-    """What, where, fix: three lines on stderr."""
+    """Prints the message, place and fix of an error to stderr."""
     Console().say(f"error: {error}")
 
 
@@ -205,7 +205,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], colu
 def _blocks(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int
 ) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """A table that is wider than the terminal, in pieces side by side, each beginning with the first column."""
+    """Splits a table that is wider than the terminal into blocks, each with the first column."""
     widths = [max(len(str(row[index])) for row in (header, *rows)) for index in range(len(header))]
     widths[-1] = min(widths[-1], LEAST_LAST)
     taken, used = [0], widths[0]

@@ -1,4 +1,4 @@
-"""What the workspace holds, whether it is still what was written, and what in it nobody needs."""
+"""Lists the workspace's results, verifies its files, and finds garbage."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ READ_AT_ONCE = 4096
 """Records."""
 
 ROOMS = ("pins", QUARANTINE, "journals", "given")
-"""Not of any stage: no record stands for what lies there."""
+"""Folders without stages: no record names their files."""
 
 
 def list_artifacts(run: Run) -> dict[str, Any]:
-    """Every finished result, what of it HEAD is, and the families of stage 1."""
+    """Returns every result and family, and marks the ones in HEAD."""
     head = run.store.head()
     entries = list(run.store.backend.list())
     sizes = {entry.path: entry.bytes for entry in entries}
@@ -45,15 +45,15 @@ def list_artifacts(run: Run) -> dict[str, Any]:
 def _results(
     run: Run, stage: Stage, head: str | None, entries: Sequence[FileInfo], sizes: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    held: dict[str, list[FileInfo]] = {}
+    by_name: dict[str, list[FileInfo]] = {}
     for entry in entries:
-        held.setdefault(entry.path.split("/")[1], []).append(entry)
-    for name, mine in sorted(held.items()):
-        there = {entry.path.split("/", 2)[-1] for entry in mine}
-        manifest = run.store.manifest(stage.name, name) if MANIFEST in there else None
-        if manifest is None and "key.json" not in there:
+        by_name.setdefault(entry.path.split("/")[1], []).append(entry)
+    for name, mine in sorted(by_name.items()):
+        names = {entry.path.split("/", 2)[-1] for entry in mine}
+        manifest = run.store.manifest(stage.name, name) if MANIFEST in names else None
+        if manifest is None and "key.json" not in names:
             continue
-        line = _manifest_line(stage, manifest, sizes) if manifest else _family_line(run, stage.name, name, there)
+        line = _manifest_line(stage, manifest, sizes) if manifest else _family_line(run, stage.name, name, names)
         yield {
             "stage": stage.name,
             "name": name,
@@ -74,11 +74,11 @@ def _manifest_line(stage: Stage, manifest: Record, sizes: Mapping[str, int]) -> 
     return f"{stage.describe(manifest)}; {complete}/{total} files{rest}"
 
 
-def _family_line(run: Run, stage: str, name: str, there: Collection[str]) -> str:
+def _family_line(run: Run, stage: str, name: str, files: Collection[str]) -> str:
     key = run.store.read_json(run.store.folder(stage, name) / "key.json")
     if not isinstance(key, dict):
         return "family (key.json cannot be read)"
-    units = sum(1 for file in there if file.startswith("units/") and file.endswith(".json"))
+    units = sum(1 for file in files if file.startswith("units/") and file.endswith(".json"))
     return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
 
 
@@ -90,7 +90,7 @@ def _newer_models(run: Run) -> Iterator[str]:
 
 
 def verify(run: Run) -> dict[str, Any]:
-    """Every file of every record against its digest."""
+    """Verifies every file of every record, and quarantines the damaged ones."""
     damaged, files, size = [], 0, 0
     seen: set[str] = set()
     for _, record in _records(run):
@@ -109,23 +109,23 @@ def verify(run: Run) -> dict[str, Any]:
 def find_garbage(run: Run, *, unused: bool) -> list[dict[str, Any]]:
     entries = list(run.store.backend.list())
     records = list(_records(run, entries))
-    found = list(_leftovers(run, entries, records))
+    rows = list(_leftovers(run, entries, records))
     if unused:
         kept, sizes = _in_use(run, records), {entry.path: entry.bytes for entry in entries}
-        found += [
+        rows += [
             _item(inside, sizes[inside], "the last builds do not use it")
             for record_inside, record in records
             for inside in [record_inside, *(file.path for file in record.files)]
             if inside not in kept and inside in sizes
         ]
-    return list({row["path"]: row for row in found}.values())
+    return list({row["path"]: row for row in rows}.values())
 
 
-def remove(run: Run, found: list[dict[str, Any]]) -> None:
-    """Records go before their files: what is left half-deleted reads as not committed."""
-    whole = sorted((row["path"] for row in found if "loose" not in row), key=lambda path: not path.endswith(".json"))
+def remove(run: Run, rows: list[dict[str, Any]]) -> None:
+    """Deletes records before their files, so that an interrupted deletion leaves no record without files."""
+    whole = sorted((row["path"] for row in rows if "loose" not in row), key=lambda path: not path.endswith(".json"))
     run.store.backend.delete(whole)
-    run.store.backend.inner.delete([row["path"] for row in found if "loose" in row])
+    run.store.backend.inner.delete([row["path"] for row in rows if "loose" in row])
     run.store.backend.remove_empty_folders()
 
 
@@ -152,19 +152,19 @@ def _leftovers(
 
 
 def _packed(run: Run, entries: Sequence[FileInfo]) -> Iterator[tuple[str, str]]:
-    """(path, pack) of every packed file."""
+    """Yields (path, pack) of every packed file."""
     for folder in sorted({entry.path.rpartition("/")[0] for entry in entries}):
         if may_be_packed(folder):
             yield from ((inside, piece.pack) for inside, piece in run.store.backend.index(folder).pieces.items())
 
 
 def _is_data(parts: Sequence[str]) -> bool:
-    said = parts[-1].endswith((".json", ".gz"))
-    return len(parts) > 2 and parts[0] not in ROOMS and not said and "checkpoint" not in parts
+    metadata = parts[-1].endswith((".json", ".gz"))
+    return len(parts) > 2 and parts[0] not in ROOMS and not metadata and "checkpoint" not in parts
 
 
 def _records(run: Run, entries: Sequence[FileInfo] | None = None) -> Iterator[tuple[str, Record]]:
-    """A record is asked for once its turn comes; of many, many at once."""
+    """Yields all records, read in batches."""
     listed = run.store.backend.list() if entries is None else entries
     insides = [entry.path for entry in listed if _may_be_record(entry.path.split("/"))]
     for start in range(0, len(insides), READ_AT_ONCE):
@@ -178,7 +178,7 @@ def _may_be_record(parts: Sequence[str]) -> bool:
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
-    """What HEAD's manifests name, and the records that stand for it."""
+    """Returns the files of HEAD's manifests and the records that name them."""
     from amalgam.stages.common.token_cache import ROOM, is_of
 
     kept: set[str] = set()
@@ -197,14 +197,14 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
 
 
 def _texts_in_use(run: Run) -> set[str]:
-    """The digests of the last corpus's files: tokens are kept as long as their texts are there."""
+    """Returns the digests of the last corpus, whose token cache is in use."""
     entry = run.store.head().get("read-corpus")
     manifest = run.store.manifest("read-corpus", entry["fingerprint"]) if entry else None
     return {file.sha256 for file in manifest.files} if manifest else set()
 
 
 def _item(inside: str, size: int, why: str, *, loose: bool = False) -> dict[str, Any]:
-    """`loose`: what is packed of it stays."""
+    """`loose`: only the loose copy of a packed file is garbage."""
     return {"path": inside, "bytes": size, "why": why} | ({"loose": True} if loose else {})
 
 
@@ -212,6 +212,6 @@ def packable(run: Run) -> list[PackCandidates]:
     return list(loose_units(run.store, run.store.backend.list()))
 
 
-def pack(run: Run, found: Sequence[PackCandidates]) -> int:
-    """How many units were packed."""
-    return sum(compact(run.store, loose) for loose in found)
+def pack(run: Run, folders: Sequence[PackCandidates]) -> int:
+    """Packs the units and returns their number."""
+    return sum(compact(run.store, loose) for loose in folders)

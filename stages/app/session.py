@@ -1,4 +1,4 @@
-"""An experiment file and its workspace, opened; and what must hold while stages work in it."""
+"""Opens an experiment file with its workspace, and keeps the session of running stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_run(
     store.check_layout()
     share = share_of(part, execution.processes)
     if share.kind == "torchrun" and not share.is_leader:
-        console = Console(quiet=True)  # one of them speaks
+        console = Console(quiet=True)  # only the leader prints
     run = Run(
         loaded.experiment,
         loaded.base,
@@ -40,7 +40,7 @@ def open_run(
 
 @contextmanager
 def working(run: Run) -> Iterator[None]:
-    """Signals are heard, and what was learned of outside files is kept, whatever happens."""
+    """Handles signals during the block, and stores new file digests after it."""
     with run.signals.listening():
         try:
             yield
@@ -51,7 +51,7 @@ def working(run: Run) -> Iterator[None]:
 
 
 def _leave_group() -> None:
-    """A torchrun process that ends without taking leave makes torch warn of a leak."""
+    """Leaves the process group of torchrun, because torch warns of a leak otherwise."""
     if "torch" in sys.modules:
         from torch import distributed
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.stages.app.student import input as asked_texts
+from amalgam.stages.app.student import predict as predict_module
 from amalgam.stages.common.models.output_folder import MARK
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
 
@@ -91,7 +91,7 @@ def test_a_file_keeps_its_order_and_every_row(
 ) -> None:
     import polars as pl
 
-    monkeypatch.setattr(asked_texts, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(predict_module, "BLOCK_ROWS", 7)
     desk("predict", "--input", "texts/test.csv", "--id", "label", "--out", out, "--top", "2", "--explain", "--force")
     table = pl.read_parquet(desk.folder / out) if out.endswith("parquet") else pl.read_csv(desk.folder / out)
     rows = desk.texts("test")

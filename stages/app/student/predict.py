@@ -5,21 +5,30 @@ A file is checked before anything runs, then asked block by block: memory does n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import os
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, TextIO
 
 import numpy as np
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import shown, text_key
+from amalgam.data.parquet import parquet_options
+from amalgam.data.rows import BadRow, Row, read_lines, read_rows
+from amalgam.data.schemas import Column, arrow_schema, predictions
+from amalgam.data.sources import SUFFIXES
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.stages.app.student.folder import StudentFolder, columns_of, finished_student
-from amalgam.stages.app.student.input import PIPE, InputTexts
-from amalgam.stages.app.student.output import check_place, opened
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -156,3 +165,171 @@ def from_commands(  # noqa: PLR0913 - the options of the command
     lines = source == PIPE or source.lower().endswith(".txt")
     asked = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
     answer_file(finished, asked, out=out, wanted=wanted, quiet=quiet)
+
+
+BLOCK_ROWS = 8192
+
+BLOCK_CHARACTERS = 1 << 24
+
+PIPE = "-"
+
+
+@dataclass
+class InputTexts:
+    """Where texts come from, and how to read them."""
+
+    source: str
+    columns: Sequence[str]
+    id_column: str | None
+    skip_bad_rows: bool
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def check(self) -> int | None:
+        """How many rows there are, every one of them read once before anything runs; None for a pipe."""
+        if self.source == PIPE:
+            return None
+        path = Path(self.source)
+        if not path.is_file():
+            raise DataError(
+                "there is no file of texts", where=str(path.absolute()), fix="--input FILE, or --input - for a pipe"
+            )
+        if path.suffix.lower() not in (*SUFFIXES, ".txt"):
+            fix = f"the kinds are {', '.join(SUFFIXES)} and .txt (one text a line)"
+            raise DataError(f"{shown(path.name)} is of no kind that can be read", where=str(path), fix=fix)
+        if path.suffix.lower() == ".txt" and (self.id_column or len(self.columns) > 1):
+            raise ExperimentError(
+                "a .txt file has no columns", where=str(path), fix="leave --id out, and --text but one"
+            )
+        count = sum(1 for _ in self.rows())
+        self.skipped.clear()
+        if not count:
+            raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
+        return count
+
+    def blocks(self) -> Iterator[list[Row]]:
+        block, characters = list[Row](), 0
+        for row in self.rows():
+            block.append(row)
+            characters += sum(map(len, row.fields))
+            if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+                yield block
+                block, characters = [], 0
+        if block:
+            yield block
+
+    def rows(self) -> Iterator[Row]:
+        for row in self._found():
+            if isinstance(row, Row):
+                yield row
+            elif self.skip_bad_rows:
+                self.skipped[row.reason] += 1
+            else:
+                what = f"a row cannot be used: {row.reason}"
+                raise DataError(what, where=row.where, fix=f"{row.fix}; or leave such rows out, --skip-bad-rows")
+
+    def _found(self) -> Iterator[Row | BadRow]:
+        if self.source == PIPE:
+            yield from read_lines(sys.stdin.buffer, "the pipe")
+            return
+        path = Path(self.source)
+        if path.suffix.lower() == ".txt":
+            with path.open("rb") as file:
+                yield from read_lines(file, shown(path.name, 200))
+            return
+        corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
+        yield from read_rows(path, corpus=corpus, setting="--{} ")
+
+
+KINDS = (".parquet", ".csv")
+
+DIGITS = 6
+"""Of a probability in a csv."""
+
+
+class Writer(Protocol):
+    rows: int
+
+    def write(
+        self, rows: Sequence[Row], labels: Sequence[Sequence[str]], probabilities: Any, masses: Mapping[str, Any]
+    ) -> None: ...
+
+
+@contextmanager
+def opened(out: Path | None, top: int, teachers: Sequence[str]) -> Iterator[Writer]:
+    """The file takes its place when all is written; where something fails, what stood there stays."""
+    columns = predictions(top, teachers)
+    if out is None:
+        yield _Csv(sys.stdout, columns)
+        return
+    aside = out.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}{out.suffix}")
+    try:
+        if out.suffix.lower() == ".csv":
+            with aside.open("w", encoding="utf-8", newline="") as file:
+                yield _Csv(file, columns)
+        else:
+            with _Parquet(aside, columns) as writer:
+                yield writer
+        aside.replace(out)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def check_place(out: Path | None, *, force: bool) -> None:
+    """Refuses, before anything runs, what would not be written in the end."""
+    if out is None:
+        return
+    if out.suffix.lower() not in KINDS:
+        what = f"{shown(out.name)} is of no kind that can be written"
+        raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(KINDS)}")
+    if not out.absolute().parent.is_dir():
+        raise ExperimentError("there is no such folder", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+    if out.exists() and not force:
+        raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="name another, or --force")
+
+
+class _Csv:
+    def __init__(self, file: TextIO, columns: Sequence[Column]) -> None:
+        self.rows = 0
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._writer.writerow([column.name for column in columns])
+
+    def write(
+        self, rows: Sequence[Row], labels: Sequence[Sequence[str]], probabilities: Any, masses: Mapping[str, Any]
+    ) -> None:
+        self.rows += len(rows)
+        shares = zip(*(mass.tolist() for mass in masses.values()), strict=True) if masses else ((),) * len(rows)
+        for row, names, values, share in zip(rows, labels, probabilities.tolist(), shares, strict=True):
+            named = [cell for name, value in zip(names, values, strict=True) for cell in (name, round(value, DIGITS))]
+            own = [row.number, text_key(row.fields).hex(), "" if row.id is None else row.id]
+            self._writer.writerow([*own, *named, *(round(value, DIGITS) for value in share)])
+
+
+class _Parquet:
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        import pyarrow.parquet as pq
+
+        self.rows = 0
+        self._schema = arrow_schema(columns)
+        self._writer: Any = pq.ParquetWriter(path, self._schema, **parquet_options(self._schema))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def write(
+        self, rows: Sequence[Row], labels: Sequence[Sequence[str]], probabilities: Any, masses: Mapping[str, Any]
+    ) -> None:
+        import pyarrow as pa
+
+        self.rows += len(rows)
+        own = [[row.number for row in rows], [text_key(row.fields) for row in rows], [row.id for row in rows]]
+        named = [
+            values
+            for place in range(probabilities.shape[1])
+            for values in ([names[place] for names in labels], probabilities[:, place])
+        ]
+        values = [*own, *named, *masses.values()]
+        arrays = [pa.array(column, field.type) for column, field in zip(values, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))

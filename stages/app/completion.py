@@ -1,6 +1,6 @@
-"""What the shell may go on with: stages, fields, methods, teachers. Never an error: then there is simply nothing.
+"""Completes stages, fields, methods and teachers in the shell; an error gives no completions.
 
-bash breaks words at "=", other shells do not: an override is completed either way.
+bash splits words at "=", other shells do not: overrides are completed in both.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     field, equals, begun = incomplete.partition("=")
     if equals:
         return [f"{field}={value}" for value in _values(ctx, field) if value.startswith(begun)]
-    said = [word for word in ctx.params.get("overrides") or [] if word != "="]
-    if said and "=" not in said[-1] and said[-1] in fields():
-        return [value for value in _values(ctx, said[-1]) if value.startswith(incomplete)]
+    words = [word for word in ctx.params.get("overrides") or [] if word != "="]
+    if words and "=" not in words[-1] and words[-1] in fields():
+        return [value for value in _values(ctx, words[-1]) if value.startswith(incomplete)]
     return [f"{field}=" for field in fields() if field.startswith(incomplete)]
 
 
 def fields() -> dict[str, Any]:
-    """Every field that can be overridden by name, and what it may be."""
+    """Returns every field that can be overridden by name, with its type."""
     from amalgam.pipeline.config.schema import ExperimentConfig
 
     return dict(_leaves(ExperimentConfig, ""))

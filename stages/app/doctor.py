@@ -1,4 +1,4 @@
-"""`amalgam doctor`: what this machine offers, and what is missing and how to get it."""
+"""Reports versions, device, disk, and missing files with the fix (`amalgam doctor`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from amalgam.stages.report.stage import ENCODER
 
 def diagnose(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     rows = [_row("python", platform.python_version())]
-    for library, found in library_versions().items():
-        missing = found == "not installed"
-        rows.append(_row(library, found, f"pip install {library}" if missing else ""))
+    for library, installed in library_versions().items():
+        missing = installed == "not installed"
+        rows.append(_row(library, installed, f"pip install {library}" if missing else ""))
     return [*rows, _device(), *_experiment(config, overrides), _disk()]
 
 
@@ -34,7 +34,7 @@ def _device() -> dict[str, str]:
 
 
 def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
-    """The file, and a row for each thing it names: whether it is there. No weights are loaded, no texts fetched."""
+    """Returns a row for the file and for each input that it names; loads no weights and fetches no texts."""
     if not config.exists():
         return [_row("experiment", f"no {config.name} here", "amalgam init")]
     try:
@@ -59,7 +59,7 @@ def _texts(run: Run) -> str:
     elsewhere = (*REMOTE, GENERATED)
     for one in (one for named in sources.values() for one in named if not one.startswith(elsewhere)):
         find_files(one, run.base)
-    return f"{', '.join(sources)}: every local file is there"
+    return f"{', '.join(sources)}: every local file exists"
 
 
 def _teachers(run: Run) -> str:
@@ -69,7 +69,7 @@ def _teachers(run: Run) -> str:
 
 
 def _models(run: Run) -> str:
-    """What the student begins as, and what writes texts."""
+    """Checks the student's encoder and the language model."""
     if run.experiment.generate and run.experiment.generate.writes:
         language_model_files(run)
     student = run.experiment.student
@@ -80,7 +80,7 @@ def _models(run: Run) -> str:
 
 
 def _workspace(run: Run) -> str:
-    """One in an object store: is it reached, and does it keep the first of two writers?"""
+    """Checks that the object store is reachable and supports conditional writes."""
     run.store.backend.check()
     return f"{run.store.backend.address}: reached, supports conditional writes"
 
@@ -90,5 +90,5 @@ def _disk() -> dict[str, str]:
     return _row("disk", f"{free:,.1f} GB free", "amalgam gc" if free < 1 else "")
 
 
-def _row(what: str, found: str, fix: str = "") -> dict[str, str]:
-    return {"what": what, "found": found, "fix": fix}
+def _row(what: str, value: str, fix: str = "") -> dict[str, str]:
+    return {"what": what, "found": value, "fix": fix}

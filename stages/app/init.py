@@ -1,7 +1,6 @@
-"""`amalgam init --from-teachers`: models say which labels they know, and the experiment file names them.
+"""Writes an experiment file; `amalgam init --from-teachers` reads the teachers' labels from their configurations.
 
-Only configurations are read, from folders, packages or the Hub; no weights are fetched. Nothing is written if a model
-cannot serve: each is named with the fix.
+No weights are fetched. If a model cannot be a teacher, nothing is written, and the error names it with the fix.
 """
 
 from __future__ import annotations
@@ -37,11 +36,13 @@ class DetectedTeacher:
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
-    """What to tell the user."""
+    """Writes the file and returns the message for the user."""
     if not from_teachers:
         if len(names) > 1:
-            what = f"{len(names)} folders, where one can be written to"
-            raise ExperimentError(what, where=shown(" ".join(names)), fix="if these are models: --from-teachers")
+            what = f"`init` takes one folder, got {len(names)}"
+            raise ExperimentError(
+                what, where=shown(" ".join(names)), fix="name one folder; for models add --from-teachers"
+            )
         path = write_template(Path(names[0]) if names else into)
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan`"
     if not names:
@@ -56,13 +57,13 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
 
 
 def introduce(given: Sequence[str], into: Path) -> list[DetectedTeacher]:
-    found: list[DetectedTeacher] = []
+    teachers: list[DetectedTeacher] = []
 
-    def meet(one: str) -> None:
-        found.append(_introduce(one, into, [teacher.name for teacher in found]))
+    def add(model: str) -> None:
+        teachers.append(_introduce(model, into, [teacher.name for teacher in teachers]))
 
-    for_all(meet, given, cannot="be teachers", where=WHERE)
-    return found
+    for_all(add, given, cannot="be teachers", where=WHERE)
+    return teachers
 
 
 def section(teachers: Sequence[DetectedTeacher]) -> str:
@@ -74,24 +75,24 @@ def section(teachers: Sequence[DetectedTeacher]) -> str:
     for teacher in teachers:
         lines += [f"  - name: {teacher.name}", f"    model: {_quoted(teacher.model)}"]
         if teacher.commit:
-            lines.append(f"    # revision: {teacher.commit}  # what it means today; pinned by the first run")
+            lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
         lines += _about(teacher, owners)
     return "\n".join(lines) + "\n\n"
 
 
 def _about(teacher: DetectedTeacher, owners: Mapping[str, Sequence[str]]) -> list[str]:
-    """Its labels as comments: which are shared, and which only look different."""
+    """Returns comments with the labels: shared ones, and ones that differ only in case."""
     named = ", ".join(shown(label) for label in teacher.labels[:LABELS_SHOWN])
     more = f" and {len(teacher.labels) - LABELS_SHOWN} more" if len(teacher.labels) > LABELS_SHOWN else ""
     lines = [f"    # {len(teacher.labels)} labels: {named}{more}"]
     shared = [label for label in teacher.labels if len(owners[label]) > 1]
     if shared:
-        lines.append(f"    # shared with others: {', '.join(shown(label) for label in shared[:LABELS_SHOWN])}")
+        lines.append(f"    # shared with other teachers: {', '.join(shown(label) for label in shared[:LABELS_SHOWN])}")
     first = {label.casefold(): label for label in reversed(list(owners))}
     alike = {label: first[label.casefold()] for label in teacher.labels if first[label.casefold()] != label}
     if alike:
         pairs = ", ".join(f"{_quoted(old)}: {_quoted(new)}" for old, new in alike.items())
-        lines.append(f"    # rename: {{{pairs}}}  # if these are the same label, written otherwise")
+        lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
     return lines
 
 
@@ -109,18 +110,18 @@ def _introduce(given: str, into: Path, taken: Sequence[str]) -> DetectedTeacher:
 
 
 def _folder_or_id(given: str) -> str:
-    """A model that lies here is meant by its path, as a shell completes it; the file will say so with ./"""
+    """Returns ./NAME for a model folder in the working folder, else the reference unchanged."""
     here = Path(given)
     return f"./{given}" if not here.is_absolute() and (here / "config.json").is_file() else given
 
 
 def _refuse_headless(config: Mapping[str, object], where: str) -> None:
-    """What config.json says it was saved as; stage 1 looks at the weights themselves."""
+    """Refuses a model that config.json names as one without a classification head; stage 1 checks the weights."""
     saved_as = config.get("architectures")
     names = [str(name) for name in saved_as] if isinstance(saved_as, list) else []
     if names and not any("Classif" in name for name in names):
         what = f"the model is a {shown(names[0])}, which has no head for labels"
-        raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone knows no labels")
+        raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
 
 
 def _from_hub(model_id: str) -> tuple[Path, str]:
@@ -138,7 +139,7 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
 
 
 def _as_named_in(into: Path, given: str, place: Path | str) -> str:
-    """A folder's path starts from the experiment file."""
+    """Returns the reference as the experiment file writes it: a relative path starts from that file."""
     if isinstance(place, str) or given.startswith("package:"):
         return given
     if Path(given).expanduser().is_absolute():
@@ -160,6 +161,6 @@ def _numbered(stem: str, number: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As YAML reads it back."""
+    """Returns the text as a YAML scalar."""
     plain = re.fullmatch(r"[A-Za-z./][\w./-]*", text, re.ASCII)
     return text if plain and text.lower() not in NOT_TEXT else json.dumps(text)

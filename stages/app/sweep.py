@@ -1,7 +1,7 @@
-"""`amalgam sweep`: several students by one command, one for each combination of the values that fields are given.
+"""Trains one student for each combination of the given field values (`amalgam sweep`).
 
-Each is an ordinary student of an ordinary run, with its own identity, name and report: what two of them share is made
-once, and running again is resuming. One after the other; on a Ray cluster all at once.
+Each student has its own identity, name and report; shared results are computed once. Students are trained one after
+the other, or in parallel on a Ray cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from amalgam.stages.report.stage import evaluation_if_any, row
 STUDENT = "train-student"
 
 MOST = 200
-"""Students of one sweep: more are a slip of the keyboard."""
+"""Largest number of students in a sweep."""
 
 SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
 
@@ -43,57 +43,57 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One student of a sweep: its name, and what it is told that others may not be."""
+    """One student of a sweep: its name, and the values that distinguish it."""
 
     name: str
     chosen: dict[str, str]
     overrides: list[str]
 
 
-def run_sweep(config: Path, said: Sequence[str], *, quiet: bool, as_json: bool) -> None:
-    members = members_of(config, said)
+def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: bool) -> None:
+    members = members_of(config, overrides)
     _, run = open_run(config, members[0].overrides)
     if run.share.kind == "torchrun":
-        raise ExperimentError("a sweep is of one process", fix="without torchrun; execution.engine=ray trains at once")
+        raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
     if run.experiment.execution.engine == "ray":
         _train_at_once(config, members, quiet=quiet)
-    found = []
+    results = []
     for member in members:
         if not quiet:
             Console().say(f"== {member.name}")
         _, run = open_run(config, member.overrides, console=QuietTables(quiet=quiet))
         with working(run):
             update(STAGES, run)
-            found.append(_found(member, run))
-    _show(Console(quiet=quiet), found, as_json=as_json)
+            results.append(_found(member, run))
+    _show(Console(quiet=quiet), results, as_json=as_json)
 
 
-# ---- what is swept
+# ---- combinations
 
 
-def members_of(config: Path, said: Sequence[str]) -> list[SweepRun]:
-    """Every combination, each checked as an experiment before any work."""
-    fields = {field: values_of(text) for field, _, text in (one.partition("=") for one in said)}
+def members_of(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
+    """Returns every combination, each validated as an experiment before any work."""
+    fields = {field: values_of(text) for field, _, text in (one.partition("=") for one in overrides)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
     _refuse(swept)
-    fixed = [one for one in said if one.partition("=")[0] not in swept]
+    fixed = [one for one in overrides if one.partition("=")[0] not in swept]
     student = load_experiment(config, [*fixed, *_first(swept)], presets=PRESETS).experiment.student
     first = [student.name] if "name" in student.model_fields_set else []
-    found = []
+    members = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
         name = "-".join([*first, *(_word(field, value) for field, value in chosen.items())])
-        told = [*fixed, *(f"{field}={value}" for field, value in chosen.items()), f'student.name="{name}"']
-        load_experiment(config, told, presets=PRESETS)
-        found.append(SweepRun(name, chosen, told))
-    alike = [name for name, members in itertools.groupby(sorted(one.name for one in found)) if len(list(members)) > 1]
+        settings = [*fixed, *(f"{field}={value}" for field, value in chosen.items()), f'student.name="{name}"']
+        load_experiment(config, settings, presets=PRESETS)
+        members.append(SweepRun(name, chosen, settings))
+    alike = [name for name, members in itertools.groupby(sorted(one.name for one in members)) if len(list(members)) > 1]
     if alike:
-        raise ExperimentError(f"two students would be called {alike[0]}", fix="name each value once")
-    return found
+        raise ExperimentError(f"two students have the name {alike[0]}", fix="name each value once")
+    return members
 
 
 def values_of(text: str) -> list[str]:
-    """Values between commas, as they were written; commas within brackets and quotes are a value's own."""
+    """Returns the values between commas, unparsed; commas inside brackets and quotes do not separate."""
     flow = f"[{text}]"
     try:
         node = yaml.compose(flow, Loader=yaml.SafeLoader)
@@ -106,12 +106,12 @@ def values_of(text: str) -> list[str]:
 def _refuse(swept: dict[str, list[str]]) -> None:
     how = next((field for field in swept if field.startswith("execution.") or field == "student.name"), None)
     if how:
-        raise ExperimentError(f"{how} is no part of what a student is", fix=f"give {how} one value, and others several")
+        raise ExperimentError(f"{how} does not distinguish students", fix=f"give {how} one value")
     if not swept:
         raise ExperimentError("no field has several values", fix="amalgam sweep student.seed=0,1,2")
     count = len(list(itertools.product(*swept.values())))
     if count > MOST:
-        raise ExperimentError(f"{count:,} students, and {MOST} at most in one sweep", fix="give fewer values")
+        raise ExperimentError(f"{count:,} students exceed the limit of {MOST} in a sweep", fix="give fewer values")
 
 
 def _first(swept: dict[str, list[str]]) -> list[str]:
@@ -119,7 +119,7 @@ def _first(swept: dict[str, list[str]]) -> list[str]:
 
 
 def _word(field: str, value: str) -> str:
-    """A part of a name: a method speaks for itself, a number does not."""
+    """Returns a part of the student's name; numbers include the name of their field."""
     word = re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._") or "empty"
     return word if word[0].isalpha() and word not in {"true", "false", "null"} else f"{field.rpartition('.')[2]}-{word}"
 
@@ -128,7 +128,7 @@ def _word(field: str, value: str) -> str:
 
 
 def _train_at_once(config: Path, members: Sequence[SweepRun], *, quiet: bool) -> None:
-    """All that students need, one after the other, since they share it; then the students themselves, a task each."""
+    """Runs the earlier stages one after the other, since students share them; then trains students in parallel."""
     waiting: dict[str, Run] = {}
     for member in members:
         _, run = open_run(config, member.overrides, console=PrefixedConsole(member.name, quiet=quiet))
@@ -151,7 +151,7 @@ def _train_at_once(config: Path, members: Sequence[SweepRun], *, quiet: bool) ->
 
 
 class PrefixedConsole(QuietTables):
-    """Says of what is new whose it is."""
+    """Prefixes each line with the name of its student."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
@@ -163,7 +163,7 @@ class PrefixedConsole(QuietTables):
     def stage_reused(self, stage: str) -> None: ...
 
 
-# ---- what is shown
+# ---- results
 
 
 def _found(member: SweepRun, run: Run) -> Found:
@@ -180,34 +180,34 @@ def _found(member: SweepRun, run: Run) -> Found:
     }
 
 
-def _show(console: Console, found: list[Found], *, as_json: bool) -> None:
-    seeds = list(over_seeds(found))
+def _show(console: Console, results: list[Found], *, as_json: bool) -> None:
+    seeds = list(over_seeds(results))
     if as_json:
-        console.json({"students": found, "over_seeds": seeds})
+        console.json({"students": results, "over_seeds": seeds})
         return
-    measured = [one for one in found if one["judged"]]
+    measured = [item for item in results if item["judged"]]
     groups = measured[0]["groups"] if measured else {}
-    rows = [row(one["name"], one["judged"], groups) if one["judged"] else [one["name"]] for one in found]
+    rows = [row(item["name"], item["judged"], groups) if item["judged"] else [item["name"]] for item in results]
     rows += [
-        [f"{one['name']}, mean of {one['students']}", *(_spread(*one[score]) for score in SCORES)] for one in seeds
+        [f"{item['name']}, mean of {item['students']}", *(_spread(*item[score]) for score in SCORES)] for item in seeds
     ]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)] if measured else ["student"]
     title = f"{measured[0]['n']:,} labelled test texts" if measured else "no labelled test texts (corpus.test)"
     console.table(title, header, [[*cells, *[""] * (len(header) - len(cells))] for cells in rows])
 
 
-def over_seeds(found: Sequence[Found]) -> Iterator[Found]:
-    """Mean and standard deviation of students that differ in nothing but seeds."""
+def over_seeds(results: Sequence[Found]) -> Iterator[Found]:
+    """Yields mean and standard deviation of students that differ only in seeds."""
     groups: dict[str, list[Found]] = {}
-    for one in found:
-        kept = [_word(field, value) for field, value in one["said"].items() if not field.endswith(".seed")]
-        if one["judged"] and len(kept) < len(one["said"]):
-            groups.setdefault("-".join(kept) or "all", []).append(one["judged"])
+    for result in results:
+        kept = [_word(field, value) for field, value in result["said"].items() if not field.endswith(".seed")]
+        if result["judged"] and len(kept) < len(result["said"]):
+            groups.setdefault("-".join(kept) or "all", []).append(result["judged"])
     for name, judged in groups.items():
         if len(judged) > 1:
-            scores = {score: [one[score] for one in judged] for score in SCORES}
-            known = {score: values for score, values in scores.items() if None not in values}
-            means = {score: (statistics.mean(values), statistics.stdev(values)) for score, values in known.items()}
+            scores = {score: [result[score] for result in judged] for score in SCORES}
+            complete = {score: values for score, values in scores.items() if None not in values}
+            means = {score: (statistics.mean(values), statistics.stdev(values)) for score, values in complete.items()}
             yield {"name": name, "students": len(judged), **{score: means.get(score, (None, None)) for score in SCORES}}
 
 

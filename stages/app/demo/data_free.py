@@ -1,8 +1,7 @@
-"""`amalgam demo --data-free`: the demo's twin, where the students see no text that a person wrote.
+"""Runs `amalgam demo --data-free`: students learn from generated texts only.
 
-Three teachers, and a language model of general text that is trained on the spot. Stage 0 writes texts in four ways,
-each once; students learn from them. The labelled test texts are the demo's, and the student that saw real texts is
-the ceiling.
+It trains three teachers and a small language model. Stage 0 generates texts in four ways, and students learn from them.
+The supervised student, trained on real texts, is the upper bound.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ ROWS = (
 """(method, source of its texts); as-dfd has no texts, but embeddings made by the teachers."""
 
 SOURCES: Mapping[str, list[str]] = {"cross-domain": ["generate.corpus=texts/general.parquet"]}
-"""What a source needs beside its name."""
+"""Further overrides of a source."""
 
 
 TEACHERS = (
     """\
-# Whoever has texts and labels makes the teachers, and gives them away without the texts. The supervised student, which
-# learns from these texts too, is the ceiling of what can be reached without them:
+# This experiment trains the teachers from labelled texts. The supervised student learns from these texts too, and is
+# the upper bound for students without texts:
 #   amalgam run -c with-texts.yaml
 corpus:
   train: texts/train.parquet
@@ -52,7 +51,7 @@ corpus:
     + THREE_TEACHERS
     + """
 cache:
-  passes: 0                        # no method here looks at dropout
+  passes: 0                        # no method here uses dropout
   max_tokens: 48
 
 student:
@@ -60,7 +59,7 @@ student:
   name: supervised
   encoder: teacher:desk
   max_tokens: 48
-  epochs: 4                        # about as many steps as the others
+  epochs: 4                        # about as many steps as other students
   batch_size: 16
   learning_rate: 1e-3
 """
@@ -73,7 +72,7 @@ EXPERIMENT = """\
 #   amalgam plan generate.texts=400
 #   amalgam run  student.method=vanilla-kd generate.steering_strength=5
 corpus:
-  test: texts/test.parquet         # only measured on
+  test: texts/test.parquet         # read by the report only
   label: label
 
 teachers:
@@ -108,30 +107,28 @@ student:
 
 def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     write_data_free(folder, Console(quiet=quiet))
-    console, found = Console(quiet=quiet), dict[str, Any]()
+    console, evaluations = Console(quiet=quiet), dict[str, Any]()
     console.say("== teachers")
     with_texts, config = folder / "with-texts.yaml", folder / "amalgam.yaml"
     _run(with_texts, [], quiet=quiet, target="train-teachers")
     for method, source in ROWS:
         name = f"{method} on {source} texts" if source else f"{method}, no texts"
         console.say(f"== {name}")
-        told = [
+        settings = [
             f"student.method={method}",
             f"student.name={method}-{source}" if source else f"student.name={method}",
         ]
-        told += [f"generate.source={source}", *SOURCES.get(source, [])] if source else []
-        found[name] = _run(config, [*told, *overrides], quiet=quiet)
+        settings += [f"generate.source={source}", *SOURCES.get(source, [])] if source else []
+        evaluations[name] = _run(config, [*settings, *overrides], quiet=quiet)
     console.say("== supervised")
-    found["supervised student (saw real texts and labels)"] = _run(with_texts, [], quiet=quiet)
-    _run(
-        config, overrides, quiet=quiet
-    )  # HEAD is the file's own experiment, so that the ordinary commands go on from it
-    _show(console, found)
+    evaluations["supervised student (real texts and labels)"] = _run(with_texts, [], quiet=quiet)
+    _run(config, overrides, quiet=quiet)  # HEAD is the experiment of the file, from which later commands continue
+    _show(console, evaluations)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
 
 
 def write_data_free(folder: Path, console: Console) -> None:
-    """Texts, the teachers' encoder, the language model and two experiment files; what is there already stays."""
+    """Writes texts, the teachers' encoder, the language model and two experiment files; existing files stay."""
     refuse_strange(folder)
     write_texts(folder)
     if not (folder / "texts/general.parquet").exists():
@@ -165,11 +162,11 @@ def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None 
         return {} if target else dict(evaluation(run))
 
 
-def _show(console: Console, found: dict[str, dict[str, Any]]) -> None:
-    last = next(iter(found.values()))
+def _show(console: Console, evaluations: dict[str, dict[str, Any]]) -> None:
+    last = next(iter(evaluations.values()))
     systems = {name: system for name, system in last["systems"].items() if "student" not in name}
-    for name, one in found.items():
-        systems[name] = next(system for key, system in one["systems"].items() if "student" in key)
+    for name, result in evaluations.items():
+        systems[name] = next(system for key, system in result["systems"].items() if "student" in key)
     rows = [row(name, system, last["groups"]) for name, system in systems.items()]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in last["groups"])]
     console.table(f"\n{last['n']:,} test texts, {len(last['labels'])} labels; accuracy over all labels", header, rows)

@@ -1,7 +1,6 @@
-"""The demo's encoder: a tiny BERT with its own tokenizer, made on the spot, so that nothing is downloaded.
+"""Makes the demo's encoder, a tiny BERT with its own tokenizer, without a download.
 
-Real teachers and students start from pre-trained encoders; here, word vectors by company (which words occur in the
-same texts) stand in for that, in a second and without a label. All else is random.
+Word vectors from the co-occurrence of words replace pre-training; the other weights are random.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _vocabulary(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _vectors_by_company(random: Tensor, encoded: Sequence[Sequence[int]]) -> Tensor:
-    """The leading directions of the positive mutual information of two words in one text."""
+    """Returns the leading directions of the positive mutual information of two words in one text."""
     import torch
 
     present = torch.zeros(len(encoded), len(random))
@@ -102,18 +101,18 @@ def _vectors_by_company(random: Tensor, encoded: Sequence[Sequence[int]]) -> Ten
         present[row, list(ids)] = 1
     together = (present.T @ present).double().fill_diagonal_(0)
     total = together.sum(1)
-    known = total > 0
-    if not known.any():  # no two words share a text
+    occurs = total > 0
+    if not occurs.any():  # no two words share a text
         return random
     expected = (total[:, None] * total / total.sum()).clamp_min(1e-9)
     information = (together / expected).log().clamp_min(0)
     values, directions = torch.linalg.eigh(information)
     vectors = (directions * values.clamp_min(0).sqrt())[:, -random.shape[1] :]
-    size = vectors[known].norm(dim=1).mean().clamp_min(1e-9)
+    size = vectors[occurs].norm(dim=1).mean().clamp_min(1e-9)
     vectors *= WORD_SCALE * random.shape[1] ** 0.5 / size * _leading_signs(vectors)
     words = random.clone()
     # Rounded, so that the last bits of the eigenvectors, which vary with the number of threads, do not enter a digest.
-    words[known, : vectors.shape[1]] = vectors[known].float().mul(2**14).round().div(2**14)
+    words[occurs, : vectors.shape[1]] = vectors[occurs].float().mul(2**14).round().div(2**14)
     return words
 
 

@@ -1,7 +1,6 @@
-"""The language model of the data-free demo: a tiny GPT-2 with its own tokenizer, trained on the spot.
+"""Trains the language model of the data-free demo, a tiny GPT-2 with its own tokenizer.
 
-A public model has read of everything and of nothing in particular. This one learns from texts whose every word comes
-from another topic: it knows the words and the sentences, and not which words belong together.
+It learns from texts whose words come from different topics. It thus has the words and the sentences, but no topic.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _END, _UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 
 def tiny_language_model(folder: Path, texts: Sequence[str], seed: int) -> None:
-    """Written aside, so that a folder that is there is whole."""
+    """Writes the model to a temporary folder and renames it, so that an existing folder is complete."""
     import torch
 
     from amalgam.stages.common.models.loading import save_pretrained_folder
@@ -59,7 +58,7 @@ def tiny_language_model(folder: Path, texts: Sequence[str], seed: int) -> None:
 
 
 def _tokenizer(texts: Sequence[str]) -> Any:
-    """A token for every word, with the space before it, so that what is written reads as it was learned."""
+    """Returns a tokenizer with one token for every word and the space before it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -94,7 +93,7 @@ def _end_to_end(tokenizer: Any, texts: Sequence[str]) -> Tensor:
 
 
 def _train(model: Any, ids: Tensor) -> None:
-    """Windows that begin where a text begins, as all that is written later does."""
+    """Trains on windows that start at the start of a text, as generated texts do."""
     import torch
 
     begins = (ids[:-WINDOW] == ids[0]).nonzero().flatten()

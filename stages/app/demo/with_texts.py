@@ -1,7 +1,6 @@
-"""`amalgam demo`: three small classifiers become one student, offline, from the embedded corpus.
+"""Runs `amalgam demo`: three small classifiers are distilled into one student, offline, from the embedded corpus.
 
-It writes an ordinary experiment and runs it with the ordinary stages, once per method; what two methods share is
-computed once. What it leaves behind is the user's to go on with.
+It writes an ordinary experiment and runs its stages for each method; shared results are computed once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TEXTS: dict[str, tuple[Part, int, int]] = {
     "teachers": ("train", 4000, 100),
     "test": ("test", 1000, 0),
 }
-"""file: (part of the embedded corpus, texts, seed). Teachers learn from texts that the student never sees."""
+"""file: (part of the embedded corpus, texts, seed). Teachers and students train on different texts."""
 
 FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
 
@@ -34,8 +33,8 @@ METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supe
 
 
 THREE_TEACHERS = """\
-train_teachers:                    # three teachers, none of which knows the others' labels
-  texts: texts/teachers.parquet    # other texts than the student's
+train_teachers:                    # three teachers with different labels
+  texts: texts/teachers.parquet    # not the texts of the student
   encoder: encoder
   groups:
     desk: [banking, computing]
@@ -55,7 +54,7 @@ EXPERIMENT = (
 #   amalgam plan student.method=muka-soft
 #   amalgam run  student.method=muka-soft targets.temperature=0.5
 corpus:
-  train: texts/train.parquet       # its labels are read by the supervised student alone, and to inform
+  train: texts/train.parquet       # only the supervised student and the report read its labels
   test: texts/test.parquet
   label: label
 
@@ -81,20 +80,20 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     write_demo(folder)
     config = folder / "amalgam.yaml"
     console = Console(quiet=quiet)
-    found: dict[str, Any] = {}
+    evaluations: dict[str, Any] = {}
     for method in METHODS_SHOWN:
         console.say(f"== {method}")
-        found[method] = _run_method(config, method, overrides, quiet=quiet)
+        evaluations[method] = _run_method(config, method, overrides, quiet=quiet)
     _, run = open_run(config, overrides, console=QuietTables(quiet=True))
-    with working(run):  # HEAD is the file's own experiment, so that the ordinary commands go on from there
+    with working(run):  # HEAD is the experiment of the file, from which later commands continue
         update(STAGES, run)
-    _show(console, found)
+    _show(console, evaluations)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
     console.result(f"Its student on one page: {folder}/reports/student.html")
 
 
 def write_demo(folder: Path) -> None:
-    """Texts, a tiny encoder and the experiment file; what is there already stays."""
+    """Writes texts, a tiny encoder and the experiment file; existing files stay."""
     refuse_strange(folder)
     write_texts(folder)
     if not (folder / "encoder" / "model.safetensors").exists():
@@ -110,14 +109,14 @@ def demo_texts(name: str) -> list[tuple[str, str]]:
 
 
 def refuse_strange(folder: Path) -> None:
-    """A demo is known by its experiment file, or, where it was stopped while it was written, by having little else."""
+    """Refuses a folder that is neither empty nor a demo, complete or interrupted."""
     if folder.exists() and not folder.is_dir():
-        raise ExperimentError(f"{folder} is not a folder", fix="amalgam demo DIR puts it elsewhere")
+        raise ExperimentError(f"{folder} is not a folder", fix="name another folder: amalgam demo DIR")
     file = folder / "amalgam.yaml"
-    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    ours = file.read_text("utf-8", "replace").startswith(FIRST_WORDS) if file.is_file() else there <= WRITTEN_FIRST
-    if there and not ours:
-        raise ExperimentError(f"{folder} is not empty and holds no demo", fix="amalgam demo DIR puts it elsewhere")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    ours = file.read_text("utf-8", "replace").startswith(FIRST_WORDS) if file.is_file() else names <= WRITTEN_FIRST
+    if names and not ours:
+        raise ExperimentError(f"{folder} is not empty and is no demo", fix="name another folder: amalgam demo DIR")
 
 
 def write_texts(folder: Path) -> None:
@@ -133,28 +132,28 @@ def write_texts(folder: Path) -> None:
 
 
 def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool) -> Evaluation:
-    told = [
+    settings = [
         f"student.method={method}",
         f"student.name={method}",
         *overrides,
     ]
-    _, run = open_run(config, told, console=QuietTables(quiet=quiet))
+    _, run = open_run(config, settings, console=QuietTables(quiet=quiet))
     with working(run):
         update(STAGES, run)
         return evaluation(run)
 
 
 class QuietTables(Console):
-    """Progress as always, but no table per method: the demo ends with one for all."""
+    """Prints progress but no tables; the demo ends with one table of all methods."""
 
     def table(self, title: str, header: Any, rows: Any) -> None: ...
 
 
-def _show(console: Console, found: dict[str, Evaluation]) -> None:
-    last = next(iter(found.values()))
+def _show(console: Console, evaluations: dict[str, Evaluation]) -> None:
+    last = next(iter(evaluations.values()))
     rows = [row(name, system, last["groups"]) for name, system in last["systems"].items() if "student" not in name]
-    for method, one in found.items():
-        name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
-        rows += [row(name, system, last["groups"]) for key, system in one["systems"].items() if "student" in key]
+    for method, result in evaluations.items():
+        name = "supervised student (gold labels)" if method == "supervised" else f"{method} student"
+        rows += [row(name, system, last["groups"]) for key, system in result["systems"].items() if "student" in key]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in last["groups"])]
     console.table(f"\n{last['n']:,} test texts, {len(last['labels'])} labels; accuracy over all labels", header, rows)

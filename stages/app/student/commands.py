@@ -1,4 +1,4 @@
-"""The commands of a finished student: predict, export, push; no logic. Nothing heavy is imported until one works."""
+"""Defines the options of predict, export and push; heavy imports happen inside a command."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 Config = Annotated[Path, typer.Option("-c", "--config", help="The experiment file.")]
 
 StudentFolder = Annotated[
-    Path | None, typer.Option("--student", help="A student's folder, in the place of the experiment's own.")
+    Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but the result.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
 
 FILE = Path("amalgam.yaml")
 
@@ -55,10 +55,10 @@ amalgam push me/desk-and-study                  lists what would be uploaded, an
 
 amalgam push me/desk-and-study --card           shows the model card
 
-amalgam push me/desk-and-study --yes            makes it, private
+amalgam push me/desk-and-study --yes            uploads to a private repository
 
-The token is the Hub client's own: HF_TOKEN, or what `hf auth login` stored. A README.md in the student's folder is
-taken as it is; without one the card is written from the numbers of `amalgam report`.
+The token is that of the Hub client: HF_TOKEN, or the one stored by `hf auth login`. A README.md in the student's folder
+is uploaded unchanged; without one the card has the numbers of `amalgam report`.
 """
 
 
@@ -69,7 +69,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def predict(  # noqa: PLR0913 - the options of a command
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to label.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
     source: Annotated[
         str | None,
         typer.Option("--input", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - reads a pipe, a text a line."),
@@ -83,19 +83,19 @@ def predict(  # noqa: PLR0913 - the options of a command
         typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: corpus.text]"),
     ] = None,
     id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="A column to copy as id.")] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="The K likeliest labels of each text.")] = 1,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of most likely labels for each text.")] = 1,
     explain: Annotated[
-        bool, typer.Option("--explain", help="How much probability the labels of each teacher hold together.")
+        bool, typer.Option("--explain", help="Add the summed probability of each teacher's labels.")
     ] = False,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.")
+        bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows and count them.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over the file that --out names.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
     config: Config = FILE,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the student: labels and probabilities of texts, or of a file of any size."""
+    """Predict labels and probabilities of texts, or of a file of any size."""
     from amalgam.stages.app.student.predict import from_commands
 
     from_commands(
@@ -116,7 +116,7 @@ def predict(  # noqa: PLR0913 - the options of a command
 
 
 def export(  # noqa: PLR0913 - the options of a command
-    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX: the one form there is.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
     student: StudentFolder = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to. [default: the student's folder with -onnx]")
@@ -125,25 +125,25 @@ def export(  # noqa: PLR0913 - the options of a command
     config: Config = FILE,
     quiet: Quiet = False,
 ) -> None:
-    """Write the student in another form: ONNX, checked against torch."""
+    """Export the student to ONNX and compare it with torch."""
     from amalgam.pipeline.errors import ExperimentError
 
     if not onnx:
-        raise ExperimentError("which form?", where="amalgam export", fix="amalgam export --onnx")
+        raise ExperimentError("no format is given", where="amalgam export", fix="run `amalgam export --onnx`")
     from amalgam.stages.app.student import export_onnx as onnx_export
 
     onnx_export.export(config, student, out, force=force, quiet=quiet)
 
 
 def push(  # noqa: PLR0913 - the options of a command
-    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Its name on the Hub, such as me/a-model.")],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Repository on the Hub, such as me/a-model.")],
     student: StudentFolder = None,
-    public: Annotated[bool, typer.Option("--public", help="For all to read; private without it.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
-    card: Annotated[bool, typer.Option("--card", help="Show the model card, and do nothing.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Print the model card only.")] = False,
     config: Config = FILE,
 ) -> None:
-    """Put the student on the Hugging Face Hub, with a model card of the report's numbers."""
+    """Upload the student to the Hugging Face Hub, with a model card from the report."""
     from amalgam.stages.app.student import push as work
 
     work.push(repo_id, config, student, public=public, yes=yes, show_card=card)

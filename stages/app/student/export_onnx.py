@@ -1,6 +1,6 @@
-"""`amalgam export --onnx`: the student as a folder that ONNX Runtime alone can use, checked against torch on 32 texts.
+"""Exports the student to ONNX with free batch size and length (`amalgam export --onnx`).
 
-Batch and length stay free. What does not give torch's own logits is refused with the figure; nothing is left behind.
+The logits of 32 texts are compared with torch; a model that differs is refused and removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODEL, FACTS = "model.onnx", "export.json"
 TEXTS, AT_ONCE = 32, 8
 
 MOST_APART = 1e-3
-"""Of a logit, as a share of the largest one: float32 in another order, and no more."""
+"""Largest difference of a logit, relative to the largest logit; it allows another order of float32 operations."""
 
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -98,7 +98,7 @@ def write_model(classifier: Classifier, path: Path) -> None:
 
 
 def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
-    """ONNX Runtime beside torch, in padded batches and one by one; raises where they differ."""
+    """Compares ONNX Runtime with torch, in padded batches and one by one; raises if they differ."""
     import onnxruntime
 
     texts = parity_texts(classifier)
@@ -108,16 +108,16 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
     for size in (AT_ONCE, 1):
         for start in range(0, TEXTS, size):
             inputs = _padded(tokens.ids, tokens.type_ids, range(start, start + size), classifier.pad_id)
-            right = _torch_logits(classifier, inputs)
-            found = session.run(["logits"], {name: inputs[name] for name in _inputs(classifier)})[0]
-            scale = max(scale, float(np.abs(right).max()))
-            apart = float(np.abs(found - right).max()) if np.isfinite(found).all() else float("inf")
-            largest = max(largest, apart)
+            expected = _torch_logits(classifier, inputs)
+            logits = session.run(["logits"], {name: inputs[name] for name in _inputs(classifier)})[0]
+            scale = max(scale, float(np.abs(expected).max()))
+            difference = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
+            largest = max(largest, difference)
     if largest > MOST_APART * scale:
         raise WorkError(
-            f"the exported model does not agree with torch: a logit differs by {largest:.2e}",
+            f"the exported model differs from torch: a logit differs by {largest:.2e}",
             where=f"{TEXTS} texts; at most {MOST_APART * scale:.0e} is allowed",
-            fix="use the folder with transformers; a newer torch or onnxscript may export this encoder rightly",
+            fix="use the folder with transformers; a newer torch or onnxscript may export this encoder correctly",
         )
     return {
         "inputs": _inputs(classifier),
@@ -130,7 +130,7 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
 
 
 def parity_texts(classifier: Classifier) -> list[tuple[str, ...]]:
-    """From one word to more than the model takes."""
+    """Returns texts from one word to more tokens than the model accepts."""
     words = " ".join(text for text, _ in generate(max(TEXTS, classifier.limit // 4), 0)).split()
     longest = min(len(words), classifier.limit + 8)
     return [(" ".join(words[place : place + max(1, longest * (place + 1) // TEXTS)]),) for place in range(TEXTS)]
@@ -140,16 +140,16 @@ def _torch_logits(classifier: Classifier, inputs: dict[str, Array]) -> Array:
     import torch
 
     with torch.no_grad():
-        found: Array = classifier.model(
+        logits: Array = classifier.model(
             **{name: torch.from_numpy(array) for name, array in inputs.items()}
         ).logits.numpy()
-    return found
+    return logits
 
 
 def _padded(ids: Ragged, types: Ragged | None, rows: Sequence[int], pad_id: int) -> dict[str, Array]:
     places = np.array(rows)
-    padded, there = ids.padded(places, pad_id)
-    inputs: dict[str, Array] = {"input_ids": padded, "attention_mask": there.astype(np.int64)}
+    padded, mask = ids.padded(places, pad_id)
+    inputs: dict[str, Array] = {"input_ids": padded, "attention_mask": mask.astype(np.int64)}
     if types is not None:
         inputs["token_type_ids"], _ = types.padded(places, 0)
     return inputs
@@ -165,7 +165,7 @@ def _only_logits(model: Any) -> Any:
     import torch
 
     class Logits(torch.nn.Module):
-        """The model, with logits as its one output."""
+        """Wraps the model so that logits are its only output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -195,13 +195,13 @@ def _check_place(place: Path, *, force: bool) -> None:
         fix = "name another folder with --out"
         raise ExperimentError(f"{shown(place.name)} exists and is no export", where=str(place.absolute()), fix=fix)
     if not force:
-        fix = "--force replaces it"
+        fix = "replace it with --force"
         raise ExperimentError(f"{shown(place.name)} exists", where=str(place.absolute()), fix=fix)
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """The exporter tells of operators it does not need and of axes it names anyway: our check says what counts."""
+    """Silences the exporter's warnings; check_parity tests the result."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:

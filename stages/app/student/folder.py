@@ -1,4 +1,4 @@
-"""A finished student: its folder, found by the experiment or by name, and what its mark says of its teachers."""
+"""Finds the folder of a trained student, and reads its teachers' labels from the metadata in it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class StudentFolder:
     folder: Path
     teachers: Mapping[str, Sequence[str]]
-    """What each of its teachers knows; empty where the folder does not say."""
+    """Labels of each teacher; empty if the folder has no metadata."""
     max_tokens: int | None
     device: str = "auto"
     columns: Sequence[str] = ("text",)
-    """Of a file, those that hold the texts: as in the experiment's corpus."""
+    """Names of the text columns in input files, from corpus.text."""
 
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.classifier import Classifier
@@ -34,47 +34,45 @@ class StudentFolder:
 
 
 def finished_student(config: Path, folder: Path | None) -> StudentFolder:
-    """`folder`, or the student that the experiment file names."""
+    """Returns the student in `folder`, or that of the experiment file."""
     if folder is not None:
-        return finished_in(
-            folder, f"name the folder of a model, such as students/student: {shown(str(folder))} is none"
-        )
+        return finished_in(folder, f"name the folder of a model, such as students/student, not {shown(str(folder))}")
     loaded = load_experiment(config, presets=PRESETS)
     placed = loaded.base / "students" / loaded.experiment.student.name
-    fix = f"`amalgam run -c {config}` makes it; --student FOLDER names another"
-    found = finished_in(placed, fix, device=loaded.experiment.execution.device)
-    return replace(found, columns=loaded.experiment.corpus.text)
+    fix = f"run `amalgam run -c {config}`, or name a folder with --student FOLDER"
+    student = finished_in(placed, fix, device=loaded.experiment.execution.device)
+    return replace(student, columns=loaded.experiment.corpus.text)
 
 
 def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = "auto") -> StudentFolder:
     if not folder.is_dir():
-        raise ModelError("there is no student", where=str(folder.absolute()), fix=fix)
+        raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     mark = read_mark(folder) or {}
     most = mark.get("max_tokens")
-    return StudentFolder(folder, _knowledge(mark.get("teachers")), most if type(most) is int else None, device)
+    return StudentFolder(folder, _teacher_labels(mark.get("teachers")), most if type(most) is int else None, device)
 
 
-def _knowledge(found: object) -> dict[str, list[str]]:
-    """Teachers' labels as a mark has them; none where it says something else."""
-    if not isinstance(found, dict) or not all(isinstance(labels, list) for labels in found.values()):
+def _teacher_labels(content: object) -> dict[str, list[str]]:
+    """Returns the labels of each teacher, or an empty dict if the metadata is damaged."""
+    if not isinstance(content, dict) or not all(isinstance(labels, list) for labels in content.values()):
         return {}
-    return {str(teacher): [str(label) for label in labels] for teacher, labels in found.items()}
+    return {str(teacher): [str(label) for label in labels] for teacher, labels in content.items()}
 
 
 def columns_of(finished: StudentFolder, labels: Sequence[str]) -> dict[str, list[int]]:
-    """Where each teacher's labels stand among the student's."""
+    """Returns the column of each teacher's labels in the student's outputs."""
     if not finished.teachers:
         raise ModelError(
-            "the student's folder does not say which teacher knows which labels",
+            "the student's folder lists no labels of its teachers",
             where=f"no teachers in {finished.folder / MARK}",
-            fix="`amalgam train-student` writes them there (nothing is trained again); leave --explain out otherwise",
+            fix="run `amalgam train-student`, which trains nothing again, or omit --explain",
         )
     place = {label: index for index, label in enumerate(labels)}
     strange = [label for own in finished.teachers.values() for label in own if label not in place]
     if strange:
         raise ModelError(
-            f"a teacher's label is none of the student's: {shown(strange[0])}",
+            f"the student lacks the label of a teacher: {shown(strange[0])}",
             where=str(finished.folder / MARK),
-            fix="`amalgam train-student` writes the file again",
+            fix="run `amalgam train-student`, which writes the file again",
         )
     return {teacher: [place[label] for label in own] for teacher, own in finished.teachers.items()}

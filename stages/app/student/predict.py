@@ -1,6 +1,6 @@
-"""`amalgam predict`: texts in, labels and probabilities out, and how much of them each teacher's labels hold.
+"""Predicts labels and probabilities of texts, and the summed probability of each teacher's labels (`amalgam predict`).
 
-A file is checked before anything runs, then asked block by block: memory does not grow with it.
+A file is checked before the model loads, then read in blocks; memory does not grow with it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from amalgam.stages.app.student.folder import StudentFolder, columns_of, finishe
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHOWN = 200
-"""Characters of a text, on a terminal."""
+"""Largest number of characters of a text on a terminal."""
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What is to be told of each text."""
+    """Number of labels for each text, and whether to add each teacher's probability."""
 
     top: int = 1
     explain: bool = False
@@ -46,7 +46,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Answers:
-    """Of texts in their order, the likeliest labels first."""
+    """Predictions in the order of the texts, the most likely labels first."""
 
     labels: list[list[str]]
     probabilities: Array
@@ -54,7 +54,7 @@ class Answers:
 
 
 class Student:
-    """A finished student that answers."""
+    """Predicts with a trained student."""
 
     def __init__(self, finished: StudentFolder, wanted: PredictOptions) -> None:
         self._classifier = finished.load()
@@ -76,9 +76,9 @@ class Student:
 def answer_texts(
     texts: Sequence[str], *, config: Path, student: Path | None, wanted: PredictOptions, as_json: bool
 ) -> None:
-    """Texts that were typed."""
+    """Prints the predictions of texts from the command line."""
     if not all(text.strip() for text in texts):
-        raise ExperimentError("a text is empty", where="amalgam predict", fix="give it some words")
+        raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
     asked = Student(finished_student(config, student), wanted)
     answers = asked([(text,) for text in texts])
     if as_json:
@@ -100,13 +100,13 @@ def _show(text: str, answers: Answers, row: int) -> None:
 
 def _as_json(text: str, answers: Answers, row: int) -> dict[str, Any]:
     named = zip(answers.labels[row], answers.probabilities[row].tolist(), strict=True)
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "text": text,
         "key": text_key((text,)).hex(),
         "labels": [{"label": label, "probability": probability} for label, probability in named],
     }
     masses = {teacher: float(mass[row]) for teacher, mass in answers.masses.items()}
-    return found | ({"mass": masses} if masses else {})
+    return entry | ({"mass": masses} if masses else {})
 
 
 def answer_file(
@@ -176,7 +176,7 @@ PIPE = "-"
 
 @dataclass
 class InputTexts:
-    """Where texts come from, and how to read them."""
+    """Source of the input texts, and how to read it."""
 
     source: str
     columns: Sequence[str]
@@ -185,21 +185,21 @@ class InputTexts:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def check(self) -> int | None:
-        """How many rows there are, every one of them read once before anything runs; None for a pipe."""
+        """Reads every row once and returns their number, or None for a pipe."""
         if self.source == PIPE:
             return None
         path = Path(self.source)
         if not path.is_file():
             raise DataError(
-                "there is no file of texts", where=str(path.absolute()), fix="--input FILE, or --input - for a pipe"
+                "the input file does not exist",
+                where=str(path.absolute()),
+                fix="set --input FILE, or - for a pipe",
             )
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
-            fix = f"the kinds are {', '.join(SUFFIXES)} and .txt (one text a line)"
-            raise DataError(f"{shown(path.name)} is of no kind that can be read", where=str(path), fix=fix)
+            fix = f"supported types: {', '.join(SUFFIXES)} and .txt (one text a line)"
+            raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
         if path.suffix.lower() == ".txt" and (self.id_column or len(self.columns) > 1):
-            raise ExperimentError(
-                "a .txt file has no columns", where=str(path), fix="leave --id out, and --text but one"
-            )
+            raise ExperimentError("a .txt file has no columns", where=str(path), fix="omit --id, and give --text once")
         count = sum(1 for _ in self.rows())
         self.skipped.clear()
         if not count:
@@ -225,7 +225,7 @@ class InputTexts:
                 self.skipped[row.reason] += 1
             else:
                 what = f"a row cannot be used: {row.reason}"
-                raise DataError(what, where=row.where, fix=f"{row.fix}; or leave such rows out, --skip-bad-rows")
+                raise DataError(what, where=row.where, fix=f"{row.fix}; or skip such rows with --skip-bad-rows")
 
     def _found(self) -> Iterator[Row | BadRow]:
         if self.source == PIPE:
@@ -243,7 +243,7 @@ class InputTexts:
 KINDS = (".parquet", ".csv")
 
 DIGITS = 6
-"""Of a probability in a csv."""
+"""Decimals of a probability in csv."""
 
 
 class Writer(Protocol):
@@ -256,7 +256,7 @@ class Writer(Protocol):
 
 @contextmanager
 def opened(out: Path | None, top: int, teachers: Sequence[str]) -> Iterator[Writer]:
-    """The file takes its place when all is written; where something fails, what stood there stays."""
+    """Yields a writer to a temporary file, which replaces the output once it is complete."""
     columns = predictions(top, teachers)
     if out is None:
         yield _Csv(sys.stdout, columns)
@@ -275,16 +275,16 @@ def opened(out: Path | None, top: int, teachers: Sequence[str]) -> Iterator[Writ
 
 
 def check_place(out: Path | None, *, force: bool) -> None:
-    """Refuses, before anything runs, what would not be written in the end."""
+    """Refuses an output file that could not be written, before the model loads."""
     if out is None:
         return
     if out.suffix.lower() not in KINDS:
-        what = f"{shown(out.name)} is of no kind that can be written"
+        what = f"{shown(out.name)} has no supported file type"
         raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(KINDS)}")
     if not out.absolute().parent.is_dir():
-        raise ExperimentError("there is no such folder", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+        raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
     if out.exists() and not force:
-        raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="name another, or --force")
+        raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="add --force, or name another")
 
 
 class _Csv:

@@ -177,7 +177,7 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, ["--input", "texts/test.csv", "--out", "no/x.csv"], 2, "mkdir -p no"),
         (break_nothing, ["a text", "--student", "nowhere"], 2, "nowhere"),
         (break_nothing, ["a text", "--student", "texts"], 2, "config.json"),
-        (break_nothing, ["a text", "-c", "other.yaml"], 2, "there is no other.yaml"),
+        (break_nothing, ["a text", "-c", "other.yaml"], 2, "amalgam init"),
         (blank, ["--input", "bad.csv"], 3, "bad.csv row 3, field text: empty"),
         (latin, ["--input", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
         (empty, ["--input", "empty.csv"], 3, "no rows in empty.csv"),

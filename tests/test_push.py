@@ -117,7 +117,7 @@ def test_a_card_of_ones_own_is_taken_as_it_is(workspace: Workspace, hub: FakeHub
 def test_a_public_repository_is_written_to_only_with_public(desk: Workspace, hub: FakeHub) -> None:
     hub.push(NAME, desk.folder / "models/first")
     refused = desk.attempt("push", NAME, "--yes")
-    assert (refused.code, f"{NAME} is public already" in refused.err) == (2, True)
+    assert (refused.code, "--public" in refused.err) == (2, True)
     assert not [line for line in hub.requests if line.startswith("POST")]
     desk("push", NAME, "--yes", "--public")
     assert set(hub.repositories[NAME].commits["main"]) == FILES
@@ -140,7 +140,7 @@ def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Workspac
     shutil.copytree(desk.folder / "students/student", tmp_path / "linked")
     (tmp_path / "linked/secrets").symlink_to(desk.config)
     refused = desk.attempt("push", NAME, "--student", str(tmp_path / "linked"))
-    assert (refused.code, "holds a link" in refused.err) == (2, True)
+    assert (refused.code, "link" in refused.err) == (2, True)
 
 
 def test_hostile_names_are_text_in_the_card() -> None:

@@ -153,7 +153,7 @@ def _show(console: Console, evaluations: dict[str, Evaluation]) -> None:
     last = next(iter(evaluations.values()))
     rows = [row(name, system, last["groups"]) for name, system in last["systems"].items() if "student" not in name]
     for method, result in evaluations.items():
-        name = "supervised student (gold labels)" if method == "supervised" else f"{method} student"
+        name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
         rows += [row(name, system, last["groups"]) for key, system in result["systems"].items() if "student" in key]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in last["groups"])]
     console.table(f"\n{last['n']:,} test texts, {len(last['labels'])} labels; accuracy over all labels", header, rows)

@@ -1,4 +1,4 @@
-"""`amalgam push` to a Hub on 127.0.0.1: what it lists and sends, and that it sends nothing without --yes."""
+"""`amalgam push` to a Hub on 127.0.0.1: the listed and uploaded files; nothing is uploaded without --yes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep makes ordinary students, one for each combination of values; what they share is made once."""
+"""A sweep makes ordinary students, one for each combination of values; shared results are computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method's name sets, beneath what the file and the command line say."""
+"""The defaults that a method sets, below values of the file and the command line."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
         {"name": "desk", "model": "./models/desk"},
         {"name": "study", "model": "./models/study"},
     ]
-    assert "    # 3 labels: law, Sport, no\n    # shared with others: law\n" in text
+    assert "    # 3 labels: law, Sport, no\n    # shared with other teachers: law\n" in text
     assert "    # rename: {Sport: sport}" in text
     assert "student:" in text
 

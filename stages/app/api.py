@@ -1,6 +1,6 @@
 """`amalgam.Experiment`: an experiment file with its workspace, to plan, run and look into from Python.
 
-What the file says is `experiment.said`, of the class that pipeline/config/schema.py defines; results are lazy frames.
+Results are Polars lazy frames.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = ("train", "validation", "test")
 
 
 class Experiment:
-    """What the commands do, each a method: running again is resuming, and what is current never runs again.
+    """Offers the commands as methods: running again resumes, and current stages never run again.
 
     `experiment.run()`, then `experiment.targets`, `.answers("a-teacher")`, `.texts("test")`, `.evaluation`.
     """
@@ -63,7 +63,7 @@ class Experiment:
         """`overrides`: {"targets.temperature": 0.5}, or ["targets.temperature=0.5"] as on the command line.
 
         `quiet`: neither progress nor the report's table is shown.
-        `texts`: {"train": ..., "test": ...}, in the place of the file's own: a datasets.Dataset, a frame of Polars or
+        `texts`: {"train": ..., "test": ...}, instead of the file's own: a datasets.Dataset, a frame of Polars or
         pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
         """
         said = _spelled(overrides)
@@ -90,7 +90,7 @@ class Experiment:
 
     @property
     def report(self) -> Path:
-        """The report's page; its numbers lie beside it, as JSON."""
+        """The report's page; a JSON file next to it has the numbers."""
         return self._loaded.base / FOLDER / f"{page_name(self._run.experiment)}.html"
 
     def plan(self) -> list[StageState]:
@@ -117,12 +117,12 @@ class Experiment:
                 state = done.state
                 self._run.console.say(
                     f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
-                    "Whoever comes last, or a later run, goes on."
+                    "The last part, or a later run, continues."
                 )
                 return []
 
     def explain(self, stage: str) -> dict[str, Any]:
-        """Why a stage would run: what changed, field by field, against what was built last."""
+        """Returns why a stage would run: the fields that differ from its last result."""
         known = _stage_named(stage)
         states = {state.stage: state for state in self.plan()}
         with working(self._run):
@@ -144,11 +144,11 @@ class Experiment:
     # ---- the workspace
 
     def status(self) -> dict[str, Any]:
-        """Every result that is there, and what each stage built last."""
+        """Returns every result in the workspace, and marks the last one of each stage."""
         return list_artifacts(self._run)
 
     def verify(self) -> dict[str, Any]:
-        """Every stored file against its digest; damaged ones are set aside."""
+        """Verifies every stored file against its digest, and quarantines damaged ones."""
         return verify(self._run)
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ class Experiment:
         return found
 
     def compact(self, *, write: bool = False) -> dict[str, Any]:
-        """Small units that could stand in few files, and with `write` do; `loose`: whether theirs stay for a day."""
+        """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
         found = packable(self._run)
         units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
         folders = [loose.folder for loose in found]
@@ -167,7 +167,7 @@ class Experiment:
 
     @property
     def quarantine(self) -> str:
-        """Where damaged files were set aside."""
+        """The folder of damaged files."""
         return self._run.store.where(self._run.store.root / "quarantine")
 
     # ---- results, of what is current
@@ -224,7 +224,7 @@ class Experiment:
         return open_run(self._path, self._overrides, part=self._part, console=self._console)
 
     def _current(self, stage: str) -> Run:
-        """The run that knows the stage's result; what is not current is told, never shown."""
+        """Returns the run with the stage's result; raises if the stage is not current."""
         if stage not in self._run.results:
             states = {state.stage: state for state in self.plan()}
             if stage not in states:

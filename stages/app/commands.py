@@ -1,4 +1,4 @@
-"""What the commands do: `amalgam.Experiment` asked, and its answer as a run, a table or JSON."""
+"""Runs the commands: calls `amalgam.Experiment` and prints its results as a table or JSON."""
 
 from __future__ import annotations
 
@@ -109,18 +109,18 @@ def branches(states: Sequence[StageState], parent: str | None = None, start: str
 
 def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.explain(name)
+    details = experiment.explain(name)
     if as_json:
-        console.json(found)
+        console.json(details)
         return
-    console.result(f"{name}: {found['state']}" + (f" ({found['reason']})" if found["reason"] else ""))
+    console.result(f"{name}: {details['state']}" + (f" ({details['reason']})" if details["reason"] else ""))
     console.result(
-        f"  fingerprint now {found['fingerprint'] or 'not known yet'}, built last {found['last'] or 'never'}"
+        f"  fingerprint now {details['fingerprint'] or 'not known yet'}, built last {details['last'] or 'never'}"
     )
-    for change in found["changes"]:
+    for change in details["changes"]:
         console.result(f"  {change['field']}: {change['change']}")
-    if found["identity"] and not found["changes"]:
-        console.result(json.dumps(found["identity"], indent=2, ensure_ascii=False))
+    if details["identity"] and not details["changes"]:
+        console.result(json.dumps(details["identity"], indent=2, ensure_ascii=False))
 
 
 def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
@@ -152,10 +152,10 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         )
     if found["damaged"]:
         raise DamagedError(
-            f"{len(found['damaged'])} stored files are damaged, and were set aside",
+            f"{len(found['damaged'])} stored files are damaged and quarantined",
             path=found["damaged"][0]["path"],
             where=experiment.quarantine,
-            fix="`amalgam run` makes them again, and nothing else",
+            fix="run `amalgam run`: it recomputes only these",
         )
 
 

@@ -1,7 +1,7 @@
-"""The Hub as models need it: which commit a name means today, its files, and what is cached here.
+"""Queries the Hub for a model's commit and files, and downloads them into the cache.
 
-Every question is asked once, with a time limit: an unreachable Hub is known in seconds. Error texts are ours, never
-the client's, so that no header, token or address with a password reaches a person or a log.
+Every request is sent once with a time limit, so that an unreachable Hub fails in seconds. Error texts never come from
+the client, so that no header, token or address with a password is printed or logged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_model_id(text: str) -> bool:
 
 
 def ask(model_id: str, revision: str | None, *, where: str | None) -> HubModel | None:
-    """The commit that the revision means now; None if the Hub cannot be reached."""
+    """Returns the current commit of the revision, or None if the Hub cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
 
@@ -70,7 +70,7 @@ def ask(model_id: str, revision: str | None, *, where: str | None) -> HubModel |
 
 
 def cached(model_id: str, revision: str | None) -> Path | None:
-    """The folder of that revision in this machine's cache, whole or not; asks nobody."""
+    """Returns the folder of that revision in the local cache, complete or not, without any request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -88,9 +88,9 @@ def cached(model_id: str, revision: str | None) -> Path | None:
 
 
 def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision: str | None = None) -> Path:
-    """The folder that holds these files of exactly that commit; what is cached is not downloaded again.
+    """Returns the folder with these files of that commit, after downloading those that are not cached.
 
-    Asked for by `revision`, the cache remembers what that name meant, so that it can be looked up offline.
+    With `revision` the cache also stores the commit of that name, for use offline.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # as above
@@ -116,7 +116,7 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
 
 
 def address(model_id: str) -> str:
-    """The model's page, without user name or password should HF_ENDPOINT carry them."""
+    """Returns the address of the model's page, without a user name or password from HF_ENDPOINT."""
     from huggingface_hub import constants
 
     parts = urlsplit(constants.ENDPOINT)
@@ -146,7 +146,7 @@ def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """The console belongs to the pipeline: no bars, and no warnings that our own errors say better."""
+    """Silences the client's progress bars and warnings; amalgam prints its own errors."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -1,7 +1,7 @@
-"""Loading what model_files found: teachers with all their weights, students with a new head, and their tokenizers.
+"""Loads resolved models: teachers with all their weights, students with a new head, and their tokenizers.
 
-Nothing is guessed and nothing is printed: a weight that is missing, left over or of another size is an error here,
-where transformers would go on with random numbers and a line in the log.
+A weight that is missing, left over or of another size is an error here. Transformers would continue with random numbers
+and a line in the log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    with _said_plainly(files, "tokenizer"):
+    with _as_model_error(files, "tokenizer"):
         return AutoTokenizer.from_pretrained(
             str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
@@ -64,7 +64,7 @@ def load_classifier(  # noqa: PLR0913 - what the experiment says of a teacher
     allow_pickle: bool = False,
     labels: int | None = None,
 ) -> PreTrainedModel:
-    """Every weight comes from the files. `labels`: how many outputs the teacher is to have."""
+    """Loads a classifier with every weight from the files; `labels` is its expected number of outputs."""
     if files.weights == "pickle" and not allow_pickle:
         fix = "convert them to safetensors, or, if you made the file yourself, allow_pickle: true"
         raise ModelError("the model has only pickle weights", where=str(files.folder), fix=fix)
@@ -82,7 +82,7 @@ def load_classifier(  # noqa: PLR0913 - what the experiment says of a teacher
 
 
 def load_language_model(files: ModelFiles) -> PreTrainedModel:
-    """A causal language model in fp32. Every weight comes from the files."""
+    """Loads a causal language model in fp32 with every weight from the files."""
     model, loading = _load(files, _config(files), dtype="float32", kind="AutoModelForCausalLM")
     _refuse_sizes(files, model, loading["mismatched_keys"])
     _refuse_missing(files, model, loading["missing_keys"], wanted="language model")
@@ -93,7 +93,7 @@ def load_language_model(files: ModelFiles) -> PreTrainedModel:
 def load_student(
     files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
 ) -> PreTrainedModel:
-    """An encoder, or its first layers, under a new head for these labels; a pure function of files and arguments."""
+    """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""
     from transformers import AutoModelForSequenceClassification
 
     config = _config(files)
@@ -106,7 +106,7 @@ def load_student(
         _set_layers(files, config, layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with _said_plainly(files, "encoder"):
+        with _as_model_error(files, "encoder"):
             fresh = AutoModelForSequenceClassification.from_config(
                 config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
             )
@@ -125,7 +125,7 @@ def load_student(
 
 
 def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """The longest text in tokens, special ones included, that the model has positions for."""
+    """Returns the longest text in tokens, with special ones, for which the model has positions."""
     config = config.get_text_config()
     limits = [wanted]
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
@@ -135,7 +135,7 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
         limits.append(int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
-        what = f"max_tokens: {min(limits)} tokens leave no room for text beside {special} special ones"
+        what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
         raise ModelError(
             what, where=str(tokenizer.name_or_path or "its tokenizer"), fix=f"max_tokens: at least {special + 1}"
         )
@@ -143,12 +143,12 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:
-    """Refuses a tokenizer that speaks of tokens the model does not have; lends it a pad token. Returns what it did."""
+    """Refuses a tokenizer with ids that the model lacks, sets a missing pad token, and returns notes of changes."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if highest >= vocabulary:
         raise ModelError(
-            f"{name}: its tokenizer gives {token!r} the id {highest}, but the model knows {vocabulary} tokens",
+            f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens",
             where=str(tokenizer.name_or_path or "its tokenizer"),
             fix="use the tokenizer that the model was trained with, or save the model with resized embeddings",
         )
@@ -181,7 +181,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """A plain Hugging Face folder, that loads without amalgam: config with id2label, safetensors, tokenizer."""
+    """Writes a Hugging Face folder that loads without amalgam: config with id2label, safetensors, tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:  # else the last batch's padding and cutting would be saved as if they belonged to it
         backend.no_padding()
@@ -197,7 +197,7 @@ def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrained
 
     if files.config.get("model_type") == ATTENTIVE:
         import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
-    with _said_plainly(files, "configuration"):
+    with _as_model_error(files, "configuration"):
         return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
 
 
@@ -209,10 +209,10 @@ def _load(
     trust_remote_code: bool = False,
     kind: str = "AutoModelForSequenceClassification",
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Sizes are not the loader's to refuse: it would not say which."""
+    """Loads weights of any size; `_refuse_sizes` then names the mismatched one, which the loader would not."""
     import transformers
 
-    with _said_plainly(files, "model"):
+    with _as_model_error(files, "model"):
         model, loading = getattr(transformers, kind).from_pretrained(
             str(files.folder),
             config=config,
@@ -252,9 +252,9 @@ def _refuse_missing(
 
 
 def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Collection[str]) -> None:
-    """Further layers of a kind the model has: config.json describes less than was trained."""
-    known = {re.sub(r"\.\d+\.", ".N.", key) for key in model.state_dict()}
-    further = [key for key in sorted(unexpected) if re.sub(r"\.\d+\.", ".N.", key) in known]
+    """Refuses further layers of a kind that the model has: config.json describes fewer layers than were trained."""
+    patterns = {re.sub(r"\.\d+\.", ".N.", key) for key in model.state_dict()}
+    further = [key for key in sorted(unexpected) if re.sub(r"\.\d+\.", ".N.", key) in patterns]
     if further:
         what = f"config.json describes fewer layers than the weights have: {_few(further)} would be left out"
         raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
@@ -275,7 +275,7 @@ def _set_labels(config: PreTrainedConfig, labels: list[str]) -> None:
 
 
 def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
-    """Architectures call it n_layers, n_layer, num_layers; their configs answer to num_hidden_layers."""
+    """Sets the number of layers through num_hidden_layers, which every architecture's config maps to its own name."""
     here = config.num_hidden_layers
     if layers > here:
         what = f"student.layers: {layers} is more than the encoder has, {here}"
@@ -301,7 +301,7 @@ def _copy(source: PreTrainedModel, target: PreTrainedModel, keys: Collection[str
 
 
 def _is_relative(config: PreTrainedConfig) -> bool:
-    """Positions only as distances, so that no text is too long for them."""
+    """Whether positions are distances only, so that the model has no longest text."""
     if hasattr(config, "relative_attention_num_buckets"):
         return bool(config.model_type != "mpnet")
     return bool(getattr(config, "relative_attention", False)) and not getattr(config, "position_biased_input", True)
@@ -315,8 +315,8 @@ def _unreached(config: PreTrainedConfig) -> int:
 
 
 @contextmanager
-def _said_plainly(files: ModelFiles, part: str) -> Iterator[None]:
-    """Whatever the libraries raise on a bad model becomes one line with the folder."""
+def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
+    """Turns any error that a library raises on a bad model into one line with the folder."""
     from safetensors import SafetensorError
 
     try:
@@ -326,14 +326,14 @@ def _said_plainly(files: ModelFiles, part: str) -> Iterator[None]:
         *(OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError),
         *(SafetensorError, pickle.UnpicklingError),
     ) as error:
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        what = f"the {part} of {files.given} cannot be loaded: {said[:200]}"
+        message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        what = f"the {part} of {files.given} cannot be loaded: {message[:200]}"
         raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bars, load reports or warnings: what matters in them is an error of ours."""
+    """Silences progress bars, load reports and warnings; amalgam raises its own errors for the relevant ones."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

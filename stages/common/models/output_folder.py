@@ -1,6 +1,6 @@
-"""Placing a finished model where the user looks for it: students/NAME and teachers/NAME beside the experiment file.
+"""Copies finished models to students/NAME and teachers/NAME next to the experiment file.
 
-A copy, so that nothing done to it can damage the workspace. Never over a folder that we did not make.
+Changes to a copy cannot damage the workspace. A folder that amalgam did not make is never replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def place(  # noqa: PLR0913 - where, and what
 ) -> Path:
     """Copy `source` to base/room/name, replacing only what an earlier run placed there.
 
-    `about`: what those who use the model may ask of it, kept in its mark.
+    `about`: facts for users of the model, stored in its metadata file.
     """
     target = check_place(base, room, name)
     mark = {"fingerprint": fingerprint, **(about or {})}
@@ -31,7 +31,7 @@ def place(  # noqa: PLR0913 - where, and what
     if found == mark:
         return target
     aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
-    if found is not None and found["fingerprint"] == fingerprint:  # the same model, of which more is known now
+    if found is not None and found["fingerprint"] == fingerprint:  # the same model with new facts
         aside.write_text(_as_text(mark), "utf-8")
         aside.replace(target / MARK)
         return target
@@ -48,7 +48,7 @@ def place(  # noqa: PLR0913 - where, and what
 
 
 def check_place(base: Path, room: str, name: str) -> Path:
-    """Refuses, before any work, what `place` must not write over."""
+    """Refuses, before any work, a folder that `place` must not replace."""
     target = base / room / name
     _check_inside(target, base)
     if target.exists() and read_mark(target) is None:
@@ -71,7 +71,7 @@ def _check_inside(target: Path, base: Path) -> None:
 
 
 def read_mark(folder: Path) -> dict[str, Any] | None:
-    """What `place` wrote there; None where it did not."""
+    """Returns the metadata that `place` wrote to the folder, or None."""
     try:
         found = json.loads((folder / MARK).read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Finding a model and saying exactly which one it is, before anything heavy is imported.
+"""Resolves model references to local folders with a digest, before anything heavy is imported.
 
-A reference is a folder, package:module/folder, or a Hub id. What comes out is a folder on this machine and the digest
-of the files in it that determine behaviour; for the Hub and for packages that digest is pinned at first sight.
+A reference is a folder, package:module/folder, or a Hub id. The result is a local folder and the digest of its
+files that determine behaviour. For the Hub and for packages the first digest is pinned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 class Pins(Protocol):
-    """What a workspace decided once: the first value kept under a name wins, and is returned ever after."""
+    """Values that a workspace decided once: the first value of a name wins and is returned from then on."""
 
     def pinned(self, kind: str, name: str) -> str | None: ...
 
@@ -317,7 +317,7 @@ def _digest_name(model_id: str, commit: str | None, *, code: bool) -> str:
 
 
 def _nearest(folder: Path) -> str:
-    """Walks up to what exists, and names what lies there."""
+    """Returns a hint with the folders of the nearest existing parent."""
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
@@ -329,7 +329,7 @@ def _nearest(folder: Path) -> str:
 def for_all(
     function: Callable[[_Item], _Result], items: Iterable[_Item], *, cannot: str = "be used", where: str | None = None
 ) -> list[_Result]:
-    """One error tells of every model that cannot serve."""
+    """Applies the function to all items; one error lists every model that fails."""
     results, errors = [], []
     for item in items:
         try:

@@ -17,7 +17,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dtypes(workspace: Workspace) -> set[str]:
-    return {json.loads(path.read_text())["dtype"] for path in workspace.artifacts.glob("cache-teachers/*/key.json")}
+    return {json.loads(path.read_text())["dtype"] for path in workspace.artifacts.glob("cache-teachers/*/family.json")}
 
 
 @pytest.mark.usefixtures("half")

@@ -262,7 +262,7 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
     rows_ = rows(workspace)
     assert Counter((row["teacher"], row["class"]) for row in rows_) == dict.fromkeys(CLASSES, TEXTS)
     key = json.loads(
-        (workspace.artifacts / "generate" / manifest(workspace)["facts"]["families"][0] / "key.json").read_text()
+        (workspace.artifacts / "generate" / manifest(workspace)["facts"]["families"][0] / "family.json").read_text()
     )
     assert key["prompt"] == ["banking: ", "A text about banking: ", "The following text is about banking.\n"]
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])

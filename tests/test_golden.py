@@ -68,7 +68,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def cached(workspace: Workspace, column: str) -> dict[str, list[list[float]]]:
     by_teacher = {}
     for path in workspace.units():
-        name = "first" if '"teacher": "first"' in (path.parents[1] / "key.json").read_text() else "second"
+        name = "first" if '"teacher": "first"' in (path.parents[1] / "family.json").read_text() else "second"
         by_teacher[name] = pq.read_table(path).column(column).to_pylist()
     return by_teacher
 

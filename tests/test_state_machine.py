@@ -120,7 +120,7 @@ class WorkspaceMachine(RuleBasedStateMachine):
         train = {text_key((text,)) for text, _ in self.rows}
         test = {text_key((text,)) for text, _ in self.workspace.texts("test")}
         logits = passes = 0
-        for key_file in (self.workspace.artifacts / "cache-teachers").glob("*/key.json"):
+        for key_file in (self.workspace.artifacts / "cache-teachers").glob("*/family.json"):
             has_logits, upto = self.coverage(key_file.parent)
             logits += sum(key not in has_logits for key in train | test)
             passes += sum(max(0, self.passes - upto.get(key, 0)) for key in train)

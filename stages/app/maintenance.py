@@ -51,7 +51,7 @@ def _results(
     for name, mine in sorted(by_name.items()):
         names = {entry.path.split("/", 2)[-1] for entry in mine}
         manifest = run.store.manifest(stage.name, name) if MANIFEST in names else None
-        if manifest is None and "key.json" not in names:
+        if manifest is None and "family.json" not in names:
             continue
         line = _manifest_line(stage, manifest, sizes) if manifest else _family_line(run, stage.name, name, names)
         yield {
@@ -75,9 +75,9 @@ def _manifest_line(stage: Stage, manifest: Record, sizes: Mapping[str, int]) -> 
 
 
 def _family_line(run: Run, stage: str, name: str, files: Collection[str]) -> str:
-    key = run.store.read_json(run.store.folder(stage, name) / "key.json")
+    key = run.store.read_json(run.store.folder(stage, name) / "family.json")
     if not isinstance(key, dict):
-        return "family (key.json cannot be read)"
+        return "family (family.json cannot be read)"
     units = sum(1 for file in files if file.startswith("units/") and file.endswith(".json"))
     return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
 

@@ -107,8 +107,8 @@ class CacheFeatures(Stage):
 
 
 def _describe(run: Run, kept: CachedStates) -> None:
-    """key.json: what the family is, for a person who finds the folder."""
-    path = run.store.folder("cache-teachers", kept.family) / "key.json"
+    """family.json: what the family is, for a person who finds the folder."""
+    path = run.store.folder("cache-teachers", kept.family) / "family.json"
     if not run.store.has(path):
         who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.owner}"
         run.store.replace(path, {"teacher": who, **kept.key})

@@ -247,7 +247,7 @@ def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
 
 
 def _describe(run: Run, teacher: ResolvedTeacher) -> None:
-    """Writes key.json, which describes the family to a reader of its folder."""
-    path = run.store.folder("cache-teachers", family_of(run, teacher)) / "key.json"
+    """Writes family.json, which describes the family to a reader of its folder."""
+    path = run.store.folder("cache-teachers", family_of(run, teacher)) / "family.json"
     if not run.store.has(path):
         run.store.replace(path, {"teacher": teacher.name, **family_key(run, teacher), "labels": list(teacher.labels)})

@@ -210,9 +210,9 @@ def _collect(run: Run, unit: Unit) -> None:
 
 
 def _describe_families(run: Run) -> None:
-    """Writes key.json, which describes a family to a person who opens its folder."""
+    """Writes family.json, which describes a family to a person who opens its folder."""
     for family in text_plan(run).families:
-        path = run.store.folder("generate", family.name) / "key.json"
+        path = run.store.folder("generate", family.name) / "family.json"
         if not run.store.has(path):
             teacher = family.teacher or generate_config(run).source
             run.store.replace(path, {"teacher": teacher, "dtype": "fp32", **family.key})

@@ -21,7 +21,9 @@ from amalgam.pipeline.errors import AmalgamError
 EVERY_SECONDS = 30.0
 
 LEAST_LAST = 16
-"""Minimal width of a table's last column, the only one that is shortened."""
+"""Minimal width of the last column on a terminal, where wide tables are split."""
+LEAST_CUT = 7
+"""Minimal width of the last column on a pipe; it is the only one that is shortened."""
 
 
 class Progress:
@@ -192,7 +194,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], colu
     """Formats plain columns for pipes and narrow terminals; a last column that does not fit is cut and marked."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(header))]
-    room = max(columns - sum(widths[:-1]) - 2 * (len(widths) - 1), LEAST_LAST)
+    room = max(columns - sum(widths[:-1]) - 2 * (len(widths) - 1), LEAST_CUT)
     widths[-1] = min(widths[-1], room)
     lines = []
     for row in cells:

@@ -45,20 +45,7 @@ EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?loa
 
 # Entries to remove: a test fails when one of them is no longer needed.
 KNOWN_ARROWS: frozenset[str] = frozenset()
-KNOWN_RUN: frozenset[str] = frozenset(
-    {
-        "stages/common/training/examples.py",
-        "stages/common/training/log.py",
-        "stages/common/training/run.py",
-        "stages/train_student/examples.py",
-        "stages/train_student/from_embeddings.py",
-        "stages/train_student/schedule.py",
-        "stages/train_student/training.py",
-        "stages/train_teachers/co_train.py",
-        "stages/train_teachers/settings.py",
-        "stages/train_teachers/training.py",
-    }
-)
+KNOWN_RUN: frozenset[str] = frozenset()
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
     "stages/app/compare_reports.py": "as cli.py",

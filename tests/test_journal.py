@@ -9,7 +9,7 @@ from typing import Any
 import accelerate.tracking
 import pytest
 
-from amalgam.stages.common.training.log import TrainingLog
+from amalgam.stages.common.training.run import TrainingLog
 from amalgam.stages.common.training.settings import Training
 from amalgam.tests.workspaces import TRAIN, Workspace
 
@@ -19,7 +19,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def journal_of(workspace: Workspace) -> Path:
-    [path] = (workspace.artifacts / "journals").glob("train-student-*.jsonl")
+    [path] = (workspace.artifacts / "training-logs").glob("train-student-*.jsonl")
     return path
 
 
@@ -87,9 +87,9 @@ def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeyp
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Listening)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["tensorboard"])
     workspace("run", "student.seed=1", "execution.trackers=[tensorboard]")
-    [journal] = [path for path in (workspace.artifacts / "journals").iterdir() if path.stem == heard[0][0]]
+    [journal] = [path for path in (workspace.artifacts / "training-logs").iterdir() if path.stem == heard[0][0]]
     assert heard == [
-        (journal.stem, str(workspace.artifacts / "journals")),
+        (journal.stem, str(workspace.artifacts / "training-logs")),
         "start",
         (4, {"loss", "learning_rate", "steps_per_second"}),
         (4, {"score"}),

@@ -22,7 +22,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage,
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.registry import STAGES
-from amalgam.stages.train_teachers.settings import encoders_of
+from amalgam.stages.train_teachers.stage import encoders_of
 
 MEGABYTE = 1e6
 

@@ -20,7 +20,7 @@ OLD_SECONDS = 24 * 3600.0
 READ_AT_ONCE = 4096
 """Records."""
 
-ROOMS = ("pins", QUARANTINE, "journals", "given")
+ROOMS = ("pins", QUARANTINE, "training-logs", "given")
 """Folders without stages: no record names their files."""
 
 

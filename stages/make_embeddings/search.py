@@ -1,7 +1,7 @@
-"""Pseudo embeddings that a teacher takes for a class, found by its gradient (AS-DFD, Ma et al. 2020).
+"""Searches pseudo embeddings that a teacher predicts as a class, by its gradient (AS-DFD, Ma et al. 2020).
 
-They start as noise of the size of the teacher's word embeddings. An adversary learns beside them to guess a hidden one
-from those around it, and they are made hard to guess, so that they do not all become one. [B texts, T tokens, W width]
+They start as noise with the scale of the teacher's word embeddings. An adversary learns to predict a hidden embedding
+from its neighbours, and the search makes it fail, which keeps the embeddings diverse. [B texts, T tokens, W width]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from amalgam.pipeline.config.schema import PseudoEmbeddings
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.generate.lazy_sampling import key64
 
 if TYPE_CHECKING:
@@ -27,33 +27,33 @@ HEAD_WIDTH = 16
 
 
 class Adversary(nn.Module):
-    """One Transformer layer that guesses what stands in a hidden place."""
+    """A Transformer layer that predicts the embedding at a hidden position."""
 
     def __init__(self, width: int, tokens: int) -> None:
         super().__init__()
         heads = next(heads for heads in range(max(1, width // HEAD_WIDTH), 0, -1) if width % heads == 0)
-        self.places = nn.Parameter(torch.randn(tokens, width) * 0.1)
+        self.positions = nn.Parameter(torch.randn(tokens, width) * 0.1)
         self.hidden = nn.Parameter(torch.zeros(width))
         self.layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True)
-        self.guess = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
 
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """How far the guesses are from what stands there, 0 to 2; `hidden`: a place for each text."""
+        """Returns the cosine distance of the predictions, 0 to 2; `hidden` is one position per text."""
         rows = torch.arange(len(embeddings), device=embeddings.device)
-        seen = embeddings.clone()
-        seen[rows, hidden] = self.hidden
-        guessed = self.guess(self.layer(seen + self.places))[rows, hidden]
-        return 1 - cosine_similarity(guessed, embeddings[rows, hidden], dim=-1)
+        masked = embeddings.clone()
+        masked[rows, hidden] = self.hidden
+        predicted = self.output(self.layer(masked + self.positions))[rows, hidden]
+        return 1 - cosine_similarity(predicted, embeddings[rows, hidden], dim=-1)
 
 
-class Frame:
-    """The special tokens that a tokenizer puts around a text, as the model's own embeddings."""
+class SpecialTokens:
+    """The embeddings of the special tokens before and after a text."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         table: torch.Tensor = model.get_input_embeddings().weight.detach()
-        around = list(tokenizer("")["input_ids"])
-        front = 1 if around and around[0] in {tokenizer.cls_token_id, tokenizer.bos_token_id} else 0
-        self.before, self.after = table[around[:front]], table[around[front:]]
+        ids = list(tokenizer("")["input_ids"])
+        front = 1 if ids and ids[0] in {tokenizer.cls_token_id, tokenizer.bos_token_id} else 0
+        self.before, self.after = table[ids[:front]], table[ids[front:]]
 
     def __len__(self) -> int:
         return len(self.before) + len(self.after)
@@ -63,59 +63,109 @@ class Frame:
         return torch.cat([sides[0], embeddings, sides[1]], dim=1)
 
 
-def guess(
-    teacher: Teacher, label: int, said: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
+def search_embeddings(
+    teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[count, T, W] without special tokens, and what the teacher makes of them: logits [count, labels]."""
-    model, frame = teacher.model, Frame(teacher.model, teacher.tokenizer)
-    if said.tokens + len(frame) > teacher.limit:
+    """Returns embeddings [count, T, W] without special tokens, and the teacher's logits [count, labels]."""
+    model, special = teacher.model, SpecialTokens(teacher.model, teacher.tokenizer)
+    if config.tokens + len(special) > teacher.limit:
         raise ExperimentError(
-            f"teacher {teacher.name} reads {teacher.limit} tokens, special ones included",
-            where=f"embeddings.tokens: {said.tokens}",
-            fix=f"pseudo_embeddings.tokens={teacher.limit - len(frame)}",
+            f"teacher {teacher.name} reads {teacher.limit} tokens, special tokens included",
+            where=f"embeddings.tokens: {config.tokens}",
+            fix=f"pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
     table = model.get_input_embeddings().weight.detach().float()
-    wanted = torch.full((said.count,), label, device=table.device)
+    labels = torch.full((config.count,), label, device=table.device)
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(key64(said.seed, teacher.digest, label, 0) % 2**63)
-        noise = torch.randn(said.count, said.tokens, table.shape[1]).to(table.device)
+        torch.default_generator.manual_seed(key64(config.seed, teacher.digest, label, 0) % 2**63)
+        noise = torch.randn(config.count, config.tokens, table.shape[1]).to(table.device)
         embeddings = nn.Parameter(table.mean(0) + table.std(0) * noise)
-        adversary = Adversary(table.shape[1], said.tokens).to(table.device)
+        adversary = Adversary(table.shape[1], config.tokens).to(table.device)
         try:
             _freeze(frozen, fixed=True)
-            _search(lambda: model(inputs_embeds=frame(embeddings)).logits, embeddings, adversary, wanted, said, stop)
+            _search(
+                lambda: model(inputs_embeds=special(embeddings)).logits, embeddings, adversary, labels, config, stop
+            )
         finally:
             _freeze(frozen, fixed=False)
     with torch.no_grad():
-        logits = model(inputs_embeds=frame(embeddings)).logits.float()
+        logits = model(inputs_embeds=special(embeddings)).logits.float()
     return embeddings.detach().cpu().contiguous(), logits.cpu().contiguous()
 
 
-def _search(  # noqa: PLR0913 - what is moved, by what, towards what
-    asked: Callable[[], torch.Tensor],
+def _search(  # noqa: PLR0913 - the optimised tensors, their loss and its settings
+    predict: Callable[[], torch.Tensor],
     embeddings: nn.Parameter,
     adversary: Adversary,
-    wanted: torch.Tensor,
-    said: PseudoEmbeddings,
+    labels: torch.Tensor,
+    config: PseudoEmbeddings,
     stop: Callable[[], None],
 ) -> None:
-    """Turn by turn: the adversary learns to guess, then embeddings learn the class and to be hard to guess."""
-    mine = torch.optim.Adam([embeddings], said.learning_rate)
-    its = torch.optim.Adam(adversary.parameters(), ADVERSARY_RATE)
-    for _ in range(said.steps):
+    """Alternates: the adversary learns to predict, then the embeddings learn the class and to be unpredictable."""
+    optimizer = torch.optim.Adam([embeddings], config.learning_rate)
+    adversary_optimizer = torch.optim.Adam(adversary.parameters(), ADVERSARY_RATE)
+    for _ in range(config.steps):
         stop()
-        hidden = torch.randint(said.tokens, (said.count,)).to(embeddings.device)
-        its.zero_grad()
+        hidden = torch.randint(config.tokens, (config.count,)).to(embeddings.device)
+        adversary_optimizer.zero_grad()
         adversary(embeddings.detach(), hidden).mean().backward()
-        its.step()
-        mine.zero_grad()
+        adversary_optimizer.step()
+        optimizer.zero_grad()
         hard = adversary(embeddings, hidden).sum()
-        loss = cross_entropy(asked().float(), wanted, reduction="sum") - said.adversarial * hard
+        loss = cross_entropy(predict().float(), labels, reduction="sum") - config.adversarial * hard
         loss.backward(inputs=[embeddings])
-        mine.step()
+        optimizer.step()
 
 
 def _freeze(weights: list[nn.Parameter], *, fixed: bool) -> None:
     for weight in weights:
         weight.requires_grad_(not fixed)
+
+
+# ---- from the teacher's space to the student's
+
+STARTS = ("\u2581", "\u0120")  # word-initial marks of sentencepiece and byte-level BPE
+
+CONTINUES = "##"
+
+REGULARIZATION = 1e-3
+"""Weight of the identity (or of zero, if widths differ), relative to the mean square of the teacher's directions."""
+
+
+def fit_projection(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str) -> torch.Tensor:
+    """Fits the linear map [teacher's width, student's width] of common tokens by regularised least squares."""
+    table, student_table = (
+        model.get_input_embeddings().weight.detach().double().cpu() for model, _ in (teacher, student)
+    )
+    words, student_words = _words(teacher[1]), _words(student[1])
+    common, width, student_width = sorted(words.keys() & student_words.keys()), table.shape[1], student_table.shape[1]
+    if len(common) < width:
+        raise ModelError(
+            f"teacher {name} and the student's encoder have {len(common)} tokens in common, too few to map "
+            f"embeddings of width {width}",
+            where="objective.name: as-dfd",
+            fix="set student.encoder to an encoder of the same language, or to teacher:NAME",
+        )
+    inputs, outputs = table[[words[word] for word in common]], student_table[[student_words[word] for word in common]]
+    square = inputs.T @ inputs
+    strength = REGULARIZATION * square.diagonal().mean()
+    eye = torch.eye(*square.shape, dtype=torch.float64)
+    prior = eye if width == student_width else torch.zeros(width, student_width, dtype=torch.float64)
+    projection: torch.Tensor = torch.linalg.solve(square + strength * eye, inputs.T @ outputs + strength * prior)
+    return projection.float()
+
+
+def _words(tokenizer: Any) -> dict[tuple[str, bool], int]:
+    """Maps (lower-case token without marks, whether it starts a word) to its id, without special tokens."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_tokens)
+    tokens = {token: number for token, number in vocabulary.items() if token not in special}
+    marked = any(token.startswith(STARTS) for token in tokens)
+    words: dict[tuple[str, bool], int] = {}
+    for token, number in sorted(tokens.items()):
+        begins = token.startswith(STARTS) if marked else not token.startswith(CONTINUES)
+        plain = token.lstrip("".join(STARTS)) if marked else token.removeprefix(CONTINUES)
+        if plain:
+            words.setdefault((plain.lower(), begins), number)
+    return words

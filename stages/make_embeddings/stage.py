@@ -1,6 +1,6 @@
-"""Stage make-embeddings: wanted by `as-dfd` alone. A unit is the pseudo embeddings of one teacher and class.
+"""Stage make-embeddings, for `as-dfd` alone. A unit is the pseudo embeddings of one teacher and class.
 
-Each is a pure function of the teacher, the class and the settings, and is shared by all experiments that ask for it.
+A unit depends on the teacher, the class and the settings alone, so all experiments share it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig, PseudoEmbeddings
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import prepare_teachers, teachers_of
-from amalgam.stages.common.teachers import ResolvedTeacher
 
 FILE = "embeddings.safetensors"
 
-FEW = 0.5
-"""Less than this share of a class's embeddings taken for the class is said."""
+LOW_SHARE = 0.5
+"""Below this share of embeddings that the teacher predicts as their class, a note is shown."""
 
 
 class MakeEmbeddings(Stage):
@@ -44,15 +43,21 @@ class MakeEmbeddings(Stage):
         prepare_teachers(run)
 
     def identity(self, run: Run) -> Identity:
-        known = {teacher.name: {"content": teacher.files.digest, "of": list(teacher.labels)} for teacher in _known(run)}
-        return Identity({"pseudo_embeddings": run.experiment.pseudo_embeddings.model_dump()}, {"teachers": known})
+        teachers = {
+            teacher.name: {"content": teacher.files.digest, "of": list(teacher.labels)} for teacher in teachers_of(run)
+        }
+        return Identity({"pseudo_embeddings": run.experiment.pseudo_embeddings.model_dump()}, {"teachers": teachers})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  shared by all experiments
-        said = run.experiment.pseudo_embeddings
+        config = run.experiment.pseudo_embeddings
+        folders = {
+            teacher.name: run.store.folder(self.name, f"teacher-{_family(config, teacher.files.digest)}")
+            for teacher in teachers_of(run)
+        }
         return [
-            Unit(f"{place:04}", run.store.folder(self.name, f"teacher-{_name(run, known)}"), said.count, (known, place))
-            for known in _known(run)
-            for place in range(len(known.labels))
+            Unit(f"{label:04}", folders[teacher.name], config.count, (teacher, label))
+            for teacher in teachers_of(run)
+            for label in range(len(teacher.labels))
         ]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
@@ -64,30 +69,25 @@ class MakeEmbeddings(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from safetensors.torch import save_file
 
-        from amalgam.stages.make_embeddings.search import guess
+        from amalgam.stages.make_embeddings.search import search_embeddings
 
-        known, place = unit.payload
-        teacher = load_teacher(run, known, "fp32", passes=0)
-        embeddings, logits = guess(teacher, place, run.experiment.pseudo_embeddings, stop=run.signals.check)
+        teacher, label = unit.payload
+        loaded = load_teacher(run, teacher, "fp32", passes=0)
+        embeddings, logits = search_embeddings(loaded, label, run.experiment.pseudo_embeddings, stop=run.signals.check)
         with run.store.draft(unit.folder, unit.name) as draft:
             save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)
-            taken = int((logits.argmax(dim=-1) == place).sum())
-            draft.facts = {"rows": len(logits), "taken": taken, "content": known.files.digest, "label": place}
+            taken = int((logits.argmax(dim=-1) == label).sum())
+            draft.facts = {"rows": len(logits), "taken": taken, "content": teacher.files.digest, "label": label}
             draft.made = {"libraries": library_versions()}
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        found = {(record.facts["content"], record.facts["label"]): record for record in records}
+        by_class = {(record.facts["content"], record.facts["label"]): _class_facts(record) for record in records}
         return {
             "teachers": {
-                known.name: {
-                    label: {
-                        "rows": int(found[known.files.digest, place].facts["rows"]),
-                        "taken": int(found[known.files.digest, place].facts["taken"]),
-                        "file": found[known.files.digest, place].files[0].path,
-                    }
-                    for place, label in enumerate(known.labels)
+                teacher.name: {
+                    label: by_class[teacher.files.digest, index] for index, label in enumerate(teacher.labels)
                 }
-                for known in _known(run)
+                for teacher in teachers_of(run)
             }
         }
 
@@ -95,23 +95,27 @@ class MakeEmbeddings(Stage):
         if not fresh:
             return
         for name, labels in manifest.facts["teachers"].items():
-            said = ", ".join(f"{label} {one['taken']}/{one['rows']}" for label, one in labels.items())
-            run.console.say(f"  {name}: taken for their class: {said}")
-            for label, one in labels.items():
-                if one["taken"] < FEW * one["rows"]:
+            counts = ", ".join(f"{label} {facts['taken']}/{facts['rows']}" for label, facts in labels.items())
+            run.console.say(f"  {name}: predicted as their class: {counts}")
+            for label, facts in labels.items():
+                if facts["taken"] < LOW_SHARE * facts["rows"]:
                     run.console.note(
-                        f"{name}, {label}: {one['taken']} of {one['rows']} pseudo embeddings are taken for the class; "
-                        "more pseudo_embeddings.steps, or a larger pseudo_embeddings.learning_rate, may reach it"
+                        f"{name}, {label}: {facts['taken']} of {facts['rows']} pseudo embeddings are predicted as the "
+                        "class; raise pseudo_embeddings.steps or pseudo_embeddings.learning_rate"
                     )
 
     def describe(self, manifest: Record) -> str:
         return f"pseudo embeddings of {', '.join(manifest.facts['teachers'])}"
 
 
-def _known(run: Run) -> list[ResolvedTeacher]:
-    return teachers_of(run)
+def _class_facts(record: Record) -> dict[str, Any]:
+    return {
+        "rows": int(record.facts["rows"]),
+        "taken": int(record.facts["taken"]),
+        "file": record.files[0].path,
+    }
 
 
-def _name(run: Run, known: ResolvedTeacher) -> str:
-    """Names of teachers and labels are no part of it."""
-    return fingerprint([MakeEmbeddings.VERSION, run.experiment.pseudo_embeddings.model_dump(), known.files.digest])
+def _family(config: PseudoEmbeddings, teacher_digest: str) -> str:
+    """Returns the fingerprint of a teacher's embeddings; names of teachers and labels are no part of it."""
+    return fingerprint([MakeEmbeddings.VERSION, config.model_dump(), teacher_digest])

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.load import encoder_digest, encoder_files, part_of, teachers_of, train_part
+from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.load import (
+    encoder_digest,
+    encoder_files,
+    label_space,
+    load_new_classifier,
+    part_of,
+    teachers_of,
+    train_part,
+)
 from amalgam.stages.common.models.output_folder import check_place, place
 from amalgam.stages.common.reference_texts import measure_of
+from amalgam.stages.common.states.load import states_of
+from amalgam.stages.common.training.learner import WeightedKL
+from amalgam.stages.common.training.load import tokenized_buckets, training_services
+from amalgam.stages.common.training.settings import Training
+from amalgam.stages.fit_statistics.stage import domain_confidences
+from amalgam.stages.train_student.objectives.targets import targets_objective
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.training.batches import Examples
+    from amalgam.stages.train_student.from_embeddings import TeacherEmbeddings
+    from amalgam.stages.train_student.training import StudentTraining
 
 ENCODER = "student.encoder"
 
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
-"""A name is only a place, a method only a preset, an encoder is known by its content, parts of a batch add up, and
-what `select: auto` means here stands among the inputs."""
+"""Fields without influence on the result, or identified in another way: the encoder has its digest."""
 
 FEW_STEPS = 200
-"""Of learning: fine-tuning a pre-trained encoder usually takes some hundreds."""
+"""Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
 
 class TrainStudent(Stage):
@@ -46,8 +67,8 @@ class TrainStudent(Stage):
         trained = ("train-teachers",) if experiment.train_teachers else ()
         states = ("cache-features",) if experiment.objective.states else ()
         statistics = ("fit-statistics",) if experiment.objective.name == "stratanet" else ()
-        taught_by = "build-targets" if experiment.reads_texts else "make-embeddings"
-        return ("read-corpus", *trained, *states, *statistics, taught_by)
+        targets_stage = "build-targets" if experiment.reads_texts else "make-embeddings"
+        return ("read-corpus", *trained, *states, *statistics, targets_stage)
 
     def resolve_inputs(self, run: Run) -> None:
         check_place(run.base, "students", run.experiment.student.name)
@@ -59,19 +80,19 @@ class TrainStudent(Stage):
         if inputs["select"] == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
-        unsaid = {"dropout"} if student.dropout is None else set()
-        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unsaid)}
-        taught_by = "build-targets" if run.experiment.reads_texts else "make-embeddings"
-        upstream = {taught_by: run.fingerprint(taught_by)}
-        said = run.experiment.objective
+        unset = {"dropout"} if student.dropout is None else set()
+        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unset)}
+        targets_stage = "build-targets" if run.experiment.reads_texts else "make-embeddings"
+        upstream = {targets_stage: run.fingerprint(targets_stage)}
+        objective = run.experiment.objective
         if not run.experiment.reads_texts:
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        if said.read:
-            config["objective"] = said.model_dump(include=said.read)
-        if said.read_states:
+        if objective.read:
+            config["objective"] = objective.model_dump(include=objective.read)
+        if objective.read_states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        if said.name == "stratanet":
+        if objective.name == "stratanet":
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")
             config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
@@ -90,13 +111,13 @@ class TrainStudent(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
-        from amalgam.stages.train_student.from_embeddings import train_without_texts
         from amalgam.stages.train_student.training import train
 
-        learned, facts = (train if run.experiment.reads_texts else train_without_texts)(run, unit.folder / "checkpoint")
+        training = (_text_training if run.experiment.reads_texts else _embedding_training)(run)
+        facts = train(training, training_services(run), unit.folder / "checkpoint")
         if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
+                save_pretrained_folder(training.new.model, training.new.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
 
@@ -104,19 +125,19 @@ class TrainStudent(Stage):
         return dict(records[0].facts)
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        said = run.experiment.student
+        student = run.experiment.student
         about = {
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
-            "max_tokens": said.max_tokens,
+            "max_tokens": student.max_tokens,
         }
-        placed = place(student_folder(run), run.base, "students", said.name, run.fingerprint(self.name), about)
+        placed = place(student_folder(run), run.base, "students", student.name, run.fingerprint(self.name), about)
         if fresh:
             facts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
             if facts["steps"] < FEW_STEPS:
                 run.console.note(
-                    f"{facts['steps']:,} steps are few for an encoder to learn in: more texts, more student.epochs "
-                    f"(now {said.epochs}) or a higher student.learning_rate (now {said.learning_rate:g}) may help"
+                    f"{facts['steps']:,} steps are few for fine-tuning an encoder: add texts, or raise student.epochs "
+                    f"(now {student.epochs}) or student.learning_rate (now {student.learning_rate:g})"
                 )
         run.console.say(f"  student: {placed.relative_to(run.base)}")
 
@@ -126,10 +147,104 @@ class TrainStudent(Stage):
 
 
 def student_folder(run: Run) -> Path:
-    """The Hugging Face folder in the store, every file checked."""
+    """Returns the Hugging Face folder in the store, after verifying every file."""
     return run.store.verified_folder(run.result("train-student").files)
 
 
 def _select(run: Run) -> str:
-    wanted = run.experiment.student.select
-    return wanted if wanted != "auto" else ("validation" if run.experiment.corpus.validation else "held-out")
+    select = run.experiment.student.select
+    return select if select != "auto" else ("validation" if run.experiment.corpus.validation else "held-out")
+
+
+# ---- inputs of the training
+
+
+def _text_training(run: Run) -> StudentTraining:
+    from amalgam.stages.train_student.training import (
+        StudentTraining,
+        check_lengths,
+        objective_phases,
+        selection,
+        targeted,
+    )
+
+    student, config = run.experiment.student, run.experiment.objective
+    facts, part = run.result("build-targets").facts, train_part(run)
+    new = load_new_classifier(run, student, facts["labels"], ENCODER)
+    validation = _validation(run, new, facts["labels"])
+    data = targeted(
+        tokenized_buckets(run, part, new, ["key"]),
+        read_targets(run),
+        weight_scale=facts["weight_scale"],
+        held_out=0.0 if validation else student.held_out,
+    )
+    targets = targets_objective(facts)
+    selected_by, score = selection(data, validation, new.pad_id, targets, facts)
+    states = states_of(run, data.keys) if config.read_states else []
+    if config.read_states == "tokens":
+        check_lengths(states, data.learn)
+    prefixes = [bucket.prefix for bucket in part.buckets]
+    confidence = domain_confidences(run, data.keys, prefixes).astype("float32") if config.name == "stratanet" else None
+    return StudentTraining(
+        new,
+        data.learn,
+        objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence),
+        score,
+        _settings(run, float(facts["student_temperature"])),
+        {"selected_by": selected_by, "labels": facts["labels"], "cut": data.cut, "texts": len(data.learn)},
+    )
+
+
+def _embedding_training(run: Run) -> StudentTraining:
+    from amalgam.stages.train_student.from_embeddings import FromEmbeddings, projected_embeddings, split_embeddings
+    from amalgam.stages.train_student.training import StudentTraining
+
+    student, labels = run.experiment.student, list(label_space(run).names)
+    new = load_new_classifier(run, student, labels, ENCODER)
+    targets = WeightedKL(run.experiment.targets.kd_temperature)
+    tokens = run.experiment.pseudo_embeddings.tokens
+    data = projected_embeddings(
+        new, _teacher_embeddings(run), labels=len(labels), tokens=tokens, temperature=targets.temperature
+    )
+    learned, selected_by, score = split_embeddings(
+        data, _validation(run, new, labels), targets, pad_id=new.pad_id, held_out=student.held_out
+    )
+    return StudentTraining(
+        new,
+        learned.examples,
+        [("", FromEmbeddings(learned, targets))],
+        score,
+        _settings(run, targets.temperature),
+        {"selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0},
+    )
+
+
+def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
+    """Yields each teacher with its pseudo embeddings; one teacher is in memory at a time."""
+    from amalgam.stages.train_student.from_embeddings import TeacherEmbeddings
+
+    manifest, columns = run.result("make-embeddings"), label_space(run).columns
+    files = {file.path: file for file in manifest.files}
+    for teacher in teachers_of(run):
+        classes = manifest.facts["teachers"][teacher.name].values()
+        yield TeacherEmbeddings(
+            load_teacher(run, teacher, "fp32", passes=0),
+            columns[teacher.name],
+            [run.store.verified_path(files[facts["file"]]) for facts in classes],
+        )
+
+
+def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples | None:
+    """Returns the labelled validation texts, if they select the checkpoint."""
+    from amalgam.stages.common.training.batches import labelled
+
+    part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
+    return labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
+
+
+def _settings(run: Run, temperature: float) -> Training:
+    from amalgam.stages.train_student.training import student_settings
+
+    seconds = run.experiment.execution.training_checkpoint_seconds
+    student, objective = run.experiment.student, run.experiment.objective
+    return student_settings(student, objective, temperature=temperature, checkpoint_seconds=seconds)

@@ -1,50 +1,70 @@
-"""The student's training: encoder and tokenizer loaded, lessons gathered, the best checkpoint chosen."""
+"""Trains the student: joins texts and targets, builds the objective's phases, selects the best checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import torch
+
+from amalgam.data.parquet import key_array, matrix
+from amalgam.data.tokens import TokenRows, join
+from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.config.schema import Student
-from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.encoders import NewClassifier
-from amalgam.stages.common.load import load_new_classifier, part_of
-from amalgam.stages.common.training.examples import labelled
-from amalgam.stages.common.training.run import accuracy_on, learn, negative_loss
-from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_student.examples import lessons
-from amalgam.stages.train_student.objectives.targets import objective_of
-from amalgam.stages.train_student.schedule import phases_of
+from amalgam.stages.common.states.read import States
+from amalgam.stages.common.training.batches import Examples, TrainingData, split
+from amalgam.stages.common.training.learner import Objective
+from amalgam.stages.common.training.run import Score, accuracy_on, learn, negative_loss
+from amalgam.stages.common.training.settings import Training, TrainingServices
+from amalgam.stages.train_student.objectives.registry import OBJECTIVES
+from amalgam.stages.train_student.objectives.states import ObjectiveContext, Phases
+
+SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
 
-def train(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
-    """The student, no load_new_classifier any more, and the facts of its training."""
-    student, taught = run.experiment.student, run.result("build-targets").facts
-    labels: list[str] = taught["labels"]
-    new = load_new_classifier(run, student, labels, "student.encoder")
-    validation = part_of(run, "validation") if student.select != "held-out" else None
-    material = lessons(run, new, held_out=0.0 if validation else student.held_out)
-    temperature, objective = float(taught["student_temperature"]), objective_of(taught)
-    if validation:
-        selected_by = "accuracy on labelled validation"
-        score = accuracy_on(labelled(run, validation, new, labels).learn, new.pad_id)
-    else:
-        measure = {"scores": "difference from", "mt-bert": "cross-entropy to"}.get(taught["objective"], "KL to")
-        held_out = f"held-out targets, {'gold labels among them' if taught.get('gold') else 'no labels used'}"
-        whose = held_out if material.held_out else "the targets themselves"
-        selected_by = f"{measure} {whose}"
-        score = negative_loss(material.held_out or material.learn, new.pad_id, objective)
-    settings = training_of(run, student, temperature)
-    done = [
-        (name, learn(run, new, material.learn, settings, score, checkpoint / name, phase, keep=bool(name), what=name))
-        for name, phase in phases_of(run, new, material, objective)
-    ]
-    facts = done[-1][1] | ({"phases": dict(done)} if len(done) > 1 else {})
-    more = {"selected_by": selected_by, "labels": labels, "cut": material.cut, "texts": len(material.learn)}
-    return new, {**facts, **more}
+@dataclass(frozen=True)
+class StudentTraining:
+    """Everything that one training of the student reads."""
+
+    new: NewClassifier
+    examples: Examples
+    phases: Phases
+    score: Score
+    settings: Training
+    facts: Mapping[str, Any]
+    """Further facts of the manifest."""
 
 
-def training_of(run: Run, student: Student, temperature: float) -> Training:
+def train(training: StudentTraining, services: TrainingServices, checkpoint: Path) -> dict[str, Any]:
+    """Trains the student in place, phase by phase, and returns the facts of the manifest."""
+    new, settings, score = training.new, training.settings, training.score
+    results = {
+        name: learn(
+            services,
+            new,
+            training.examples,
+            settings,
+            score,
+            checkpoint / name,
+            objective,
+            keep=bool(name),
+            phase=name,
+        )
+        for name, objective in training.phases
+    }
+    last = list(results.values())[-1]
+    return {**last, **({"phases": results} if len(results) > 1 else {}), **training.facts}
+
+
+def student_settings(
+    student: Student, objective: ObjectiveConfig, *, temperature: float, checkpoint_seconds: float
+) -> Training:
     return Training(
         epochs=student.epochs,
         learning_rate=student.learning_rate,
@@ -56,6 +76,74 @@ def training_of(run: Run, student: Student, temperature: float) -> Training:
         evaluate_every=student.evaluate_every,
         seed=student.seed,
         temperature=temperature,
-        checkpoint_seconds=run.experiment.execution.training_checkpoint_seconds,
-        objective_rate=run.experiment.objective.learning_rate,
+        checkpoint_seconds=checkpoint_seconds,
+        objective_rate=objective.learning_rate,
     )
+
+
+def targeted(
+    texts: Iterable[tuple[pa.Table, TokenRows]], targets: Iterable[pa.Table], *, weight_scale: float, held_out: float
+) -> TrainingData:
+    """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
+    all_tokens, keys, values, weights = [], [], [], []
+    for (rows, tokens), own_targets in zip(texts, targets, strict=True):
+        if not rows.column("key").equals(own_targets.column("key")):
+            raise WorkError(
+                "texts and targets do not have the same keys",
+                fix="run `amalgam verify`, then `amalgam build-targets --force`",
+            )
+        all_tokens.append(tokens)
+        keys.append(key_array(rows.column("key")))
+        values.append(matrix(own_targets.column("target")))
+        weights.append(own_targets.column("weight").to_numpy())
+    scale = np.float32(weight_scale)
+    return split(keys, join(all_tokens), np.concatenate(values), np.concatenate(weights) * scale, held_out)
+
+
+def selection(
+    data: TrainingData, validation: Examples | None, pad_id: int, objective: Objective, facts: Mapping[str, Any]
+) -> tuple[str, Score]:
+    """Returns the name and the score by which checkpoints are selected; `facts` are those of build-targets."""
+    if validation:
+        return "accuracy on labelled validation", accuracy_on(validation, pad_id)
+    gold = "gold labels among them" if facts.get("gold") else "no labels used"
+    source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
+    name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
+    return name, negative_loss(data.held_out or data.learn, pad_id, objective)
+
+
+def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
+    config: ObjectiveConfig,
+    new: NewClassifier,
+    states: Sequence[States],
+    targets: Objective,
+    *,
+    seed: int,
+    confidence: np.ndarray[Any, Any] | None = None,
+) -> Phases:
+    """Returns the phases of the training; the objective's own weights are drawn from the student's seed."""
+    shape = new.model.config.get_text_config()
+    context = ObjectiveContext(
+        config,
+        targets,
+        states,
+        int(shape.num_hidden_layers),
+        int(shape.hidden_size),
+        int(new.model.config.num_labels),
+        confidence,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return OBJECTIVES[config.name](context)
+
+
+def check_lengths(states: Iterable[States], examples: Examples) -> None:
+    """Refuses states per token if a teacher reads other tokens of a text than the student."""
+    lengths: Any = examples.lengths
+    for teacher in states:
+        if (teacher.lengths != lengths).any():
+            raise ModelError(
+                f"teacher {teacher.teacher} and the student do not read the same tokens of a text",
+                where="objective.states: tokens",
+                fix="set the same max_tokens for both, or set objective.states=pooled",
+            )

@@ -1,6 +1,6 @@
-"""Stage train-teachers: a unit is one teacher, known by its encoder, its labels and the texts it learns from.
+"""Stage train-teachers: a unit is one teacher, identified by its encoder, its labels and its training texts.
 
-Teachers that are trained together are units of their own all the same: the first that is missing brings all.
+Co-trained teachers are separate units; the first missing one trains all of them.
 """
 
 from __future__ import annotations
@@ -8,24 +8,29 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from amalgam.data.labels import cut_in_groups
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import TrainTeachers as Settings
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.encoders import NewClassifier
-from amalgam.stages.common.load import encoder_files, trained_folder
+from amalgam.stages.common.load import encoder_digest, encoder_files, load_new_classifier, part_of, trained_folder
 from amalgam.stages.common.models.output_folder import check_place, place
-from amalgam.stages.train_teachers.settings import (
-    NOT_IDENTITY,
-    _encoder_digests,
-    _part,
-    encoders_of,
-    groups_of,
-    settings_of,
-)
+from amalgam.stages.common.training.load import tokenized_buckets, training_services
+
+if TYPE_CHECKING:
+    from amalgam.stages.train_teachers.training import TeacherTraining
+
+
+ENCODER = "train_teachers.encoder"
+
+NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 
 class TrainTeachers(Stage):
@@ -45,17 +50,21 @@ class TrainTeachers(Stage):
         return ("read-corpus",)
 
     def resolve_inputs(self, run: Run) -> None:
-        for said, where in encoders_of(run).values():
-            encoder_files(run, said, where)
+        for settings, where in encoders_of(run).values():
+            encoder_files(run, settings, where)
         for name in groups_of(run):
             check_place(run.base, "teachers", name)
 
     def identity(self, run: Run) -> Identity:
         settings = settings_of(run)
-        inputs = {"encoder": _encoder_digests(run), "texts": _part(run).labels_digest, "groups": groups_of(run)}
+        inputs = {
+            "encoder": _encoder_digests(run),
+            "texts": _labelled_part(run).labels_digest,
+            "groups": groups_of(run),
+        }
         return Identity({"train_teachers": settings.model_dump(exclude=NOT_IDENTITY)}, inputs)
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a teacher is shared by all experiments
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - all experiments share a teacher
         return [
             Unit(name, run.store.folder(self.name, "teacher-" + _teacher_fingerprint(run, name, labels)), 1, labels)
             for name, labels in groups_of(run).items()
@@ -65,33 +74,32 @@ class TrainTeachers(Stage):
         """Returns the number of examples over all epochs."""
         groups = groups_of(run)
         share = 1.0 if units is None else len(units) / len(groups)
-        return settings_of(run).epochs * _part(run).texts * share
+        return settings_of(run).epochs * _labelled_part(run).texts * share
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
 
-        for one, learned, facts in self._trained(run, unit):
+        for own, learned, facts in self._trained(run, unit):
             if run.share.is_leader:
-                with run.store.draft(one.folder, one.name) as draft:
+                with run.store.draft(own.folder, own.name) as draft:
                     save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                     draft.facts, draft.made = facts, {"libraries": library_versions()}
         if run.share.is_leader:
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
 
     def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, NewClassifier, dict[str, Any]]]:
-        """The unit's teacher, and those that were trained with it."""
-        checkpoint = unit.folder / "checkpoint"
+        """Yields the unit's teacher and those that were co-trained with it."""
+        from amalgam.stages.train_teachers.co_train import co_train
+        from amalgam.stages.train_teachers.training import train
+
+        checkpoint, services = unit.folder / "checkpoint", training_services(run)
         if not settings_of(run).co_train:
-            from amalgam.stages.train_teachers.training import train
-
-            yield (unit, *train(run, unit.payload, _part(run), checkpoint))
-        elif not run.cache.get("trained together"):
-            from amalgam.stages.train_teachers.co_train import train_together
-
-            found = train_together(run, unit.payload, _part(run), checkpoint)
-            run.cache["trained together"] = True  # all processes know it, whoever writes
-            for one in self.units(run, unit.folder):
-                yield (one, *found[one.name])
+            yield (unit, *train(_training(run, unit.payload), services, checkpoint))
+        elif not run.cache.get("co-trained"):
+            trained = co_train(_training(run, unit.payload), services, checkpoint)
+            run.cache["co-trained"] = True  # on every process, not only on the one that writes
+            for own in self.units(run, unit.folder):
+                yield (own, *trained[own.name])
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
@@ -110,9 +118,79 @@ class TrainTeachers(Stage):
         return ", ".join(manifest.facts["teachers"])
 
 
+# ---- inputs
+
+
+def settings_of(run: Run) -> Settings:
+    if run.experiment.train_teachers is None:
+        raise AssertionError("train-teachers is not needed")  # is_needed decides
+    return run.experiment.train_teachers
+
+
+def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
+    """Returns settings with one encoder each and their field; by teacher if teachers are co-trained."""
+    settings = settings_of(run)
+    return {
+        name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.co_train.{name}")
+        for name, encoder in (settings.co_train or {}).items()
+    } or {"": (settings, ENCODER)}
+
+
+def groups_of(run: Run) -> dict[str, list[str]]:
+    """Returns each teacher's labels."""
+    settings, known_labels = settings_of(run), _labelled_part(run).labels
+    groups = settings.groups or dict.fromkeys(settings.co_train or {}, known_labels)
+    if isinstance(groups, int):
+        if groups * 2 > len(known_labels):
+            raise ExperimentError(
+                f"{len(known_labels)} labels cannot be divided into {groups} groups of at least two",
+                where="train_teachers.groups",
+                fix=f"set at most {len(known_labels) // 2} groups, or name: [labels] for each teacher",
+            )
+        return {f"teacher-{index}": labels for index, labels in enumerate(cut_in_groups(known_labels, groups), 1)}
+    for name, labels in groups.items():
+        unknown = sorted(set(labels) - set(known_labels))
+        if unknown or len(labels) < 2:
+            raise ExperimentError(
+                f"{', '.join(unknown)} is not a label of the texts"
+                if unknown
+                else "a teacher needs at least two labels",
+                where=f"train_teachers.groups.{name}",
+                fix=f"use these labels: {', '.join(known_labels)}",
+            )
+    return {name: list(labels) for name, labels in groups.items()}
+
+
+def _training(run: Run, labels: Sequence[str]) -> TeacherTraining:
+    from amalgam.stages.train_teachers.training import TeacherTraining
+
+    part, encoders = _labelled_part(run), {}
+    for name, (settings, where) in encoders_of(run).items():
+        new = load_new_classifier(run, settings, labels, where)
+        encoders[name] = new, tokenized_buckets(run, part, new, ["key", "label"])
+    checkpoint_seconds = run.experiment.execution.training_checkpoint_seconds
+    return TeacherTraining(encoders, list(labels), settings_of(run), checkpoint_seconds)
+
+
+def _labelled_part(run: Run) -> Part:
+    part = part_of(run, "teachers") or part_of(run, "train")
+    if part is None or part.labels_digest is None:
+        raise DataError(
+            "the training texts of the teachers have no labels",
+            where="corpus.label",
+            fix="set corpus.label to the column of their labels, or name trained teachers instead of train_teachers",
+        )
+    return part
+
+
+def _encoder_digests(run: Run) -> Any:
+    digests = {name: encoder_digest(run, settings, where) for name, (settings, where) in encoders_of(run).items()}
+    return digests.get("", digests)
+
+
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
-    """A teacher's name is no part of it, unless it is one of several that are trained together."""
+    """Returns a teacher's fingerprint; it includes the name only if teachers are co-trained."""
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY)
-    content = [_encoder_digests(run), _part(run).labels_digest]
-    among = [name] if settings_of(run).co_train else []
-    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *among])
+    content = [_encoder_digests(run), _labelled_part(run).labels_digest]
+    names = [name] if settings_of(run).co_train else []
+    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names])

@@ -18,10 +18,10 @@ from amalgam.stages.common.models.attentive import AttentivePooling, attentive_c
 from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
 from amalgam.stages.common.models.resolve import ModelFiles, resolve
 from amalgam.stages.common.training.batches import Examples, collate
+from amalgam.stages.common.training.learner import RestrictedKL
 from amalgam.stages.common.training.loop import fit
-from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_teachers.co_train import Together, end_to_end
+from amalgam.stages.train_teachers.co_train import CoTrainedTeachers, concatenated
 from amalgam.tests.stages.tiny_models import tiny
 
 LABELS = ["x", "y", "z"]
@@ -90,12 +90,12 @@ def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Pat
     assert all(torch.equal(own[name], given[name]) for name in body)
 
 
-def examples_of(kinds: list[str]) -> tuple[Together, list[Examples]]:
+def examples_of(kinds: list[str]) -> tuple[CoTrainedTeachers, list[Examples]]:
     """Encoders of different tokenizers and architecture, and the texts for each."""
     models = [tiny(kind, spread=4.0, vocab_size=95 + 3 * place) for place, kind in enumerate(kinds)]
     bodies = [without_pooler(model.base_model) for model, _ in models]
     torch.manual_seed(2)
-    together = Together(bodies, head_for(bodies[0].config, len(LABELS)), len(LABELS))
+    together = CoTrainedTeachers(bodies, head_for(bodies[0].config, len(LABELS)), len(LABELS))
     gold = np.eye(len(LABELS), dtype=np.float32)[np.arange(len(TEXTS)) % len(LABELS)]
     tokens = [encode(tokenizer, TEXTS, 16 - 5 * place, types=True) for place, (_, tokenizer) in enumerate(models)]
     return together, [Examples(one.ids, one.type_ids, gold, np.ones(len(TEXTS), np.float32)) for one in tokens]
@@ -105,7 +105,7 @@ def test_each_encoder_reads_its_own_tokens_of_a_text_that_holds_all() -> None:
     together, parts = examples_of(["bert", "roberta", "distilbert"])
     together.eval()
     rows = np.array([3, 0, 7])
-    batch = collate(end_to_end(parts, together.starts), rows, together.pad_id)
+    batch = collate(concatenated(parts, together.starts), rows, together.pad_id)
     names = ("input_ids", "attention_mask", "token_type_ids")
     with torch.no_grad():
         logits = together(**{name: batch[name] for name in names}).logits
@@ -132,7 +132,7 @@ def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str
     columns = tuple(tuple(range(3 * place, 3 * place + 3)) for place in range(len(kinds)))
     fit(
         together,
-        end_to_end(parts, together.starts),
+        concatenated(parts, together.starts),
         Training(2, 1e-3, 6, 1, 0.0, 0.0, 1.0, 100, 0),
         pad_id=together.pad_id,
         score=lambda _: 0.0,

@@ -256,7 +256,7 @@ def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoin
     rows, kept = raised.value.where.removeprefix("training rows ").split("; ")
     assert len(rows.split(", ")) == 4
     assert kept.endswith("checkpoint: step 4")
-    snapshot, notes = checkpoint.newest(tmp_path)
+    snapshot, notes = checkpoint.latest(tmp_path)
     assert snapshot is not None
     assert (snapshot.step, notes) == (4, [])
 
@@ -291,7 +291,7 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-    assert checkpoint.newest(tmp_path)[0] is not None
+    assert checkpoint.latest(tmp_path)[0] is not None
 
 
 def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def kill_at_every_write(folder: Path) -> list[tuple[int, list[float]]]:
             checkpoint.save(here, small_snapshot(2))
             os._exit(0)
         survived = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        snapshot, _ = checkpoint.newest(here)
+        snapshot, _ = checkpoint.latest(here)
         assert snapshot is not None, event_number
         outcomes.append((snapshot.step, snapshot.tensors["weights"]["tied"].tolist()))
         if survived:

@@ -20,9 +20,9 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import fit
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
-from amalgam.stages.train_student.objectives.mt_bert import MTBertObjective
+from amalgam.stages.train_student.objectives.guides import MTBertObjective
 from amalgam.stages.train_student.objectives.states import ObjectiveContext
-from amalgam.stages.train_student.objectives.targets import MTBertLoss, objective_of
+from amalgam.stages.train_student.objectives.targets import MTBertLoss, targets_objective
 from amalgam.tests.stages.tiny_models import tiny
 
 SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})
@@ -98,7 +98,7 @@ def test_the_loss_is_the_teachers_cross_entropy_at_t_and_the_golds_at_one() -> N
     assert MTBertLoss(2.0)(logits, settings).tolist() == pytest.approx([2 * wanted])
     plain = -1.2 * math.log(0.25) - 0.4 * math.log(0.75) - math.log(0.75)
     assert MTBertLoss()(logits, settings).tolist() == pytest.approx([2 * plain])
-    assert objective_of({"student_temperature": 2.0, "objective": "mt-bert"}) == MTBertLoss(2.0)
+    assert targets_objective({"student_temperature": 2.0, "objective": "mt-bert"}) == MTBertLoss(2.0)
 
 
 def states(values: Any) -> States:
@@ -125,7 +125,7 @@ def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:
         "weights": torch.ones(1, dtype=torch.float64),
         "attention_mask": torch.tensor([[1, 1, 0]]),
         "states": tuple(torch.tensor(one, dtype=torch.float64) for one in layers),
-        **objective.beside(np.array([0])),
+        **objective.extra_batch(np.array([0])),
     }
     logits = torch.zeros(1, 2, dtype=torch.float64)
     # The third width of the second teacher is left out by a map that starts as the identity.

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from amalgam.stages.common.training.learner import WeightedKL
-from amalgam.stages.common.training.losses import RestrictedKL
-from amalgam.stages.train_student.objectives.targets import objective_of
+from amalgam.stages.common.training.learner import RestrictedKL, WeightedKL
+from amalgam.stages.train_student.objectives.targets import targets_objective
 
 
 def batch(targets: list[list[float]], weights: list[float]) -> dict[str, torch.Tensor]:
@@ -52,5 +51,5 @@ def test_uhc_is_least_where_the_student_agrees_with_every_teacher() -> None:
 
 def test_the_targets_say_by_which_objective_they_are_learned() -> None:
     settings = {"student_temperature": 2.0, "columns": [[0, 1], [2]]}
-    assert objective_of({**settings, "objective": "restricted"}) == RestrictedKL(((0, 1), (2,)), 2.0)
-    assert objective_of({**settings, "objective": "kl"}) == WeightedKL(2.0)
+    assert targets_objective({**settings, "objective": "restricted"}) == RestrictedKL(((0, 1), (2,)), 2.0)
+    assert targets_objective({**settings, "objective": "kl"}) == WeightedKL(2.0)

@@ -13,10 +13,14 @@ from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.states.read import States
 from amalgam.stages.common.training.learner import WeightedKL
-from amalgam.stages.train_student.objectives.amalgamation import Adaption, Amalgamation
-from amalgam.stages.train_student.objectives.cfl import CFLObjective, discrepancy
-from amalgam.stages.train_student.objectives.dfa import DFAObjective
-from amalgam.stages.train_student.objectives.layerwise import LayerwiseObjective, layers_of, phases
+from amalgam.stages.train_student.objectives.amalgamation import (
+    Adapter,
+    Amalgamation,
+    DFAObjective,
+    LayerwiseObjective,
+    layers_of,
+)
+from amalgam.stages.train_student.objectives.guides import CFLObjective, discrepancy
 from amalgam.stages.train_student.objectives.states import ObjectiveContext, distance
 from amalgam.stages.train_student.objectives.targets import LogitMSE
 from amalgam.tests.stages.tiny_models import tiny
@@ -51,7 +55,7 @@ def batch(objective: Any, student: Any, mask: Any, rows: list[int]) -> dict[str,
         "weights": torch.ones(len(rows), dtype=torch.float64),
         "attention_mask": torch.tensor(mask),
         "states": tuple(torch.tensor(one, dtype=torch.float64) for one in student),
-        **objective.beside(np.array(rows)),
+        **objective.extra_batch(np.array(rows)),
     }
 
 
@@ -121,9 +125,9 @@ def test_one_teacher_alone_is_squeezed_too(by_two: bool) -> None:
 
 def test_adaption_is_the_identity_at_first_and_always_where_it_does_not_learn() -> None:
     given = torch.randn(2, 3, 2, 4)
-    assert torch.equal(Adaption(4, 2, learns=False)(given), given)
-    torch.testing.assert_close(Adaption(4, 2, learns=True)(given), given)
-    assert list(Adaption(4, 2, learns=False).parameters()) == []
+    assert torch.equal(Adapter(4, 2, learns=False)(given), given)
+    torch.testing.assert_close(Adapter(4, 2, learns=True)(given), given)
+    assert list(Adapter(4, 2, learns=False).parameters()) == []
 
 
 # ---- dfa
@@ -213,7 +217,7 @@ def test_cfl_is_the_targets_the_discrepancy_and_the_reconstruction_of_the_last_b
 
 def test_only_the_last_block_is_read_for_cfl() -> None:
     objective = CFLObjective(setting([states(np.zeros((2, 3, 5)))], width=4, name="cfl"))
-    assert objective.beside(np.array([1]))["teacher 0"].shape == (1, 1, 1, 5)
+    assert objective.extra_batch(np.array([1]))["teacher 0"].shape == (1, 1, 1, 5)
 
 
 # ---- layer-wise
@@ -235,13 +239,13 @@ def layer_by_layer(kind: str = "bert", **settings: Any) -> tuple[Any, LayerwiseO
         "weights": torch.ones(1, dtype=torch.float64),
         "input_ids": torch.tensor([[2, 7, 8, 9, 3]]),
         "attention_mask": torch.ones(1, 5, dtype=torch.int64),
-        **objective.beside(np.array([0])),
+        **objective.extra_batch(np.array([0])),
     }
     return model.double(), objective, given
 
 
 def asked(model: Any, objective: LayerwiseObjective, given: dict[str, Any]) -> torch.Tensor:
-    with objective.around(model, given):
+    with objective.model_context(model, given):
         output = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
     return objective(output.logits, given)
 
@@ -288,11 +292,11 @@ def test_the_layers_of_every_family_can_be_led(kind: str) -> None:
     model, objective, given = layer_by_layer(kind)
     model.config.get_text_config().pad_token_id = 0
     led(model, objective, given)
-    assert len(objective.heard) == 2
+    assert len(objective.outputs) == 2
     assert all(gradient(layer) > 0 for layer in layers_of(model, 2))
     assert gradient(objective.adapter.maps[1]) > 0  # through the head
     model(input_ids=given["input_ids"])
-    assert len(objective.heard) == 2
+    assert len(objective.outputs) == 2
 
 
 def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None:
@@ -306,7 +310,7 @@ def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None
     ("learning", "names"), [("layer-wise", ["layer-wise"]), ("joint", ["joint"]), ("both", ["layer-wise", "joint"])]
 )
 def test_learning_is_layer_by_layer_or_end_to_end_or_one_after_the_other(learning: str, names: list[str]) -> None:
-    values = phases(
+    values = LayerwiseObjective.phases(
         setting([states(np.zeros((1, 1, 2)))], width=4, name="layerwise", states="tokens", schedule=learning)
     )
     assert [name for name, _ in values] == names

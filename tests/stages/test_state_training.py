@@ -17,8 +17,8 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
 from amalgam.stages.common.training.settings import Training
+from amalgam.stages.train_student.objectives.registry import OBJECTIVES
 from amalgam.stages.train_student.objectives.states import ObjectiveContext
-from amalgam.stages.train_student.schedule import PHASES
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = 12
@@ -62,7 +62,9 @@ def objective_of(way: str) -> Any:
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
     confidence = draw.dirichlet(np.ones(3), size=(TEXTS, 2)).astype(np.float32)
     torch.manual_seed(2)
-    [(_, objective)] = PHASES[settings.name](ObjectiveContext(settings, WeightedKL(), teachers, 2, 32, 3, confidence))
+    [(_, objective)] = OBJECTIVES[settings.name](
+        ObjectiveContext(settings, WeightedKL(), teachers, 2, 32, 3, confidence)
+    )
     return objective
 
 

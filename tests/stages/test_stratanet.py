@@ -143,7 +143,7 @@ def test_states_are_summed_over_blocks_and_the_heads_averaged() -> None:
 def test_confidences_of_a_batch_are_those_of_its_rows() -> None:
     shares = np.random.default_rng(0).dirichlet(np.ones(2), size=(5, 1))
     output = objective([np.zeros((5, 1, 3)), np.zeros((5, 1, 4))], shares)
-    assert np.array_equal(output.beside(np.array([3, 1]))["confidence"].numpy(), shares[[3, 1]])
+    assert np.array_equal(output.extra_batch(np.array([3, 1]))["confidence"].numpy(), shares[[3, 1]])
 
 
 # ---- the guard

@@ -1,29 +1,34 @@
-"""Which rows make up each step, and their tensors.
+"""Training examples, the rows of each step, and their tensors.
 
-The order of an epoch is a pure function of (seed, epoch), and a batch is the same whatever the number of
-processes or accumulated parts: those only share it out.
+The order of an epoch is a pure function of (seed, epoch). A batch is the same for any number of processes and
+accumulated parts; these only divide it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
-from amalgam.data.tokens import Ragged
+from amalgam.data.parquet import key_array, key_list
+from amalgam.data.tokens import Ragged, TokenRows, join
 from amalgam.stages.common.inference.batches import Ids, RowNumbers, model_inputs
 
-# Texts of so many batches are sorted by length together: little padding, and still a random order.
+Array = np.ndarray[Any, np.dtype[Any]]
+
 SORTED_TOGETHER = 50
+"""Batches whose texts are sorted by length together: little padding, and the order stays random."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts as token ids (special tokens included), and what to learn of each: a distribution and a weight."""
+    """Texts as token ids with special tokens, and each text's target distribution and weight."""
 
     tokens: Sequence[Ids]
     type_ids: Sequence[Ids] | None
@@ -35,7 +40,7 @@ class Examples:
         counts |= set() if self.type_ids is None else {len(self.type_ids)}
         if len(counts) > 1 or self.targets.ndim != 2:
             raise ValueError(f"examples of unequal length: {sorted(counts)}, targets of shape {self.targets.shape}")
-        # End to end, whatever they came as: batches are gathered from one array.
+        # One array for all texts, from which batches are collected.
         object.__setattr__(self, "tokens", Ragged.of(self.tokens))
         object.__setattr__(self, "type_ids", None if self.type_ids is None else Ragged.of(self.type_ids))
 
@@ -47,20 +52,20 @@ class Examples:
         return Ragged.of(self.tokens).lengths
 
     def digest(self) -> str:
-        """Identity of everything that is learned from, in its order."""
-        total = hashlib.sha256(self.lengths.tobytes())
+        """Returns a digest of the tokens, targets and weights in their order."""
+        digest = hashlib.sha256(self.lengths.tobytes())
         for texts in (self.tokens, self.type_ids):
             if texts:
-                total.update(Ragged.of(texts).values.astype(np.int32, copy=False).data)
-        total.update(repr(self.targets.shape).encode())
-        total.update(np.ascontiguousarray(self.targets, dtype=np.float32).data)
-        total.update(np.ascontiguousarray(self.weights, dtype=np.float32).data)
-        return total.hexdigest()
+                digest.update(Ragged.of(texts).values.astype(np.int32, copy=False).data)
+        digest.update(repr(self.targets.shape).encode())
+        digest.update(np.ascontiguousarray(self.targets, dtype=np.float32).data)
+        digest.update(np.ascontiguousarray(self.weights, dtype=np.float32).data)
+        return digest.hexdigest()
 
 
 def epoch_batches(lengths: RowNumbers, size: int, *, seed: int, epoch: int) -> list[RowNumbers]:
-    """Every row once, in ceil(n / size) batches of texts of like length, in random order."""
-    # numpy takes no negative seeds; two's complement keeps different seeds different.
+    """Returns every row once, in ceil(n / size) batches of texts of similar length, in random order."""
+    # numpy refuses negative seeds; two's complement keeps different seeds different.
     generator = np.random.default_rng([seed % 2**64, epoch])
     shuffled = generator.permutation(len(lengths))
     batches: list[RowNumbers] = []
@@ -72,15 +77,66 @@ def epoch_batches(lengths: RowNumbers, size: int, *, seed: int, epoch: int) -> l
 
 
 def share(batch: RowNumbers, *, rank: int, world: int, accumulate: int) -> list[RowNumbers]:
-    """One process's part of a batch, in at most `accumulate` pieces; none where rows are fewer than processes."""
+    """Returns one process's rows in at most `accumulate` parts; empty if there are fewer rows than processes."""
     return [part for part in np.array_split(batch[rank::world], accumulate) if len(part)]
 
 
 def collate(examples: Examples, rows: RowNumbers, pad_id: int) -> dict[str, torch.Tensor]:
-    """The encoder's inputs, and beside them `targets`, `weights` and the `rows` themselves for the objective."""
+    """Returns the encoder's inputs, and `targets`, `weights` and `rows` for the objective."""
     return {
         **model_inputs(examples.tokens, examples.type_ids, rows, pad_id),
         "targets": torch.from_numpy(examples.targets[rows].astype(np.float32, copy=False)),
         "weights": torch.from_numpy(examples.weights[rows].astype(np.float32, copy=False)),
         "rows": torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
     }
+
+
+# ---- labelled and targeted texts
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    learn: Examples
+    held_out: Examples | None
+    cut: int
+    """Number of truncated texts."""
+    keys: Array
+    """Keys of the texts in `learn`, in their order."""
+
+
+def labelled(
+    buckets: Iterable[tuple[pa.Table, TokenRows]], labels: Sequence[str], *, held_out: float = 0.0
+) -> TrainingData:
+    """Returns labelled texts with one-hot targets; texts with labels outside `labels` are left out."""
+    tokens, keys, gold = [], [], []
+    index_of = {label: index for index, label in enumerate(labels)}
+    for rows, bucket_tokens in buckets:
+        indices = np.array([index_of.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
+        kept = np.flatnonzero(indices >= 0)
+        tokens.append(bucket_tokens.take(kept))
+        keys.append(key_array(rows.column("key"))[kept])
+        gold.append(indices[kept])
+    one_hot = np.eye(len(labels), dtype=np.float32)
+    targets = one_hot[np.concatenate(gold)] if gold else one_hot[:0]
+    return split(keys, join(tokens), targets, np.ones(len(targets), dtype=np.float32), held_out)
+
+
+def split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> TrainingData:
+    """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
+    is_held_out = np.array([_is_held_out(key, held_out) for part in keys for key in key_list(part)], dtype=bool)
+    if is_held_out.all():
+        is_held_out[:] = False
+    learn = _examples(tokens, targets, weights, np.flatnonzero(~is_held_out))
+    rest = _examples(tokens, targets, weights, np.flatnonzero(is_held_out)) if is_held_out.any() else None
+    all_keys = np.concatenate(keys) if keys else np.empty(0, "S16")
+    return TrainingData(learn, rest, int(tokens.cut.sum()), all_keys[~is_held_out])
+
+
+def _examples(tokens: TokenRows, targets: Array, weights: Array, rows: Array) -> Examples:
+    taken = tokens.take(rows)
+    return Examples(taken.ids, taken.type_ids, targets[rows], weights[rows])
+
+
+def _is_held_out(key: bytes, share: float) -> bool:
+    """Decides by the half of the key that buckets do not use: the same texts for any other corpus around them."""
+    return int.from_bytes(key[8:], "big") < share * 2**64

@@ -1,7 +1,8 @@
-"""Checkpoints of a training run: safetensors and JSON, no pickle, every file known by its digest.
+"""Checkpoints of a training run: safetensors and JSON without pickle; every file has a digest.
 
-Each is a folder `step-000123` whose state.json is written last: without it, or with a file that is not what was
-written, the folder counts as broken and the one before it is used. The older one goes when the newer is complete.
+A checkpoint is a folder `step-000123`; state.json is written last. A folder without it or with a changed file is
+skipped, and the one before is used. A complete checkpoint replaces the older ones.
+Accelerate's save_state writes pickles and no digests, and its folders may be incomplete.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 
-FORMAT = 1
+FORMAT = 2
 
 STATE = "state.json"
 
@@ -41,7 +42,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands: `state` is plain JSON, `tensors` one table per file (weights, optimizer, best)."""
+    """A run's progress: `state` is plain JSON, `tensors` has one table per file (weights, optimizer, best)."""
 
     step: int
     state: dict[str, Any]
@@ -49,13 +50,13 @@ class Checkpoint:
 
 
 class BrokenError(Exception):
-    """A checkpoint that cannot be gone on from."""
+    """A checkpoint that cannot be resumed."""
 
 
 def save(folder: Path, snapshot: Checkpoint) -> Path:
-    """A new checkpoint in `folder`; those before it are removed once it is complete."""
+    """Writes a checkpoint in `folder` and removes the older ones once it is complete."""
     target = folder / _name(snapshot.step)
-    # What stands here can only be the remains of a broken one: a whole one would have been resumed from.
+    # An existing folder is incomplete: a complete one would have been resumed.
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     with _disk_full_explained(target, snapshot):
@@ -66,25 +67,25 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
     sync(folder)
     for _, older in _folders(folder):
         if older != target:
-            # state.json goes first, so that a removal cut short leaves no checkpoint that looks complete.
+            # state.json is removed first, so an interrupted removal leaves no checkpoint that looks complete.
             (older / STATE).unlink(missing_ok=True)
             shutil.rmtree(older, ignore_errors=True)
     return target
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, if any, and what a person should know of those passed over."""
+def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Returns the latest complete checkpoint, if any, and notes on the skipped ones."""
     notes: list[str] = []
     for step, path in _folders(folder):
         try:
             return read(folder, step), notes
         except BrokenError as error:
-            notes.append(f"checkpoint {path.name} is broken ({error}) and was passed over")
+            notes.append(f"checkpoint {path.name} is broken ({error}) and was skipped")
     return None, notes
 
 
 def read(folder: Path, step: int) -> Checkpoint:
-    """A checkpoint whose every byte is what was written; BrokenError otherwise."""
+    """Reads and verifies a checkpoint; raises BrokenError if a byte differs from what was written."""
     path = folder / _name(step)
     body = _read_state(path / STATE)
     tensors = {name: _read_tensors(path / f"{name}.safetensors", digest) for name, digest in body["files"].items()}
@@ -92,24 +93,26 @@ def read(folder: Path, step: int) -> Checkpoint:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> Tensors:
-    """AdamW's moments by parameter name; parameters that never had a gradient have none."""
+    """Returns AdamW's moments by parameter name; parameters without gradients have none."""
     return {
-        f"{moment}/{names[parameter]}": held[moment]
-        for parameter, held in optimizer.state.items()
+        f"{moment}/{names[parameter]}": moments[moment]
+        for parameter, moments in optimizer.state.items()
         for moment in MOMENTS
-        if moment in held
+        if moment in moments
     }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tensors: Tensors) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            held = {m: tensors[f"{m}/{names[parameter]}"] for m in MOMENTS if f"{m}/{names[parameter]}" in tensors}
-            # Only the fused kernels keep the step count beside the parameter.
-            stays = () if group["fused"] else ("step",)
-            if held:
+            keys = {moment: f"{moment}/{names[parameter]}" for moment in MOMENTS}
+            moments = {moment: tensors[key] for moment, key in keys.items() if key in tensors}
+            # Only the fused kernels keep the step count on the parameter's device.
+            on_cpu = () if group["fused"] else ("step",)
+            if moments:
                 optimizer.state[parameter] = {
-                    m: tensor if m in stays else tensor.to(parameter.device) for m, tensor in held.items()
+                    moment: tensor if moment in on_cpu else tensor.to(parameter.device)
+                    for moment, tensor in moments.items()
                 }
 
 
@@ -118,7 +121,7 @@ def _name(step: int) -> str:
 
 
 def _folders(folder: Path) -> list[tuple[int, Path]]:
-    """Newest first."""
+    """Returns steps and folders, latest first."""
     if not folder.is_dir():
         return []
     named = [(FOLDER.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
@@ -128,7 +131,7 @@ def _folders(folder: Path) -> list[tuple[int, Path]]:
 def _write_tensors(path: Path, table: Tensors) -> str:
     from safetensors.torch import save_file
 
-    # Copies, because tied weights share memory, which the format refuses.
+    # Copies: tied weights share memory, which the format refuses.
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in table.items()}, path)
     with path.open("rb+") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -137,13 +140,13 @@ def _write_tensors(path: Path, table: Tensors) -> str:
 
 
 def _write_state(path: Path, text: str) -> None:
-    aside = path.with_suffix(".tmp")
-    with aside.open("w", encoding="utf-8") as file:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     sync(path.parent)
-    aside.replace(path)
+    temporary.replace(path)
     sync(path.parent)
 
 
@@ -155,29 +158,29 @@ def _read_tensors(path: Path, digest: str) -> Tensors:
     except OSError as error:
         raise BrokenError(f"{path.name}: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise BrokenError(f"{path.name} is not what was written")
+        raise BrokenError(f"{path.name} has changed since it was written")
     return load(content)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        body: dict[str, Any] = held["checkpoint"]
-        intact = held["fingerprint"] == fingerprint(body)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        body: dict[str, Any] = content["checkpoint"]
+        intact = content["fingerprint"] == fingerprint(body)
     except OSError as error:
         raise BrokenError(f"{STATE}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise BrokenError(f"{STATE} is not a checkpoint's") from error
+        raise BrokenError(f"{STATE} is no checkpoint") from error
     if not intact:
-        raise BrokenError(f"{STATE} is not what was written")
+        raise BrokenError(f"{STATE} has changed since it was written")
     if body["format"] != FORMAT:
-        raise BrokenError(f"{STATE} is of format {body['format']}, not {FORMAT}")
+        raise BrokenError(f"{STATE} has format {body['format']} instead of {FORMAT}")
     return body
 
 
 @contextlib.contextmanager
 def _disk_full_explained(target: Path, snapshot: Checkpoint) -> Iterator[None]:
-    """A failed write leaves nothing behind, and a full disk is called that."""
+    """Removes the remains of a failed write and reports a full disk."""
     from safetensors import SafetensorError
 
     try:
@@ -191,5 +194,5 @@ def _disk_full_explained(target: Path, snapshot: Checkpoint) -> Iterator[None]:
         raise DiskFullError(
             f"disk full: a checkpoint needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
             where=str(target.parent),
-            fix="make room and run the command again: it goes on from the checkpoint before",
+            fix="free some space and run the command again: it resumes from the last checkpoint",
         ) from error

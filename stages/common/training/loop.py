@@ -1,7 +1,7 @@
 """The training loop: an encoder learns weighted distributions over labels, on any number of processes.
 
-The loss, the batches and the dropout streams are functions of (seed, step, rank) and the data alone, so that a run
-that was stopped and went on ends with the very weights of one that was not.
+Loss, batches and dropout masks depend on (seed, step, rank) and the data alone, so a resumed run ends with the same
+weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import (
     Checkpoint,
-    newest,
+    latest,
     optimizer_tensors,
     read,
     restore_optimizer,
@@ -37,6 +37,7 @@ from amalgam.stages.common.training.learner import (
     WeightedKL,
     adamw,
     as_learner,
+    reads_states,
     refuse_shared,
     start_accelerator,
     training_dtype,
@@ -55,15 +56,15 @@ __all__ = [
 ]
 
 
-# So many losses in a row that are no numbers end the run; single ones are skipped.
 PATIENCE = 3
+"""Consecutive non-finite losses that end the run; steps with single ones are skipped."""
 
 
-class TrainingInterrupted(Exception):  # noqa: N818 - a wish that was granted, not an error
-    """`stop` asked for an end: everything up to `step` is in the folder `checkpoint`."""
+class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an error
+    """`stop` returned true; the folder `checkpoint` has the state after `step`."""
 
     def __init__(self, step: int, checkpoint: Path) -> None:
-        super().__init__(f"stopped after step {step}, kept in {checkpoint}")
+        super().__init__(f"stopped after step {step}, saved in {checkpoint}")
         self.step = step
         self.checkpoint = checkpoint
 
@@ -74,17 +75,17 @@ class TrainingResult:
     best_step: int
     best_score: float
     history: list[dict[str, Any]]
-    """One entry an evaluation: step, epoch, score, mean loss since the one before, learning rate."""
+    """One entry per evaluation: step, epoch, score, mean loss since the last evaluation, learning rate."""
     reused_from_step: int
     dtype: str
-    """Of the products; weights and their updates are fp32 always."""
+    """Precision of the products; weights and updates are always fp32."""
     notes: list[str]
-    """What a person should be told: checkpoints that were passed over, steps that changed nothing."""
+    """Messages for the user: skipped checkpoints, skipped steps."""
 
 
 @dataclass
 class _Progress:
-    """All of a run's state that is not a tensor; plain JSON."""
+    """The run's state without tensors; plain JSON."""
 
     step: int = 0
     best_step: int = 0
@@ -92,12 +93,12 @@ class _Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     loss_sum: float = 0.0
     loss_count: int = 0
-    not_numbers: int = 0
-    """Losses in a row that were no numbers."""
+    non_finite: int = 0
+    """Consecutive non-finite losses."""
     skipped: int = 0
 
 
-def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belongs to another
+def fit(  # noqa: PLR0913 - independent arguments, by name
     model: torch.nn.Module,
     examples: Examples,
     training: Training,
@@ -112,14 +113,15 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
     dtype: str = "auto",
     keep: bool = False,
 ) -> TrainingResult:
-    """Train `model` in place; on return it is in eval mode, in fp32, and holds the weights of the best score.
+    """Trains `model` in place and returns it in eval mode and fp32 with the weights of the best score.
 
-    Every process calls `score`, and that of rank 0 counts; `on_step` is called on rank 0 alone. With `keep` the end is
-    a checkpoint too: called again, all is done.
-    Raises Stopped, with a checkpoint written, one step after `stop` is true on any process.
+    Every process calls `score` and rank 0 decides; rank 0 calls `on_step`. `keep` also saves the end as a checkpoint.
+    One step after `stop` returns true on any process, a checkpoint is saved and TrainingInterrupted is raised.
     """
     if not len(examples):
-        raise WorkError("there are no texts to train on", where="fine-tuning", fix="look at the corpus: amalgam status")
+        raise WorkError(
+            "there are no texts to train on", where="fine-tuning", fix="check the corpus: run `amalgam status`"
+        )
     objective = objective or WeightedKL(training.temperature)
     run = _Run(model, examples, training, pad_id=pad_id, objective=objective, cpu=cpu, dtype=dtype)
     notes = run.resume(checkpoint)
@@ -141,9 +143,9 @@ def fit(  # noqa: PLR0913 - every argument is named by the caller, and none belo
 
 
 class _Run:
-    """One training run of one process: the model with its objective, the optimizer, and where they stand."""
+    """One training run of one process: the model with its objective, the optimizer and their progress."""
 
-    def __init__(  # noqa: PLR0913 - fit's own
+    def __init__(  # noqa: PLR0913 - the arguments of fit
         self,
         model: torch.nn.Module,
         examples: Examples,
@@ -157,7 +159,7 @@ class _Run:
         self.examples, self.training, self.pad_id, self.objective = examples, training, pad_id, objective
         self.per_epoch = -(-len(examples) // training.batch_size)
         self.total = self.per_epoch * training.epochs
-        # Weights are kept in fp32 whatever they were loaded as: small updates vanish in bf16.
+        # Weights are always fp32: small updates vanish in bf16.
         self.learner = as_learner(model.float(), objective).train()
         self.accelerator = start_accelerator(self.learner, self._collated(np.arange(1)), cpu=cpu)
         self.device: torch.device = self.accelerator.device
@@ -177,16 +179,16 @@ class _Run:
         self.saved_at = time.monotonic()
 
     def advance(self, stop: Callable[[], bool], checkpoint: Path) -> tuple[float, bool, bool]:
-        """One step; returns its loss, and whether to stop and to save, which all processes answer alike."""
+        """Runs one step; returns its loss, and whether to stop and to save, equal on all processes."""
         step = self.progress.step
         batch = self._batch(step)
         torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
-        here = self._backward(batch)
-        loss, stopping, saving, norm = self._measured(here, [float(stop()), float(self._checkpoint_is_due())])
+        local_loss = self._backward(batch)
+        loss, stopping, saving, norm = self._measured(local_loss, [float(stop()), float(self._checkpoint_is_due())])
         self._update(loss, norm, batch, checkpoint)
         self.progress.step += 1
-        # While losses are no numbers, the last good checkpoint stays.
-        return loss, bool(stopping), bool(saving) and not self.progress.not_numbers
+        # After a non-finite loss the last good checkpoint is kept.
+        return loss, bool(stopping), bool(saving) and not self.progress.non_finite
 
     def evaluation_is_due(self) -> bool:
         step, history = self.progress.step, self.progress.history
@@ -195,15 +197,15 @@ class _Run:
 
     def evaluate(self, model: torch.nn.Module, score: Callable[[torch.nn.Module], float]) -> None:
         self.learner.eval()
-        here = float(score(model))
-        (value,) = self._agreed([here if self.main else 0.0])
+        local_score = float(score(model))
+        (value,) = self._summed([local_score if self.main else 0.0])
         self.learner.train()
         progress = self.progress
         if not math.isfinite(value):
             raise WorkError(
-                f"the score after step {progress.step} is not a number: {value}",
+                f"the score after step {progress.step} is not finite: {value}",
                 where="evaluation of the model in training",
-                fix="look for texts or targets that are not numbers, or lower the learning rate",
+                fix="check the targets for non-finite values, or lower the learning rate",
             )
         entry = {
             "step": progress.step,
@@ -216,7 +218,9 @@ class _Run:
         progress.loss_sum, progress.loss_count = 0.0, 0
         if progress.best_score is None or value > progress.best_score:
             progress.best_step, progress.best_score = progress.step, value
-            self.best = {name: held.detach().to("cpu", copy=True) for name, held in self.learner.state_dict().items()}
+            self.best = {
+                name: weight.detach().to("cpu", copy=True) for name, weight in self.learner.state_dict().items()
+            }
 
     def finish(self, model: torch.nn.Module, reused: int, notes: list[str]) -> TrainingResult:
         self.learner.load_state_dict(self.best)
@@ -225,7 +229,7 @@ class _Run:
         progress = self.progress
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
-            notes = [*notes, f"{progress.skipped} steps had a loss that was not a number, and changed nothing"]
+            notes = [*notes, f"{progress.skipped} steps had a non-finite loss and were skipped"]
         best = progress.best_step, progress.best_score
         return TrainingResult(self.total, *best, progress.history, reused, self.dtype, notes)
 
@@ -237,19 +241,19 @@ class _Run:
             }
             state = {"identity": self.identity, "world": self.world, "progress": asdict(self.progress)}
             save(folder, Checkpoint(self.progress.step, state, tensors | ({"best": self.best} if self.best else {})))
-        # Nobody leaves before the checkpoint is whole: the first process to end takes the others with it.
-        self._agreed([0.0])
+        # All processes wait until the checkpoint is complete: the first one to exit ends the others.
+        self._summed([0.0])
         self.saved_at = time.monotonic()
 
     def resume(self, folder: Path) -> list[str]:
-        """Go on from the newest whole checkpoint, which rank 0 chooses; returns what was passed over."""
-        snapshot, notes = newest(folder) if self.main else (None, [])
-        (step,) = self._agreed([float(snapshot.step) if snapshot else 0.0])
+        """Restores the latest complete checkpoint, which rank 0 chooses; returns notes on skipped ones."""
+        snapshot, notes = latest(folder) if self.main else (None, [])
+        (step,) = self._summed([float(snapshot.step) if snapshot else 0.0])
         if not step:
             return notes
         snapshot = snapshot or read(folder, int(step))
         if snapshot.state["identity"] != self.identity:
-            return [*notes, f"checkpoint step-{snapshot.step:06d} is of another training and was passed over"]
+            return [*notes, f"checkpoint step-{snapshot.step:06d} is of another training and was skipped"]
         self._same_world(snapshot, folder)
         self.learner.load_state_dict(snapshot.tensors["weights"])
         restore_optimizer(self.optimizer, self.names, snapshot.tensors["optimizer"])
@@ -261,10 +265,10 @@ class _Run:
         world = snapshot.state["world"]
         if world != self.world and snapshot.step % self.per_epoch:
             raise WorkError(
-                f"the checkpoint at step {snapshot.step}, within an epoch, is of another number of processes: {world}, "
+                f"the checkpoint at step {snapshot.step}, within an epoch, was saved by {world} processes, "
                 f"and this run has {self.world}",
                 where=str(folder),
-                fix=f"go on with as many processes ({world}), or delete the folder to train from the start",
+                fix=f"use {world} processes, or delete the folder to train from the start",
             )
 
     def _batch(self, step: int) -> RowNumbers:
@@ -276,37 +280,37 @@ class _Run:
         return self.epoch[1][position]
 
     def _collated(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
-        beside = getattr(self.objective, "beside", None)
-        return {**collate(self.examples, rows, self.pad_id), **(beside(rows) if beside else {})}
+        extra = self.objective.extra_batch(rows) if reads_states(self.objective) else {}
+        return {**collate(self.examples, rows, self.pad_id), **extra}
 
     def _backward(self, batch: RowNumbers) -> torch.Tensor:
-        """Gradients of the mean loss over the whole batch; returns this process's share of it, times processes."""
+        """Computes gradients of the batch's mean loss; returns this process's share, times the number of processes."""
         accelerator, world = self.accelerator, self.world
         parts = share(batch, rank=accelerator.process_index, world=world, accumulate=self.training.accumulate)
-        # Processes are averaged, rows are to be summed. One without a row still has to take part, with nothing.
+        # Processes are averaged, rows are summed; a process without rows takes part with a weight of zero.
         scale = world / len(batch) if parts else 0.0
         parts = parts or [batch[:1]]
         total = torch.zeros((), device=self.device)
         for part in parts:
-            with ExitStack() as around:
+            with ExitStack() as stack:
                 if part is not parts[-1]:
-                    around.enter_context(accelerator.no_sync(self.wrapped))
+                    stack.enter_context(accelerator.no_sync(self.wrapped))
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bf16"):
                     loss = self.wrapped(put_on(self.device, self._collated(part))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
         return total
 
-    def _measured(self, total: torch.Tensor, wishes: list[float]) -> list[float]:
-        """Loss, the sum of each wish over the processes, gradient norm: the one wait for the device in a step."""
+    def _measured(self, total: torch.Tensor, requests: list[float]) -> list[float]:
+        """Returns the loss, each request summed over the processes, and the gradient norm, in one synchronisation."""
         norm = clip_grad_norm_(self.names, self.training.clip)
         if self.world == 1:
             loss, length = torch.stack([total, norm]).tolist()
-            return [loss, *wishes, length]
-        wished = [torch.full((), wish, dtype=torch.float64, device=self.device) for wish in wishes]
-        summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *wished]), reduction="sum")
-        found: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
-        return found
+            return [loss, *requests, length]
+        own = [torch.full((), value, dtype=torch.float64, device=self.device) for value in requests]
+        summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *own]), reduction="sum")
+        values: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
+        return values
 
     def _update(self, loss: float, norm: float, batch: RowNumbers, checkpoint: Path) -> None:
         progress = self.progress
@@ -315,40 +319,40 @@ class _Run:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["peak"] * share_of_peak
             self.optimizer.step()
-            progress.not_numbers = 0
+            progress.non_finite = 0
             progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + 1
         else:
-            progress.not_numbers += 1
+            progress.non_finite += 1
             progress.skipped += 1
-            if progress.not_numbers == PATIENCE:
-                raise _not_a_number(progress.step + 1, batch, checkpoint)
+            if progress.non_finite == PATIENCE:
+                raise _diverged(progress.step + 1, batch, checkpoint)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _checkpoint_is_due(self) -> bool:
         return self.main and time.monotonic() - self.saved_at >= self.training.checkpoint_seconds
 
-    def _agreed(self, values: list[float]) -> list[float]:
-        """Sums over the processes, the same on each."""
+    def _summed(self, values: list[float]) -> list[float]:
+        """Returns sums over the processes, equal on each."""
         if self.world == 1:
             return values
-        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        summed: list[float] = self.accelerator.reduce(mine, reduction="sum").tolist()
+        local = torch.tensor(values, dtype=torch.float64, device=self.device)
+        summed: list[float] = self.accelerator.reduce(local, reduction="sum").tolist()
         return summed
 
 
 def learning_rate(step: int, total: int, training: Training) -> float:
-    """Rate of the update after `step` others."""
+    """Returns the learning rate of the update with number `step`, from 0."""
     return training.learning_rate * rate_share(step, total, training)
 
 
 def rate_share(step: int, total: int, training: Training) -> float:
-    """Of the largest rate: linear up over the warm-up, then linear down; never zero."""
+    """Returns the share of the largest rate: linear warm-up, then linear decay; never zero."""
     warm = math.ceil(training.warmup * total)
     return (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
 
 
 def _identity(examples: Examples, training: Training, objective: Objective, names: dict[torch.Tensor, str]) -> str:
-    """What a checkpoint must have been made of to be gone on from."""
+    """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
     parts = {
         "training": asdict(training) | {"checkpoint_seconds": None},
         "examples": examples.digest(),
@@ -359,15 +363,15 @@ def _identity(examples: Examples, training: Training, objective: Objective, name
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Masks of their own for every step and process, so that a checkpoint need hold no generator."""
+    """Returns a seed per step and process, so a checkpoint needs no generator state."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest())
 
 
-def _not_a_number(step: int, batch: RowNumbers, checkpoint: Path) -> WorkError:
+def _diverged(step: int, batch: RowNumbers, checkpoint: Path) -> WorkError:
     rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
-    kept = newest(checkpoint)[0]
+    last = latest(checkpoint)[0]
     return WorkError(
-        f"the loss was not a number for {PATIENCE} steps in a row, the last of them step {step}",
-        where=f"training rows {rows}; " + (f"last good checkpoint: step {kept.step}" if kept else "no checkpoint yet"),
-        fix="look at these rows' targets and weights, or lower the learning rate",
+        f"the loss was not finite for {PATIENCE} consecutive steps up to step {step}",
+        where=f"training rows {rows}; " + (f"last good checkpoint: step {last.step}" if last else "no checkpoint yet"),
+        fix="check these rows' targets and weights, or lower the learning rate",
     )

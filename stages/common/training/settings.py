@@ -1,12 +1,13 @@
-"""Settings of one training run."""
+"""Settings of one training run, and the services it uses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    pass
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.interrupts import InterruptHandler
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Training:
     epochs: int
     learning_rate: float
     batch_size: int
-    """Rows of one step, over all processes and accumulated parts together."""
+    """Rows per step, over all processes and accumulated parts."""
     accumulate: int
     warmup: float
     """Share of all steps."""
@@ -25,4 +26,16 @@ class Training:
     temperature: float = 1.0
     checkpoint_seconds: float = 120
     objective_rate: float | None = None
-    """Learning rate of the objective's own weights; None: the model's."""
+    """Learning rate of the objective's own weights; None: the model's rate."""
+
+
+@dataclass(frozen=True)
+class TrainingServices:
+    """Console, interrupts and files of the run that a training belongs to."""
+
+    console: Console
+    interrupts: InterruptHandler
+    workspace: Path
+    """Root of the store: logs are written below it, and checkpoints are inside."""
+    trackers: Sequence[str] = ()
+    cpu: bool = False

@@ -1,1 +1,1 @@
-"""Training objectives by name."""
+"""Objectives of the student: one class per value of `objective.name`."""

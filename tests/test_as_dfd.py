@@ -68,7 +68,7 @@ def test_noise_alone_is_not_taken_for_every_class(learned: Workspace, tmp_path: 
     result = workspace("make-embeddings", *SMALL, "pseudo_embeddings.steps=1", "pseudo_embeddings.learning_rate=1e-6")
     rows = [one for labels in facts(workspace, "make-embeddings")["teachers"].values() for one in labels.values()]
     assert sum(one["taken"] for one in rows) < 0.5 * sum(one["rows"] for one in rows)
-    assert "more pseudo_embeddings.steps" in result.err
+    assert "raise pseudo_embeddings.steps" in result.err
 
 
 def test_the_same_seed_gives_the_same_embeddings_and_another_seed_others(learned: Workspace, tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def test_a_distance_is_a_mean_over_real_tokens_and_width_and_a_sum_over_blocks()
 def squeezed(module: Amalgamation) -> None:
     fill(
         module,
-        squeezes__0__encoder__weight=[[1.0, 0, 0], [0, 1, 1]],
-        squeezes__0__encoder__bias=[0.0, 1],
-        squeezes__0__decoder__weight=[[1.0, 0], [0, 1], [0, 0]],
-        squeezes__0__decoder__bias=[0.0, 0, 1],
+        autoencoders__0__encoder__weight=[[1.0, 0, 0], [0, 1, 1]],
+        autoencoders__0__encoder__bias=[0.0, 1],
+        autoencoders__0__decoder__weight=[[1.0, 0], [0, 1], [0, 0]],
+        autoencoders__0__decoder__bias=[0.0, 0, 1],
     )
 
 
@@ -95,14 +95,14 @@ def test_two_at_a_time_each_result_is_merged_with_the_next_teacher() -> None:
     module = Amalgamation([1, 1, 1], 1, 1, by_two=True).double()
     fill(
         module,
-        squeezes__0__encoder__weight=[[1.0, 1.0]],
-        squeezes__0__encoder__bias=[0.0],
-        squeezes__0__decoder__weight=[[1.0], [1.0]],
-        squeezes__0__decoder__bias=[0.0, 0.0],
-        squeezes__1__encoder__weight=[[1.0, -1.0]],
-        squeezes__1__encoder__bias=[0.0],
-        squeezes__1__decoder__weight=[[1.0], [0.0]],
-        squeezes__1__decoder__bias=[0.0, 0.0],
+        autoencoders__0__encoder__weight=[[1.0, 1.0]],
+        autoencoders__0__encoder__bias=[0.0],
+        autoencoders__0__decoder__weight=[[1.0], [1.0]],
+        autoencoders__0__decoder__bias=[0.0, 0.0],
+        autoencoders__1__encoder__weight=[[1.0, -1.0]],
+        autoencoders__1__encoder__bias=[0.0],
+        autoencoders__1__decoder__weight=[[1.0], [0.0]],
+        autoencoders__1__decoder__bias=[0.0, 0.0],
     )
     teachers = [torch.tensor([[[[value]]]], dtype=torch.float64) for value in (2.0, 1.0, 4.0)]
     code, error = module(teachers, torch.ones(1, 1))
@@ -167,8 +167,8 @@ def test_dfa_by_token_compares_token_with_token_and_never_padding() -> None:
             states="tokens",
         )
     ).double()
-    fill(objective.amalgamation, squeezes__0__encoder__weight=[[1.0]], squeezes__0__encoder__bias=[0.0])
-    fill(objective.amalgamation, squeezes__0__decoder__weight=[[1.0]], squeezes__0__decoder__bias=[0.0])
+    fill(objective.amalgamation, autoencoders__0__encoder__weight=[[1.0]], autoencoders__0__encoder__bias=[0.0])
+    fill(objective.amalgamation, autoencoders__0__decoder__weight=[[1.0]], autoencoders__0__decoder__bias=[0.0])
     given = batch(objective, [[[[2], [7]]]], [[1, 1]], [0])
     assert objective(SURE, given).tolist() == pytest.approx([KL + (1 + 16) / 2])
 
@@ -176,8 +176,8 @@ def test_dfa_by_token_compares_token_with_token_and_never_padding() -> None:
 def test_a_student_of_more_layers_than_blocks_is_taken_in_blocks_too() -> None:
     """Layers 1, 3 and 8 in one block: their mean, 4; the teacher's one block: 1."""
     objective = DFAObjective(setting([states([[[1.0]]])], width=1, layers=3, name="dfa")).double()
-    fill(objective.amalgamation, squeezes__0__encoder__weight=[[1.0]], squeezes__0__encoder__bias=[0.0])
-    fill(objective.amalgamation, squeezes__0__decoder__weight=[[1.0]], squeezes__0__decoder__bias=[0.0])
+    fill(objective.amalgamation, autoencoders__0__encoder__weight=[[1.0]], autoencoders__0__encoder__bias=[0.0])
+    fill(objective.amalgamation, autoencoders__0__decoder__weight=[[1.0]], autoencoders__0__decoder__bias=[0.0])
     given = batch(objective, [[[[1]]], [[[3]]], [[[8]]]], [[1]], [0])
     assert objective(SURE, given).tolist() == pytest.approx([KL + 9])
 

@@ -371,7 +371,7 @@ def _diverged(step: int, batch: RowNumbers, checkpoint: Path) -> WorkError:
     rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
     last = latest(checkpoint)[0]
     return WorkError(
-        f"the loss was not finite for {PATIENCE} consecutive steps up to step {step}",
+        f"the loss was not finite for {PATIENCE} steps in a row up to step {step}",
         where=f"training rows {rows}; " + (f"last good checkpoint: step {last.step}" if last else "no checkpoint yet"),
         fix="check these rows' targets and weights, or lower the learning rate",
     )

@@ -49,7 +49,7 @@ class CFLObjective(StateLearning):
     """
 
     whole_batches: ClassVar[bool] = True
-    last_block_alone: ClassVar[bool] = True
+    last_block_only: ClassVar[bool] = True
 
     def __init__(self, context: ObjectiveContext) -> None:
         super().__init__(context)

@@ -80,7 +80,7 @@ class CachedPasses:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
         import numpy as np
 
-        from amalgam.stages.common.answers.statistics import statistics
+        from amalgam.stages.common.answers.pass_statistics import statistics
 
         prefix = decision.bucket.prefix
         summaries = [statistics(self.read(family, prefix, keys, passes)) for family in decision.families]

@@ -8,12 +8,13 @@ entropy of a teacher that is sure to nine digits must not drown in the rounding 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from amalgam.data.arrays import entropy_nats
+from amalgam.data.arrays import entropy_nats, softmax
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,3 +79,32 @@ def _series(name: str, blocks: list[Array]) -> pl.Series:
     if numbers.ndim == 1:
         return pl.Series(name, numbers)
     return pl.Series(name, np.ascontiguousarray(numbers.T).reshape(-1)).reshape((-1, len(numbers)))
+
+
+@dataclass(frozen=True)
+class Statistics:
+    mean_probability: Array
+    entropy_nats: Array
+    confidence: Array
+    confidence_se: Array
+    """NaN for a single pass."""
+
+
+def statistics(passes_NKC: Array) -> Statistics:  # noqa: N803 - texts, passes, classes
+    probability_NKC = softmax(passes_NKC.astype(np.float32))  # noqa: N806
+    mean_NC = probability_NKC.mean(axis=1)  # noqa: N806
+    entropy = entropy_nats(mean_NC)
+    ceiling = np.log(passes_NKC.shape[2])
+    return Statistics(mean_NC, entropy, 1 - entropy / ceiling, _standard_error(probability_NKC) / ceiling)
+
+
+def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
+    """Of the entropy of the mean, by the jackknife over passes: no assumption on how passes are distributed."""
+    count = probability_NKC.shape[1]
+    if count < 2:
+        return np.full(len(probability_NKC), np.nan)
+    total = probability_NKC.sum(axis=1, keepdims=True)
+    left_out = entropy_nats((total - probability_NKC) / (count - 1))
+    spread = ((left_out - left_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    error: Array = np.sqrt((count - 1) / count * spread)
+    return error

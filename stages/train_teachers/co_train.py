@@ -1,6 +1,6 @@
 """Co-trains teachers (MT-BERT, Wu et al. 2021) under one attentive pooling and one dense layer.
 
-The loss is the sum over teachers of CE(y, y_i). The encoders may have different tokenizers: a text is the concatenation
+The loss is the sum over teachers of CE(y, y_i). The encoders may have different tokenizers. A text is the concatenation
 of its token ids for each encoder, offset by the sizes of the vocabularies before.
 """
 

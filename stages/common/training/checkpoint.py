@@ -85,7 +85,7 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def read(folder: Path, step: int) -> Checkpoint:
-    """Reads and verifies a checkpoint; raises BrokenError if a byte differs from what was written."""
+    """Reads and verifies a checkpoint; raises BrokenError if a byte has changed."""
     path = folder / _name(step)
     body = _read_state(path / STATE)
     tensors = {name: _read_tensors(path / f"{name}.safetensors", digest) for name, digest in body["files"].items()}

@@ -1,6 +1,6 @@
 """The training loop: an encoder learns weighted distributions over labels, on any number of processes.
 
-Loss, batches and dropout masks depend on (seed, step, rank) and the data alone, so a resumed run ends with the same
+Loss, batches and dropout masks depend on (seed, step, rank) and the data alone. A resumed run ends with the same
 weights as an uninterrupted one.
 """
 

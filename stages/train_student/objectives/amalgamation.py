@@ -127,7 +127,7 @@ class DFAObjective(StateLearning):
 class LayerwiseObjective(StateLearning):
     """Each layer of the student learns the step between two adapted states (Shen et al. 2019).
 
-    With a_l the amalgamated states of block l and g_l = FAM_l(a_l), layer l reads g_(l-1) instead of the output of the
+    With a_l the amalgamated states of block l, let g_l = FAM_l(a_l). Layer l reads g_(l-1) instead of the output of the
     layer below, and learns to return g_l. The first layer reads the student's embeddings. The head reads g_L and learns
     the targets. The student itself has no FAM.
     """

@@ -47,11 +47,11 @@ class BuildTargets(Stage):
         return ("read-corpus", *trained, *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
-        if not teachers_of(run):  # else it was checked before they were asked
+        if not teachers_of(run):  # with teachers, cache-teachers has checked it
             check_gold(run)
 
     def identity(self, run: Run) -> Identity:
-        """What is read of stage 1, not its fingerprint: a new test part or more cached passes change nothing."""
+        """Returns the inputs read from stage 1, not its fingerprint: new test parts or passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
         method = target_method(targets)
         inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
@@ -185,11 +185,11 @@ def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
     bad = (~(ruling.weight.is_finite() & (ruling.weight >= 0)) | ~ruling.target.arr.sum().is_finite()).arg_true()
     if len(bad):
         keys = rows.column("key").to_pylist()
-        some = ", ".join(keys[index].hex() for index in bad.to_list()[:5])
+        first_keys = ", ".join(keys[index].hex() for index in bad.to_list()[:5])
         targets = run.experiment.targets
         raise WorkError(
             f"{len(bad)} texts have a weight or target that is not a number >= 0",
-            where=f"keys {some}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
+            where=f"keys {first_keys}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
             f"targets.text_weights={targets.text_weights}",
             fix="`amalgam verify` checks the cache; a teacher with extreme logits may need cache.dtype=fp32",
         )

@@ -37,20 +37,20 @@ def summarise(ruling: TargetBatch, rows: pa.Table, space: LabelSpace) -> dict[st
 
 
 def _selection(ruling: TargetBatch, gold: pl.Series, space: LabelSpace) -> dict[str, Any]:
-    """How often the chosen teacher knows the gold label; apart for texts of large and of small weight."""
+    """Counts how often the chosen teacher has the gold label: over all texts, and by large and small weight."""
     owners = dict(zip(space.names, space.owners, strict=True))
-    known = gold.is_in(list(owners))
+    labelled = gold.is_in(list(owners))
     right = pl.Series(
         [teacher in owners.get(label, ()) for teacher, label in zip(ruling.teacher, gold, strict=True)],
         dtype=pl.Boolean,
     )
     heavy = ruling.weight >= 0.5
-    groups = {"all": known, "heavy": known & heavy, "light": known & ~heavy}
+    groups = {"all": labelled, "heavy": labelled & heavy, "light": labelled & ~heavy}
     return {name: [int((right & group).sum()), int(group.sum())] for name, group in groups.items()}
 
 
 def merge(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Added in the order of the buckets, so that the sum is the same whoever computed them."""
+    """Adds the parts in the order of the buckets, so the sum does not depend on the workers."""
     result: dict[str, Any] = {}
     for part in parts:
         result = _added(result, part)
@@ -69,15 +69,15 @@ def _added(one: Any, other: Any) -> Any:
 
 def lines(summary: dict[str, Any], targets: Targets) -> list[str]:
     texts = max(summary["texts"], 1)
-    said = [f"{summary['texts']:,} texts, mode {targets.mode}, mean weight {summary['weight_sum'] / texts:.3f}"]
+    report = [f"{summary['texts']:,} texts, mode {targets.mode}, mean weight {summary['weight_sum'] / texts:.3f}"]
     if summary["chosen"]:
         shares = (f"{teacher} {100 * count / texts:.0f}%" for teacher, count in summary["chosen"].items())
-        said.append(f"most confident: {', '.join(shares)}")
-        said.append(
+        report.append(f"most confident: {', '.join(shares)}")
+        report.append(
             f"weights 0.0 .. 1.0: {' '.join(f'{100 * count / texts:.0f}%' for count in summary['weight_bins'])}"
         )
     selection = summary["selection"]
     if selection and selection["all"][1]:
         parts = (f"{name} {right / count:.3f} (n={count:,})" for name, (right, count) in selection.items() if count)
-        said.append(f"right teacher chosen: {', '.join(parts)}")
-    return said
+        report.append(f"right teacher chosen: {', '.join(parts)}")
+    return report

@@ -1,7 +1,7 @@
 """Stage cache-features: hidden states of the training texts, kept by key for the methods that look at them.
 
-Of the student's encoder before it learns, where neighbouring texts are looked at; of every teacher, where the student
-learns from their states. Families like a teacher's answers: appended texts cost themselves, and no pass is run again.
+It stores states of the untrained student encoder for methods that use neighbouring texts, and states of every teacher
+for objectives that learn from them. Families work as for predictions: appended texts cost only themselves.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CacheFeatures(Stage):
 
 
 def _describe(run: Run, kept: CachedStates) -> None:
-    """family.json: what the family is, for a person who finds the folder."""
+    """Writes family.json, which describes the family to a person who opens the folder."""
     path = run.store.folder("cache-teachers", kept.family) / "family.json"
     if not run.store.has(path):
         who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.owner}"
@@ -115,27 +115,27 @@ def _describe(run: Run, kept: CachedStates) -> None:
 
 
 def _units(run: Run) -> Iterator[Unit]:
-    asked = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
+    requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
     for kept in required_states(run):
         cached = units_of(run, kept.family)
-        for bucket in (bucket for part in parts_of(run, kept) for bucket in asked[part.name]):
+        for bucket in (bucket for part in parts_of(run, kept) for bucket in requests[part.name]):
             yield from units_for(kept.owner, bucket, cached, 0)
 
 
-def _run_teacher(run: Run, known: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
+def _run_teacher(run: Run, resolved: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
     """Computes the states of one teacher; `key` is that of the family."""
     from amalgam.stages.common.states.compute import write_states
     from amalgam.stages.common.token_cache import tokenizer_digest
 
-    teacher = load_teacher(run, known, key["dtype"], passes=0)
+    teacher = load_teacher(run, resolved, key["dtype"], passes=0)
     parts = [train_part(run), *extra_parts(run)]
     buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
     read = Reader(
         run.store,
         run.console,
-        known,
+        resolved,
         teacher,
-        tokenizer_digest(teacher.tokenizer, known.files),
+        tokenizer_digest(teacher.tokenizer, resolved.files),
         buckets,
         run.experiment.cache.on_long_text == "error",
     )
@@ -159,14 +159,16 @@ def _check_tokenizers(run: Run) -> None:
     """Tokens are compared one by one, so all must cut a text into the same ones."""
     student = run.experiment.student
     wanted = _digest(encoder_files(run, student, ENCODER))
-    for known in teachers_of(run):
+    for teacher in teachers_of(run):
         fix = "objective.states=pooled; of layerwise, objective.schedule=joint; or an encoder that shares its tokenizer"
-        if _digest(known.files, trust_remote_code=known.trust_remote_code) != wanted:
-            what = f"teacher {known.name} and the student's encoder {student.encoder} do not tokenise alike"
+        if _digest(teacher.files, trust_remote_code=teacher.trust_remote_code) != wanted:
+            what = f"teacher {teacher.name} and the student's encoder {student.encoder} do not tokenise alike"
             raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.states: tokens", fix=fix)
-        if known.max_tokens != student.max_tokens:
-            what = f"teacher {known.name} reads {known.max_tokens} tokens of a text, the student {student.max_tokens}"
-            fix = f"student.max_tokens={known.max_tokens}, or cache.max_tokens={student.max_tokens}"
+        if teacher.max_tokens != student.max_tokens:
+            what = (
+                f"teacher {teacher.name} reads {teacher.max_tokens} tokens of a text, the student {student.max_tokens}"
+            )
+            fix = f"student.max_tokens={teacher.max_tokens}, or cache.max_tokens={student.max_tokens}"
             raise ModelError(f"{what}: long texts are cut otherwise", where="objective.states: tokens", fix=fix)
 
 

@@ -38,8 +38,8 @@ class Part:
 
     @property
     def labels_digest(self) -> str | None:
-        found = self.facts["labels_digest"]
-        return None if found is None else str(found)
+        digest = self.facts["labels_digest"]
+        return None if digest is None else str(digest)
 
     @property
     def labels(self) -> list[str]:
@@ -67,12 +67,12 @@ def fields(table: pa.Table) -> list[tuple[str, ...]]:
 
 
 def part_name(file: StoredFile) -> str:
-    """A part's files stand in the folder PART-DIGEST."""
+    """Returns the part's name; its files are in the folder PART-DIGEST."""
     return Path(file.path).parent.name.rsplit("-", 1)[0]
 
 
 UNIT_TEXTS = 1 << 15
-"""Texts of a unit: enough that its files and its calls cost little beside its numbers, few enough for any memory."""
+"""Texts per unit: the overhead of files and calls is small, and a unit fits into any memory."""
 
 
 def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:

@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def texts_file(manifest: Record) -> StoredFile:
-    """The stored file of all texts, with what is known of each."""
+    """Returns the stored table of all generated texts."""
     return next(file for file in manifest.files if file.path == manifest.facts["file"])
 
 
 HELD_OUT = "held-out"
 
 GENERATED = "what generate wrote"
-"""Stands for the file among a part's sources."""
+"""Represents the generated file among a part's sources."""
 
 GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
 
 
 def generated_sources(experiment: ExperimentConfig) -> dict[str, list[str]]:
-    said = experiment.generate
-    if said is None or not experiment.reads_texts:
+    settings = experiment.generate
+    if settings is None or not experiment.reads_texts:
         return {}
-    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if said.held_out else {})}
+    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if settings.held_out else {})}
 
 
 def are_written(experiment: ExperimentConfig) -> bool:

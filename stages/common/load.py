@@ -186,29 +186,29 @@ def generated_file(run: Run) -> StoredFile:
 
 
 def reference_part(run: Run) -> Part:
-    """What is learned from: the held-out generated texts, or the training texts where there are none."""
+    """Returns the part that statistics are fitted on: held-out generated texts, by default the training texts."""
     return part_of(run, HELD_OUT) or train_part(run)
 
 
 def extra_parts(run: Run) -> list[Part]:
-    """Parts that teachers are asked about for this alone."""
+    """Returns the parts that teachers predict only for these statistics."""
     held_out = part_of(run, HELD_OUT) if measure_of(run.experiment) else None
     return [held_out] if held_out else []
 
 
 def part_identity(run: Run, part: str) -> list[str]:
-    found: list[str] = []
+    digests: list[str] = []
     for source in sources_of(run.experiment)[part]:
         if source == GENERATED:
-            found += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
+            digests += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
         elif source.startswith(REMOTE):
             digest = run.store.pinned("remote", source)
             if digest is None:
                 raise PendingDependencyError(source)
-            found.append(digest)
+            digests.append(digest)
         else:
-            found += [run.digest_of(path) for path in local_files(run, source)]
-    return sorted(found)
+            digests += [run.digest_of(path) for path in local_files(run, source)]
+    return sorted(digests)
 
 
 def local_files(run: Run, source: str) -> list[Path]:

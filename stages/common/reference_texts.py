@@ -1,4 +1,4 @@
-"""Who asks how foreign texts are to teachers, by which measure, and which texts and states that is learned from."""
+"""The measure of how far a text is from a teacher's domain, if the configuration needs one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ MEASURES = COMPARATIVE
 
 
 def measure_of(experiment: ExperimentConfig) -> str | None:
-    """None: nothing asks. Beside other targets stratanet's states are weighed by rmd."""
-    said = experiment.targets.uncertainty
+    """Returns the measure, or None without one; stratanet uses rmd where the targets name no measure."""
+    uncertainty = experiment.targets.uncertainty
     if experiment.objective.name == "stratanet":
-        return said if said in MEASURES else "rmd"
-    return said if weighs_by_domain(experiment.targets) else None
+        return uncertainty if uncertainty in MEASURES else "rmd"
+    return uncertainty if weighs_by_domain(experiment.targets) else None

@@ -22,7 +22,7 @@ AS_GENERATED: dict[str, Any] = {
 
 
 def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
-    """What is said of one part: a limit cuts the training part, and the teachers' own texts have theirs."""
+    """Returns the corpus section of one part: only the training part and the teachers' texts have limits."""
     own = experiment.train_teachers.limit if experiment.train_teachers else None
     limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
     if part in generated_sources(experiment):
@@ -30,8 +30,8 @@ def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
     return experiment.corpus.model_copy(update={"limit": limit})
 
 
-def _said(corpus: Corpus) -> dict[str, Any]:
-    """What parts depend on. Where nothing is renamed nothing is said of it: older parts stand."""
+def corpus_settings(corpus: Corpus) -> dict[str, Any]:
+    """Returns the settings that parts depend on; an empty `rename` is left out, so older parts stay valid."""
     return corpus.model_dump(exclude=PATHS if corpus.rename else {*PATHS, "rename"})
 
 

@@ -13,7 +13,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.generated_texts import GENERATED, gates_of
 from amalgam.stages.common.load import fetch, generated_file, local_files, part_identity
-from amalgam.stages.common.sources import _said, corpus_for, sources_of
+from amalgam.stages.common.sources import corpus_for, corpus_settings, sources_of
 from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 
 KEPT = "kept.parquet"
@@ -37,7 +37,7 @@ class ReadCorpus(Stage):
             fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
-        said: dict[str, Any] = {"corpus": _said(run.experiment.corpus)}
+        said: dict[str, Any] = {"corpus": corpus_settings(run.experiment.corpus)}
         if run.experiment.generate and run.experiment.reads_texts:
             said["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
@@ -129,7 +129,7 @@ def _counts(facts: dict[str, Any]) -> str:
 
 def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
-    config = _said(corpus_for(run.experiment, part))
+    config = corpus_settings(corpus_for(run.experiment, part))
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
 
 

@@ -1,7 +1,7 @@
 """A family: all cached answers that may be used together, and which of them a set of texts still lacks.
 
-Within a family texts are spread over buckets by key prefix. What is missing is found by key: an appended text costs
-itself, K = 24 after 16 costs 8 passes, and a second corpus reuses the texts it shares.
+Within a family texts are spread over buckets by key prefix. Missing texts and passes are computed by key: an appended
+text costs only itself, and K = 24 after 16 costs 8 passes. A second corpus reuses the texts it shares.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class UnitRequest:
     part: str
     prefix: str
     rows: Any
-    """Where the texts stand in the bucket; None: they are the whole bucket."""
+    """Positions of the texts in the bucket; None: the whole bucket."""
     logits: bool
     first: int
     last: int
@@ -93,8 +93,8 @@ class CachedUnits:
         if self._lengths and self._lengths[-1] > len(prefix):
             after = range(bisect_right(self._prefixes, prefix), len(self._prefixes))
             names += takewhile(lambda name: name.startswith(prefix), (self._prefixes[at] for at in after))
-        found = [at for name in names for at in self._places.get(name, ())]
-        return [self._units[at] for at in sorted(found)]
+        places = [at for name in names for at in self._places.get(name, ())]
+        return [self._units[at] for at in sorted(places)]
 
 
 def family_name(identity: dict[str, Any]) -> str:
@@ -141,8 +141,8 @@ class UnitKeys:
 def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
     for unit, record in records.items():
         if record.files:
-            said = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
-            yield CachedUnit(name=unit, file=record.files[0], **said)
+            fields = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
+            yield CachedUnit(name=unit, file=record.files[0], **fields)
 
 
 @dataclass
@@ -162,15 +162,15 @@ class Coverage:
         return bool(self.logits.all() and (self.passes >= wanted).all())
 
     def add(self, unit: CachedUnit, rows: Any, wanted: Any) -> bool:
-        """Count in a cached unit that holds these rows; True if it gives what was not covered. In order of pass."""
+        """Adds a cached unit with these rows, in order of pass; returns True if it covers anything new."""
         import numpy as np
 
         news = False
         if unit.logits:
             news = bool((~self.logits[rows]).any())
             self.logits[rows] = True
-        asked = np.broadcast_to(wanted, len(self.logits))[rows]
-        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, asked))]
+        wanted_passes = np.broadcast_to(wanted, len(self.logits))[rows]
+        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, wanted_passes))]
         self.passes[extends] = unit.last
         return news or len(extends) > 0
 
@@ -178,20 +178,20 @@ class Coverage:
         """(rows, lacks logits, first missing pass, passes wanted) for every group of texts that lacks the same."""
         import numpy as np
 
-        asked = np.broadcast_to(wanted, len(self.logits))
+        wanted_passes = np.broadcast_to(wanted, len(self.logits))
         for logits in (False, True):
-            for last in np.unique(asked):
+            for last in np.unique(wanted_passes):
                 for covered in np.unique(self.passes):
-                    rows = np.flatnonzero((self.logits == logits) & (self.passes == covered) & (asked == last))
+                    rows = np.flatnonzero((self.logits == logits) & (self.passes == covered) & (wanted_passes == last))
                     if len(rows) and not (logits and covered >= last):
                         yield rows, not logits, int(min(covered, last)), int(last)
 
 
 class BucketRequest:
-    """One bucket of a part, for all teachers: which of its texts a cached unit holds is found once.
+    """Matches the texts of one bucket with cached units, once for all teachers.
 
-    A unit's name holds the digest of its keys. So units of one name hold the same texts, and where a unit is named as
-    the whole bucket would be, or there is none, neither is opened: what planning reads is what changed.
+    A unit's name includes the digest of its keys, so units of one name have the same texts. Planning therefore opens
+    no unit that covers the whole bucket, and reads only changed ones.
     """
 
     def __init__(
@@ -213,16 +213,16 @@ class BucketRequest:
     def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
         if len(rows) < self.texts:
             return self._named(keys_digest(self.keys[rows].tobytes()), logits, first, last)
-        known = (logits, first, last)
-        if known not in self._names:
-            self._names[known] = self._named(self._bucket.keys_digest, logits, first, last)
-        return self._names[known]
+        request = (logits, first, last)
+        if request not in self._names:
+            self._names[request] = self._named(self._bucket.keys_digest, logits, first, last)
+        return self._names[request]
 
     def _named(self, digest: str, logits: bool, first: int, last: int) -> str:
         return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
 
     def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
-        """The rule, and told without counting: the unit holds all that is wanted of all texts of the bucket."""
+        """Returns whether the unit covers the wanted passes of the whole bucket: the usual case, without counting."""
         enough = isinstance(wanted, int) and unit.logits and unit.first == 0 and unit.last >= wanted
         return enough and self._is_all_of(unit)
 
@@ -236,7 +236,7 @@ class BucketRequest:
         return self._rows[unit.name]
 
     def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
-        """As the coverage says it; teachers that lack the same, as after texts were appended, are one question."""
+        """Returns the coverage's missing groups, cached for the next teacher that lacks the same."""
         import numpy as np
 
         lack = (coverage.logits.tobytes(), coverage.passes.tobytes(), np.asarray(wanted).tobytes())

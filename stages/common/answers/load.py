@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def passes_counted(run: Run) -> dict[str, Any]:
-    """How many of the cached passes count, for the identity of what is made of them."""
-    said = run.experiment.targets.passes
-    found: dict[str, Any] = {"passes": run.experiment.cache.passes if said is None else said}
-    return found | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+    """Returns the number of cached passes that are used, for the identities of dependent stages."""
+    counted_passes = run.experiment.targets.passes
+    facts: dict[str, Any] = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
+    return facts | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
 
 
 def dtype_of(run: Run) -> str:
-    """What `auto` meant when this workspace first met it: results of two dtypes never mix."""
+    """Returns the dtype; `auto` keeps the workspace's first choice, so results of two dtypes never mix."""
     wanted = run.experiment.cache.dtype
     if wanted != "auto":
         return wanted

@@ -1,8 +1,8 @@
-"""Sums over the raw passes of many texts: a block of texts at a time, each number beside the same one of other texts.
+"""Sums over the raw passes of many texts, one block of texts at a time, with texts on the last axis.
 
-Shapes: K passes, C classes, N texts. A block stays in the processor's cache through all its steps. Passes are fp16, so
-exp is taken in fp32, several numbers at once, of differences that fp32 holds exactly; what is made of it is fp64: the
-entropy of a teacher that is sure to nine digits must not drown in the rounding of a 1.
+Shapes: K passes, C classes, N texts. A block stays in the processor's cache through all its steps. Passes are fp16, and
+fp32 represents their differences exactly, so exp is vectorised in fp32. All later steps use fp64, so that the entropy
+of a teacher with a probability of 1 - 1e-9 is not lost in rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK_TEXTS = 4096
 
 
 def sums_over_raw(raw: Array, classes: int, name: str, *, squares: bool = False) -> dict[str, pl.Series]:
-    """`raw`: a row per text, pass after pass. See uncertainty.sums_over_passes for what is summed."""
+    """Returns the sums of uncertainty.sums_over_passes; `raw` has a row per text, pass after pass."""
     blocks = [
         _sums(_by_pass(raw[start : start + BLOCK_TEXTS], classes), name, squares=squares)
         for start in range(0, max(len(raw), 1), BLOCK_TEXTS)
@@ -36,42 +36,42 @@ def _by_pass(raw: Array, classes: int) -> Array:
 
 
 def _sums(logits_KCN: Array, name: str, *, squares: bool) -> dict[str, Array]:  # noqa: N803
-    found: dict[str, Array] = {}
+    sums: dict[str, Array] = {}
     probability_KCN = _softmax(logits_KCN)  # noqa: N806
-    found["probability"] = probability_KCN.sum(axis=0)
+    sums["probability"] = probability_KCN.sum(axis=0)
     if squares and name in ("entropy", "mutual-information"):
-        found["squares"] = (probability_KCN * probability_KCN).sum(axis=0)
+        sums["squares"] = (probability_KCN * probability_KCN).sum(axis=0)
     if name in ("expected-entropy", "mutual-information"):
-        found["entropy"] = entropy_nats(probability_KCN, axis=1).sum(axis=0)
+        sums["entropy"] = entropy_nats(probability_KCN, axis=1).sum(axis=0)
     if name == "variation-ratio":
         first_KN = probability_KCN.argmax(axis=1)  # noqa: N806
-        found["votes"] = np.stack([(first_KN == label).sum(axis=0) for label in range(logits_KCN.shape[1])]).astype(
+        sums["votes"] = np.stack([(first_KN == label).sum(axis=0) for label in range(logits_KCN.shape[1])]).astype(
             np.float64
         )
     if name == "energy":
-        found["energy"] = _bounded_energy(logits_KCN).sum(axis=0)
-    return found
+        sums["energy"] = _bounded_energy(logits_KCN).sum(axis=0)
+    return sums
 
 
 def _softmax(logits_KCN: Array) -> Array:  # noqa: N803
-    with np.errstate(invalid="ignore"):  # what is not a number is found, and refused, when the targets are there
+    with np.errstate(invalid="ignore"):  # build_targets refuses NaN
         raised = np.exp(logits_KCN - logits_KCN.max(axis=1, keepdims=True)).astype(np.float64)
-        found: Array = raised / raised.sum(axis=1, keepdims=True)
-    return found
+        probability: Array = raised / raised.sum(axis=1, keepdims=True)
+    return probability
 
 
 def _bounded_energy(logits_KCN: Array) -> Array:  # noqa: N803
     """exp(free energy of the centred logits) x C, in (0, 1]: 1 when all logits are equal.
 
-    Reading: the free energy -logsumexp(z) has no scale that two teachers share, since softmax does not fix the level of
-    its logits; centring fixes it, and the exponential bounds it.
+    Reading: two teachers share no scale of the free energy -logsumexp(z), since softmax does not fix the level of its
+    logits. Centring fixes the level, and the exponential bounds the result.
     """
     with np.errstate(invalid="ignore"):
         top = logits_KCN.max(axis=1)
         raised = np.exp(logits_KCN - top[:, None]).astype(np.float64)
         log_sum = np.log(raised.sum(axis=1)) + top - logits_KCN.mean(axis=1, dtype=np.float64)
-        found: Array = np.exp(math.log(logits_KCN.shape[1]) - log_sum)
-    return found
+        energy: Array = np.exp(math.log(logits_KCN.shape[1]) - log_sum)
+    return energy
 
 
 def _series(name: str, blocks: list[Array]) -> pl.Series:
@@ -99,7 +99,7 @@ def statistics(passes_NKC: Array) -> Statistics:  # noqa: N803 - texts, passes, 
 
 
 def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
-    """Of the entropy of the mean, by the jackknife over passes: no assumption on how passes are distributed."""
+    """Returns the standard error of the mean's entropy by the jackknife, which assumes no distribution of passes."""
     count = probability_NKC.shape[1]
     if count < 2:
         return np.full(len(probability_NKC), np.nan)

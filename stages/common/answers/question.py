@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 SMALL_PART = 4
-"""Of a bucket: fewer than one text in so many are tokenised without keeping the tokens."""
+"""Less than 1 / SMALL_PART of a bucket is tokenised without storing the tokens."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes a unit's question: its texts in the tokens of one teacher."""
+    """Tokenises a unit's texts for one teacher."""
 
     store: Store
     console: Console
-    known: ResolvedTeacher
+    resolved: ResolvedTeacher
     teacher: Teacher
     tokenizer: str
     """Digest of the tokenizer."""
@@ -49,11 +49,11 @@ class Reader:
         tokens = self._tokens(bucket, rows, ask.rows)
         self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
         if self.refuse_long and tokens.cut.any():
-            _refuse_long(rows, tokens, self.known)
+            _refuse_long(rows, tokens, self.resolved)
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
     def _tokens(self, bucket: Bucket, rows: pa.Table, places: Any) -> TokenRows:
-        """Kept ones, or those of the whole bucket, made and kept; of a small part of a bucket, made in passing."""
+        """Returns stored tokens, or tokenises and stores the whole bucket; a small part is tokenised only."""
         from amalgam.data.tokens import encode
         from amalgam.stages.common.token_cache import tokens_of
 
@@ -64,11 +64,11 @@ class Reader:
         return tokens if places is None else tokens.take(places)
 
 
-def _refuse_long(rows: pa.Table, tokens: TokenRows, known: ResolvedTeacher) -> None:
+def _refuse_long(rows: pa.Table, tokens: TokenRows, teacher: ResolvedTeacher) -> None:
 
     first = int(tokens.cut.argmax())
     raise DataError(
-        f"{int(tokens.cut.sum())} texts are longer than {known.max_tokens} tokens of teacher {known.name}",
+        f"{int(tokens.cut.sum())} texts are longer than {teacher.max_tokens} tokens of teacher {teacher.name}",
         where=f"the first: {shown(rows.column('text')[first].as_py())}",
         fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
     )

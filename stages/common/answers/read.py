@@ -29,7 +29,7 @@ COLUMNS = ("key", "logits", "passes")
 
 @dataclass(frozen=True)
 class Answers:
-    """What the cache holds, about texts of one unit alone, from runs over passes first..last-1."""
+    """Cached predictions for the texts of one unit, from passes first..last-1."""
 
     first: int
     last: int
@@ -46,8 +46,8 @@ class FamilyIndex:
 
     def about(self, prefixes: Sequence[str]) -> list[StoredFile]:
         """The files whose bucket overlaps any of these, each once, in the manifest's order."""
-        found = {place: file for prefix in prefixes for bits in self._overlapping(prefix) for place, file in bits}
-        return [found[place] for place in sorted(found)]
+        files = {place: file for prefix in prefixes for bits in self._overlapping(prefix) for place, file in bits}
+        return [files[place] for place in sorted(files)]
 
     def _overlapping(self, prefix: str) -> Iterator[list[tuple[int, StoredFile]]]:
         bits = _bits(prefix)
@@ -132,7 +132,7 @@ def _only(answers: Answers, rows: pl.DataFrame) -> Answers:
 
 def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     frame = pl.DataFrame(table)
-    if frame["key"].equals(keys):  # the rule: a bucket's texts were asked together
+    if frame["key"].equals(keys):  # the usual case: one unit covers the whole bucket
         return frame
     return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
 
@@ -153,10 +153,10 @@ def _bits(prefix: str) -> str:
 
 
 def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
-    found = [one.frame.select("key", "logits") for one in answers if "logits" in one.frame.columns]
-    if len(found) == 1:
-        return found[0]
-    return pl.concat(found).unique("key", keep="first", maintain_order=True) if found else pl.DataFrame()
+    frames = [one.frame.select("key", "logits") for one in answers if "logits" in one.frame.columns]
+    if len(frames) == 1:
+        return frames[0]
+    return pl.concat(frames).unique("key", keep="first", maintain_order=True) if frames else pl.DataFrame()
 
 
 def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:
@@ -205,11 +205,11 @@ def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.Da
     return [(int(count), frame.filter(counts == count)) for count in counts.unique(maintain_order=True)]
 
 
-def _grown(total: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+def _grown(total: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
     """Add the sums of texts that are all in `total`, or none of them is."""
-    both = total if total.is_empty() else total.join(found, on="key", how="semi")
+    both = total if total.is_empty() else total.join(sums, on="key", how="semi")
     if both.is_empty():
-        return pl.concat([frame for frame in (total, found) if not frame.is_empty()])
-    after = both.select("key").join(found, on="key", how="left", maintain_order="left")
+        return pl.concat([frame for frame in (total, sums) if not frame.is_empty()])
+    after = both.select("key").join(sums, on="key", how="left", maintain_order="left")
     added = {name: both[name] + after[name] for name in both.columns if name != "key"}
-    return pl.concat([total.join(found, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
+    return pl.concat([total.join(sums, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])

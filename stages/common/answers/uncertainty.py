@@ -1,6 +1,6 @@
 """How sure a teacher is, from its cached passes: confidence in [0, 1], one word in the experiment file.
 
-Every measure is drawn from sums over passes, so a text's passes may lie in several files, and K may differ by text.
+Every measure is computed from sums over passes, so a text's passes may be in several files, and K may differ by text.
 Confidence is 1 - u / (the largest u that C labels allow).
 """
 
@@ -45,8 +45,8 @@ def confidence(sums: pl.DataFrame, name: str, full: int = 0) -> pl.Series:
 def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
     """By how much the entropy of the mean of k passes is expected below that of K: (1/2k - 1/2K) sum of var / mean.
 
-    The plug-in entropy is biased low by 1/2k of it (second order of the delta method), so texts that stopped early
-    would look surer than those that ran all K. Zero where k = K.
+    The plug-in entropy is biased low by 1/2k of it (second order of the delta method). Without the correction, texts
+    that stopped early would get more confidence than those with all K passes. Zero where k = K.
     """
     count, mean = sums[COUNT], mean_probability(sums)
     variance = (sums["squares"] / count - mean * mean) * (count / (count - 1))

@@ -145,7 +145,7 @@ def _states(  # noqa: PLR0913 - as write_states
         mask = torch.arange(states.shape[1]) < torch.from_numpy(tokens.lengths[rows])[:, None]
         states = mean_over_tokens(states.flatten(2), mask.to(states.device)).reshape(len(rows), 1, max(1, blocks), -1)
     if states.shape[3] != teacher.width:
-        what = f"teacher {teacher.name}: its states are {states.shape[3]} wide, its config says {teacher.width}"
+        what = f"teacher {teacher.name}: its states are {states.shape[3]} wide, its config has {teacher.width}"
         raise ModelError(what, fix="use a transformer whose layers all have the width in its config")
     if not bool(states.isfinite().all()):
         where = f"one of the texts {', '.join(keys[row].hex() for row in rows[:5])}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from amalgam.pipeline.execution.stage import Stage
+from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
 from amalgam.stages.app.student import commands as finished
-from amalgam.stages.registry import STAGES
 
 app = typer.Typer(
     name="amalgam",
@@ -107,8 +107,8 @@ def init(
     typer.echo(write_experiment(names or [], from_teachers=from_teachers, into=into))
 
 
-def _add_stage(stage: Stage) -> None:
-    """Adds the command of a stage without options of its own."""
+def _stage_command(name: str) -> Callable[..., None]:
+    """Returns the command of a stage without options of its own."""
 
     def command(  # noqa: PLR0913 - the options of a command
         overrides: Overrides = None,
@@ -120,9 +120,9 @@ def _add_stage(stage: Stage) -> None:
     ) -> None:
         from amalgam.stages.app.commands import run_stages
 
-        run_stages(config, overrides or [], target=stage.name, only=only, force=force, part=part, quiet=quiet)
+        run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
 
-    app.command(stage.name, help=stage.help, epilog=examples(*stage.examples))(command)
+    return command
 
 
 def build_targets(  # noqa: PLR0913 - the options of a command
@@ -169,11 +169,11 @@ def report(  # noqa: PLR0913 - the options of a command
 
 _OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, "report": report}
 
-for _stage in STAGES:
-    if _stage.name in _OWN_OPTIONS:
-        app.command(_stage.name, help=_stage.help, epilog=examples(*_stage.examples))(_OWN_OPTIONS[_stage.name])
-    else:
-        _add_stage(_stage)
+for _folder in STAGE_FOLDERS:
+    _package, _name = import_module(f"amalgam.stages.{_folder}"), _folder.replace("_", "-")
+    app.command(_name, help=_package.HELP, epilog=examples(*_package.EXAMPLES))(
+        _OWN_OPTIONS.get(_name) or _stage_command(_name)
+    )
 
 
 @app.command(

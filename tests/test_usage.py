@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from amalgam.cli import app
+from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app.completion import fields
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
@@ -47,6 +50,12 @@ def test_help_has_an_example_that_the_command_line_accepts(command: str) -> None
 
 def test_every_stage_has_a_command() -> None:
     assert {stage.name for stage in STAGES} <= set(COMMANDS)
+    assert [stage.name.replace("-", "_") for stage in STAGES] == list(STAGE_FOLDERS)
+
+
+def test_help_imports_no_stage() -> None:
+    code = "import sys, amalgam.cli; print([name for name in sys.modules if name == 'pydantic' or 'stage.' in name])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def offered(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, kind: str = "bash") -> list[str]:

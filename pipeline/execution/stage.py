@@ -115,10 +115,6 @@ class Stage:
     """Names the quantity of a unit's size on the progress line: "text-passes"."""
     at_once: ClassVar[int] = 1
     """Number of units that `run_units` works on at the same time, each in a thread."""
-    help: ClassVar[str]
-    """Help text of the stage's command."""
-    examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines shown by --help."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Sections of the experiment whose overrides a later stage command repeats."""
     enabled_by: ClassVar[str] = ""

@@ -30,8 +30,6 @@ class BuildTargets(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "texts"
-    help = "Stage 2: build hard or soft targets and weights from the cache. No teacher runs; seconds."
-    examples = ("amalgam build-targets --mode hard", "amalgam build-targets targets.temperature=0.5 --no-upstream")
     sections = ("targets",)
     enabled_by = "choose a student.method that trains a student from texts"
     at_once = 2

@@ -38,8 +38,6 @@ class CacheFeatures(Stage):
     VERSION = 1
     parallelism = "units"
     unit_label = "texts"
-    help = "Optional: cache hidden states of the texts, for methods that compare texts or states."
-    examples = ("amalgam cache-features", "amalgam cache-features --part 0/4")
     enabled_by = "choose targets or an objective that read hidden states"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

@@ -50,8 +50,6 @@ class CacheTeachers(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "text-passes"
-    help = "Stage 1: run every teacher on every text, K passes with dropout, and cache the predictions."
-    examples = ("amalgam cache-teachers", "amalgam cache-teachers cache.passes=24", "amalgam cache-teachers --part 0/4")
     sections = ("cache",)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

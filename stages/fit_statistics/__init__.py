@@ -1,1 +1,7 @@
 """Optional stage: fits Gaussians to each teacher's states, to measure how far a text lies from them."""
+
+HELP = "Optional: fit statistics of each teacher's own texts, to score how foreign a text is."
+EXAMPLES = (
+    "amalgam fit-statistics",
+    "amalgam fit-statistics targets.uncertainty=rmd",
+)

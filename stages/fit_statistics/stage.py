@@ -41,8 +41,6 @@ class FitStatistics(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "teachers"
-    help = "Optional: fit statistics of each teacher's own texts, to score how foreign a text is."
-    examples = ("amalgam fit-statistics", "amalgam fit-statistics targets.uncertainty=rmd")
     enabled_by = "choose an uncertainty that compares teachers (rmd, md, msp), or student.method: stratanet"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

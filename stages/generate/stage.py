@@ -48,8 +48,6 @@ class Generate(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "texts"
-    help = "Stage 0, optional: generate texts, steered by the teachers. Needs a `generate` section."
-    examples = ("amalgam generate", "amalgam generate generate.texts=500 -c no-texts.yaml")
     sections = ("generate",)
     enabled_by = "add a `generate` section"
 

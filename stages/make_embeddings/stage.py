@@ -28,8 +28,6 @@ class MakeEmbeddings(Stage):
     VERSION = 1
     parallelism = "units"
     unit_label = "embeddings"
-    help = "Optional, as-dfd only: search embeddings that the teachers assign to their classes; no text is used."
-    examples = ("amalgam make-embeddings student.method=as-dfd",)
     sections = ("pseudo_embeddings",)
     enabled_by = "set student.method: as-dfd"
 

@@ -24,8 +24,6 @@ class ReadCorpus(Stage):
     VERSION = 2
     parallelism = "single"
     unit_label = "parts"
-    help = "Read the texts, check them and compute their keys (later stages start this by themselves)."
-    examples = ("amalgam read-corpus", "amalgam read-corpus corpus.limit=8000 corpus.on_bad_row=skip")
     sections = ("corpus",)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:

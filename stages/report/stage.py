@@ -62,8 +62,6 @@ class Report(Stage):
     VERSION = 4
     parallelism = "single"
     unit_label = "evaluations"
-    help = "Evaluate the student and every teacher: a table here, and one HTML page in reports/."
-    examples = ("amalgam report", "amalgam report report.calibration_bins=10")
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         trained = ("train-teachers",) if experiment.train_teachers else ()

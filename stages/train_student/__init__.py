@@ -1,1 +1,8 @@
 """Stage 3: trains the student from cached targets."""
+
+HELP = "Stage 3: train the student from the cached targets. No teacher runs."
+EXAMPLES = (
+    "amalgam train-student",
+    "amalgam train-student student.epochs=5 student.name=longer",
+    "amalgam train-student execution.trackers=[tensorboard]",
+)

@@ -51,12 +51,6 @@ class TrainStudent(Stage):
     VERSION = 1
     parallelism = "collective"
     unit_label = "students"
-    help = "Stage 3: train the student from the cached targets. No teacher runs."
-    examples = (
-        "amalgam train-student",
-        "amalgam train-student student.epochs=5 student.name=longer",
-        "amalgam train-student execution.trackers=[tensorboard]",
-    )
     sections = ("student", "objective")
     enabled_by = "choose a student.method that trains a student"
 

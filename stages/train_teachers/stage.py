@@ -38,8 +38,6 @@ class TrainTeachers(Stage):
     VERSION = 1
     parallelism = "collective"
     unit_label = "teachers"
-    help = "Optional: fine-tune one teacher per group of labels from labelled texts."
-    examples = ("amalgam train-teachers", "amalgam train-teachers train_teachers.epochs=5")
     sections = ("train_teachers",)
     enabled_by = "add a `train_teachers` section"
 

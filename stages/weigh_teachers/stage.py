@@ -29,8 +29,6 @@ class WeighTeachers(Stage):
     VERSION = 7
     parallelism = "single"
     unit_label = "weighings"
-    help = "Optional: estimate every teacher's weight on every text from all texts together."
-    examples = ("amalgam weigh-teachers", "amalgam weigh-teachers student.method=amalgam")
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

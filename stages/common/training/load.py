@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, read_bucket
 from amalgam.stages.common.encoders import NewClassifier
-from amalgam.stages.common.token_cache import tokens_of
 from amalgam.stages.common.training.settings import TrainingServices
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def tokenized_buckets(
     run: Run, part: Part, new: NewClassifier, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, TokenRows]]:
     """Yields the columns and the tokens of each bucket."""
+    from amalgam.stages.common.token_cache import tokens_of
+
     for bucket in part.buckets:
         tokens = tokens_of(
             run.store, run.console, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types

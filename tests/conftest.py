@@ -15,8 +15,8 @@ from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace
 
-# Before torch is loaded, and for every process that a test starts: sums are then rounded alike on any machine, and
-# workers that share its cores do not wait for each other's threads.
+# Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
+# on any machine, and workers that share its cores do not wait for each other's threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 

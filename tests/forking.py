@@ -27,7 +27,7 @@ LOADED = (
 )
 """Not polars and not pyarrow, which start threads when they are imported."""
 MOST_BYTES = 1 << 18
-"""Of a request."""
+"""The largest request."""
 
 
 class Forked:

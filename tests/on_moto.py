@@ -1,6 +1,6 @@
 """Runs tests against moto's S3 server: python tests/on_moto.py PYTHON_WITH_MOTO TEST...
 
-The server has an interpreter of its own, since moto wants other versions of libraries than we are tested with.
+The server has an interpreter of its own, since moto needs other versions of libraries than amalgam is tested with.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class GoogleRequest(Request):
     IF_ABSENT = "x-goog-if-generation-match"
 
     def do_DELETE(self) -> None:  # noqa: N802  the base class says so
-        """What is not there cannot be deleted."""
+        """Answers 404 if the object does not exist."""
         if self.key in self.server.objects:
             super().do_DELETE()
         else:
@@ -82,7 +82,7 @@ SPOKEN: dict[str, type[Request]] = {"s3": Request, "gs": GoogleRequest, "az": Az
 
 
 def environment(scheme: str, url: str, folder: Path) -> dict[str, str]:
-    """What a client needs to find a server and to be let in."""
+    """Returns the address of a server and the credentials, as environment variables of a client."""
     if scheme == "s3":
         keys = {"AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "canary-4711", "AWS_REGION": "us-east-1"}
         return {**keys, "AWS_ENDPOINT_URL": url}

@@ -1,6 +1,6 @@
 """A small S3 for the tests: objects in memory, over HTTP, with the faults that a test sets.
 
-`make test-s3` runs the same tests against moto's server, which nobody here wrote.
+`make test-s3` runs the same tests against moto's server, an implementation from outside this project.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Request(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: S3
 
-    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  the base class says so
+    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  the signature of the base class
 
     @property
     def key(self) -> str:
@@ -122,7 +122,7 @@ class Request(BaseHTTPRequestHandler):
 
     @property
     def source(self) -> str | None:
-        """Of a copy."""
+        """Returns the key to copy from, or None if the request is no copy."""
         header = self.headers.get(self.COPIED_FROM)
         return None if header is None else unquote(header).strip("/")
 
@@ -191,7 +191,7 @@ class Request(BaseHTTPRequestHandler):
         self.answer(200, self.page(contents, list(prefixes), last if more else "").encode())
 
     def page(self, keys: Sequence[str], folders: Sequence[str], last: str) -> str:
-        """Of a listing; `last`: where the next one begins, if there is one."""
+        """Returns a page of a listing as XML; `last`: the token of the next page, empty if there is none."""
         body = "".join(self._content(key) for key in keys)
         body += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if last else ""

@@ -1,4 +1,4 @@
-"""cache.adaptive: settled texts stop early, the rest run K passes, and an audit tells what that changed."""
+"""cache.adaptive: settled texts stop early, the rest run K passes, and an audit reports the change."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_running_again_computes_no_pass(fresh: Workspace) -> None:
 
 
 def test_the_entropy_of_few_passes_is_corrected_to_that_of_many() -> None:
-    """The plug-in entropy of 4 passes lies below that of 16; corrected, the two agree in the mean."""
+    """The plug-in entropy of 4 passes is below that of 16; corrected, the two agree in the mean."""
     rng = np.random.default_rng(0)
     centres = rng.normal(0, 1, (4000, 1, 3))
     logits = centres + rng.normal(0, 1.0, (4000, 16, 3))

@@ -1,4 +1,4 @@
-"""`amalgam gc --compact` through the front door: few files, the same results, no teacher asked again."""
+"""`amalgam gc --compact` through the front door: few files, the same results, no teacher run again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_with_more_passes_packed_units_are_extended(packed: Workspace) -> None:
     with packed.counting() as asked:
         packed("cache-teachers", "cache.passes=6")
     assert asked[0].logits == 0
-    assert asked[0].passes == 2 * 2 * 120  # the test texts are asked no passes
+    assert asked[0].passes == 2 * 2 * 120  # no passes on the test texts
     assert "0 of" not in packed("plan", "cache.passes=6").out
     assert packed.stale("cache.passes=6") == {"build-targets", "train-student", "report"}
 

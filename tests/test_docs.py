@@ -1,6 +1,6 @@
-"""What README and docs say is done: every command block is run, every experiment is read, in the order of the page.
+"""README and docs are run: every command block is run, every experiment is read, in the order of the page.
 
-A page is a visit to one folder. ```console holds commands after `$ ` and what they say; an output that begins with
+A page is a visit to one folder. ```console holds commands after `$ ` and their output; an output that begins with
 `error:` must come exactly so. ```yaml and ```python with a title are files that the reader writes; ```text is shown.
 """
 
@@ -44,7 +44,7 @@ ONLY_PARSED = {
     "docker": "builds an image; tests/test_recipes.py reads its recipe",
     "kubectl": "needs a cluster; tests/test_recipes.py reads what it is given",
 }
-"""Commands that are not run, and why: what they say to amalgam is parsed, and nothing more."""
+"""Commands that are not run, and why; only the arguments of their `amalgam` calls are parsed."""
 
 ON_A_HUB = "docs/how-to/hub-teachers.md"
 
@@ -169,7 +169,7 @@ def is_experiment(content: dict[str, Any]) -> None:
     ExperimentConfig.model_validate({**least, **content})
 
 
-# ---- what stands in the folder before
+# ---- the folder's content before
 
 
 def a_shop(built: Workspace, folder: Path) -> None:

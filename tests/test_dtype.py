@@ -1,4 +1,4 @@
-"""cache.dtype: auto is half precision only where the hardware computes it and uncertainty stays what it is."""
+"""cache.dtype: auto is half precision only where the hardware computes it and the uncertainty stays the same."""
 
 from __future__ import annotations
 

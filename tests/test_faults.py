@@ -1,4 +1,4 @@
-"""Damage, deletion, moves, signals and rivals at a real workspace: only what was lost is made again, and equals it."""
+"""Damage, deletion, moves, signals and rivals at a real workspace: only lost results are made again, and are equal."""
 
 from __future__ import annotations
 

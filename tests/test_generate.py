@@ -64,7 +64,7 @@ def trained_on(workspace: Workspace) -> list[str]:
     )
 
 
-# ---- what comes out
+# ---- results
 
 
 def test_a_student_is_trained_where_no_text_was_given(generated: Workspace) -> None:
@@ -308,7 +308,7 @@ def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
     assert sorted(row["text"] for row in rows(workspace)) == sorted(given)
 
 
-# ---- what cannot be, and what is not reached
+# ---- errors and unreached classes
 
 
 def test_an_unreached_class_is_reported_with_its_figure_and_the_rest_kept(fresh: Workspace) -> None:

@@ -20,7 +20,7 @@ LOGITS = {
     "first": [[-0.707002, 0.747809], [-0.525754, 0.078345]],
     "second": [[-0.062845, -0.321923, -0.470376], [-0.115920, -0.357157, -0.381853]],
 }
-# Two passes of keyed dropout, one after the other; fp16, hence the wider tolerance.
+# Two passes of keyed dropout, one after the other; the tolerance is wider because of fp16.
 PASSES = {
     "first": [[-2.445312, 0.680176, -0.794434, -0.650391], [-0.793457, -0.011467, -2.042969, 0.525391]],
     "second": [
@@ -37,7 +37,7 @@ TARGETS = {
 
 
 def fixed_model(folder: Path, phase: float) -> None:
-    """Weights from a formula, so that no random number generator has a say; and no library's version in its digest."""
+    """Weights from a formula, without a random number generator, and without a library's version in its digest."""
     import torch
     from safetensors.torch import load_file, save_file
 

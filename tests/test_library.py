@@ -1,4 +1,4 @@
-"""`from amalgam import Experiment`: what it shows is what the store holds, and importing it costs nothing."""
+"""`from amalgam import Experiment`: its results equal the store's, and importing it is cheap."""
 
 from __future__ import annotations
 

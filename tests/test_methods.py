@@ -72,7 +72,7 @@ def test_methods_share_what_zero_shot_was_found_to_be(workspace: Workspace) -> N
 
 
 def test_zero_shot_is_the_nearest_label_name_of_the_bare_encoder(workspace: Workspace) -> None:
-    """Against the encoder itself, asked by transformers alone, text by text."""
+    """Compares with the encoder itself, run by transformers alone, text by text."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

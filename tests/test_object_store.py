@@ -99,7 +99,7 @@ def far(fresh: Workspace, address: str) -> Workspace:
 
 
 def head_digests(store: Store) -> dict[str, list[tuple[str, str]]]:
-    """What every stage built last: files by their name within it, and their digests."""
+    """Returns every stage's last files by their name within it, and their digests."""
     digests = {}
     for stage, entry in store.head().items():
         manifest = store.manifest(stage, entry["fingerprint"])

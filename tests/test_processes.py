@@ -1,4 +1,4 @@
-"""Several processes, or parts of a whole, make what one process makes."""
+"""Several processes, or parts of a whole, give the results of one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rank_0_alone_prints_and_the_process_group_is_destroyed(by_two: tuple[Wo
 
 
 def test_a_process_without_work_does_not_hang(by_two: tuple[Workspace, str]) -> None:
-    """Build-targets has one unit and two processes; a run of what is current has none at all."""
+    """Build-targets has one unit and two processes; a run of current stages has none."""
     workspace, _ = by_two
     result = ranks(workspace, "run", "targets.temperature=0.5")
     assert result.code == 0, result.err

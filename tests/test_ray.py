@@ -51,7 +51,7 @@ class Cluster:
         self.inner.remove_node(self.nodes.pop(), allow_graceful=False)
 
     def replace_the_node(self) -> None:
-        """By the main thread alone: another may not say what SIGTERM does, and Ray wants to."""
+        """Runs in the main thread alone: no other may set the handler of SIGTERM, and Ray does."""
         self.nodes.append(self.inner.add_node(num_cpus=1))
 
 
@@ -67,7 +67,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Errands(Stage):
-    """Each unit does what its name says, then commits."""
+    """Each unit does the action in its name, then commits."""
 
     name = "errands"
     VERSION = 1
@@ -114,7 +114,7 @@ def errands(run: Run, *names: str, seconds: float = 0) -> list[Unit]:
 
 
 def begun(run: Run) -> Counter[str]:
-    """How often each unit was begun, by whomever."""
+    """Returns how often each unit was begun, by any worker."""
     return Counter((run.base / "begun").read_text().split())
 
 
@@ -172,7 +172,7 @@ DRIVER = "import sys; from amalgam.tests import test_ray; test_ray.drive(*sys.ar
 
 
 def drive(folder: str, address: str) -> None:
-    """What a driver does that is to be killed."""
+    """Runs the work of a driver that is to be killed."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -230,7 +230,7 @@ def test_resources_that_no_node_has_are_an_error(tmp_path: Path, cluster: Cluste
 
 
 def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, cluster: Cluster) -> None:
-    """The GPU is pretended: what is tried is who gets which task."""
+    """The GPU is pretended: the test is about the placement of tasks."""
     node = cluster.inner.add_node(num_cpus=3, num_gpus=1)
     cluster.inner.wait_for_nodes()
     run = new_run(tmp_path, **cluster.options, gpus=0.5)
@@ -310,7 +310,7 @@ def by_tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_cluster_makes_what_one_process_makes(
     fresh: Workspace, built: Workspace, tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two methods, which together need every stage that works on texts."""
+    """Two methods together need every stage that works on texts."""
     spread = by_tasks(monkeypatch)
     on_ray = cluster.overrides()
     alone = built.copy(tmp_path / "alone")

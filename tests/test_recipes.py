@@ -1,4 +1,4 @@
-"""Recipes for clusters: what they say is what the command line takes, and a job array is run as SLURM would run it."""
+"""Recipes for clusters: the command line accepts their options, and a job array is run as SLURM would run it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def containers_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def takes(words: list[str]) -> None:
-    """The command line knows the options, and the experiment file the fields."""
+    """Asserts that the command line has the options, and the experiment file the fields."""
     is_understood(shlex.join(words))
     overrides = [word.partition("=")[0] for word in words if re.match(r"[a-z_]+\.[a-z_.]+=", word)]
     assert [field for field in overrides if field not in fields()] == []
@@ -192,7 +192,7 @@ def test_a_task_ended_by_slurm_resumes_and_parts_make_the_whole(
     [("docs/how-to/slurm.md", "amalgam.sbatch"), ("docs/how-to/several-gpus.md", "amalgam-student.sbatch")],
 )
 def test_a_batch_script_is_one_and_its_command_is_ours(page: str, title: str, tmp_path: Path) -> None:
-    """What it starts is written down instead of started."""
+    """The commands that it starts are recorded instead of run."""
     text = script(page, title)
     options = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
     assert set(options) <= {"job-name", "array", "gres", "signal", "requeue", "nodes", "ntasks-per-node"}

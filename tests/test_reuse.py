@@ -1,4 +1,4 @@
-"""What reruns when something changes, and what is asked of teachers for it: counted, never guessed."""
+"""Stages that rerun after a change, and the number of texts and passes that teachers then run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED = "the command refuses this value, with exit 2"
 # Stages whose identity waits for one that is not current count: their state is not `current`.
 TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "schema_version": (["schema_version=1"], REFUSED),
-    # corpus: read again; what comes after waits to see whether it matters
+    # corpus: read again; later stages wait for its result
     "corpus.train": (["corpus.train=texts/more.csv"], ALL),
     "corpus.validation": (["corpus.validation=texts/validation.csv"], ALL),
     "corpus.test": (["corpus.test=texts/validation.csv"], ALL),
@@ -58,7 +58,10 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "teachers.max_tokens": (["teachers.0.max_tokens=16"], CACHE_ON),
     "teachers.dropout": (["teachers.0.dropout=0.3"], CACHE_ON),
     "teachers.trust_remote_code": (["teachers.0.trust_remote_code=true"], REFUSED),
-    "teachers.allow_pickle": (["teachers.0.allow_pickle=true"], NOTHING),  # allows; what is loaded is its digest
+    "teachers.allow_pickle": (
+        ["teachers.0.allow_pickle=true"],
+        NOTHING,
+    ),  # the digest is the identity
     "cache.passes": (["cache.passes=6"], CACHE_ON),
     "cache.adaptive": (["cache.adaptive=true"], CACHE_ON),
     "cache.seed": (["cache.seed=1"], CACHE_ON),
@@ -169,7 +172,7 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 @pytest.fixture(scope="module")
 def stocked(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """The built experiment, and what the table's values name. Only planned upon, so all rows share it."""
+    """The built experiment, and what the table's values name. Tests only plan with it, so all rows share it."""
     workspace = built.copy(tmp_path_factory.mktemp("stocked") / "workspace")
     stock(workspace)
     return workspace

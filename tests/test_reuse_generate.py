@@ -1,4 +1,4 @@
-"""What reruns when a field of generate changes: the golden table of test_reuse.py goes on here."""
+"""Stages that rerun when a field of generate changes: the golden table of test_reuse.py continues here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATE_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "generate.seed": (["generate.seed=1"], WRITTEN),
     "generate.corpus": (["generate.corpus=texts/test.csv"], REFUSED),  # of cross-domain alone
     "generate.column": (["generate.column=label"], NOTHING),
-    # gates, and what is held out: the texts that are there are read again
+    # filters and the held-out part: existing texts are read again
     "generate.held_out": (["generate.held_out=0.2"], ALL),
     "generate.min_class_probability": (["generate.min_class_probability=0.2"], ALL),
     "generate.max_duplicate": (["generate.max_duplicate=0.5"], ALL),
@@ -38,7 +38,7 @@ GENERATE_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
 
 @pytest.fixture(scope="module")
 def stocked(generated: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Only planned upon, so all rows share it."""
+    """Tests only plan with it, so all rows share it."""
     workspace = generated.copy(tmp_path_factory.mktemp("generated") / "workspace")
     shutil.copytree(workspace.folder / "models/lm", workspace.folder / "models/lm2")
     shift_weights(workspace.folder / "models/lm2", {biased(workspace.folder / "models/lm2"): 0.5})

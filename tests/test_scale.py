@@ -65,7 +65,7 @@ def test_half_a_teacher_a_new_one_and_appended_texts_are_planned_as_what_they_ar
 
 
 def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made: Experiments) -> None:
-    """Were one opened, its digest would be found wrong, and the file set aside. The test part is one bucket, "all"."""
+    """An opened file would fail its digest and be quarantined. The test part is one bucket, "all"."""
     units = lacking(made.first)
     write_answers(made.first, units[1:], SHAPE)
     artifacts = made.first.parent / "artifacts"
@@ -107,7 +107,7 @@ def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> 
 
 
 def test_texts_that_are_damaged_are_read_again_and_what_needs_them_waits(made: Experiments) -> None:
-    """The manifest of read-corpus was believed when stage 1 met the damage."""
+    """The manifest of read-corpus was trusted when stage 1 met the damage."""
     units = lacking(made.first)
     write_answers(made.first, units[1:], SHAPE)
     for path in made.first.parent.glob("artifacts/read-corpus/part-*/train-*/00.parquet"):

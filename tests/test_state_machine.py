@@ -85,7 +85,7 @@ class WorkspaceMachine(RuleBasedStateMachine):
         if records:
             records[index % len(records)].unlink()
             for manifest in (self.workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
-                manifest.unlink()  # it would vouch for the file still
+                manifest.unlink()  # with it, the file would still be trusted
 
     def records(self) -> list[Path]:
         return sorted((self.workspace.artifacts / "cache-teachers").glob("*/units/*.json"))

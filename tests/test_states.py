@@ -67,7 +67,7 @@ def test_appended_texts_alone_get_states(workspace: Workspace) -> None:
 
 
 def read_back(workspace: Workspace, keys: Keys) -> list[Array]:
-    """Of each teacher, by token, for the texts with these keys."""
+    """Returns each teacher's states by token for the texts with these keys."""
     _, run = open_run(workspace.config, list(TOKENS), console=Console(quiet=True))
     update(STAGES, run, target="cache-features")
     return [states.take(np.arange(len(keys))) for states in states_of(run, keys)]

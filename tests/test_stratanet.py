@@ -1,4 +1,4 @@
-"""StrataNet and its measures at the front door: from real and from generated texts, and what is done only once."""
+"""StrataNet and its measures at the front door: from real and from generated texts, and work that is done only once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_stud
     assert sum(facts["texts"] for facts in statistics) >= held_out > half
 
 
-# ---- what is done once
+# ---- work done once
 
 
 @pytest.mark.parametrize("word", ["objective.alpha=0.5", "objective.fusion=no-st", "objective.fusion=multiply"])

@@ -1,4 +1,4 @@
-"""What reruns when the code or a library changes, and what is said of it."""
+"""Stages that rerun when the code or a library changes, and the notes about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(
 
 
 def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(workspace: Workspace) -> None:
-    """The first record wins; what is computed twice is harmless."""
+    """The first record wins; a second computation is harmless."""
     from amalgam.pipeline.storage.store import Store
 
     path = next((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))

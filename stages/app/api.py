@@ -66,14 +66,14 @@ class Experiment:
         `texts`: {"train": ..., "test": ...}, instead of the file's own: a datasets.Dataset, a frame of Polars or
         pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
         """
-        said = _spelled(overrides)
+        assignments = _spelled(overrides)
         if texts:
-            said += _written(Path(path), said, texts)
-        return cls(Path(path), said, Console(quiet=True, out=io.StringIO()) if quiet else Console())
+            assignments += _written(Path(path), assignments, texts)
+        return cls(Path(path), assignments, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
     def said(self) -> sections.ExperimentConfig:
-        """What the file and the overrides say, defaults included."""
+        """Returns the configuration from the file and the overrides, defaults included."""
         return self._loaded.experiment
 
     @property
@@ -105,9 +105,9 @@ class Experiment:
             return estimate_cost(self._run, states, measure=measure)
 
     def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> list[StageState]:
-        """Bring everything, or all up to stage `until`, up to date; the states that were found on arrival.
+        """Updates every stage, or all up to stage `until`; returns the states that the stages had before.
 
-        `only`: refuse rather than bring earlier stages up to date; `force`: make again what is current.
+        `only`: refuse to run earlier stages; `force`: run current stages again.
         """
         self._loaded, self._run = self._open()
         with working(self._run):
@@ -123,19 +123,19 @@ class Experiment:
 
     def explain(self, stage: str) -> dict[str, Any]:
         """Returns why a stage would run: the fields that differ from its last result."""
-        known = _stage_named(stage)
+        the_stage = _stage_named(stage)
         states = {state.stage: state for state in self.plan()}
         with working(self._run):
-            return _explained(known, self._run, states.get(stage))
+            return _explained(the_stage, self._run, states.get(stage))
 
     def audit(self) -> AuditBlock:
-        """The teachers seen from the cache: who wins, who is missed, who contradicts whom."""
+        """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
         states = self.plan()
         with working(self._run):
             return audit(self._run, states)
 
     def compare_targets(self, oracle: Path) -> None:
-        """Shows how far the targets are from what a model in this folder says of the texts."""
+        """Shows how far the targets are from the predictions of the model in this folder."""
         from amalgam.stages.app.oracle import show_divergence
 
         with working(self._run):
@@ -153,16 +153,16 @@ class Experiment:
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
-        found = find_garbage(self._run, unused=unused)
+        garbage = find_garbage(self._run, unused=unused)
         if delete:
-            remove(self._run, found)
-        return found
+            remove(self._run, garbage)
+        return garbage
 
     def compact(self, *, write: bool = False) -> dict[str, Any]:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
-        found = packable(self._run)
-        units = pack(self._run, found) if write else sum(len(loose.new) for loose in found)
-        folders = [loose.folder for loose in found]
+        candidates = packable(self._run)
+        units = pack(self._run, candidates) if write else sum(len(loose.new) for loose in candidates)
+        folders = [loose.folder for loose in candidates]
         return {"units": units, "folders": folders, "loose": not self._run.store.backend.is_remote}
 
     @property
@@ -170,7 +170,7 @@ class Experiment:
         """The folder of damaged files."""
         return self._run.store.where(self._run.store.root / "quarantine")
 
-    # ---- results, of what is current
+    # ---- results of current stages
 
     def texts(self, part: str = "train") -> pl.LazyFrame:
         """key, text, text_2, id, label: each distinct text once."""
@@ -185,7 +185,7 @@ class Experiment:
         return frames.answers(self._current("cache-teachers"), teacher)
 
     def passes(self, teacher: str) -> pl.LazyFrame:
-        """key, first, last, passes (pass by pass, its logits), and what they say: mean probability, confidence."""
+        """key, first, last, passes (the logits of each pass), and their mean probability, entropy and confidence."""
         from amalgam.stages.app import frames
 
         return frames.passes(self._current("cache-teachers"), teacher)
@@ -200,8 +200,8 @@ class Experiment:
     @property
     def labels(self) -> list[str]:
         """The union of all teachers' labels, in the order of targets and of the student's outputs."""
-        found: list[str] = self._current("build-targets").result("build-targets").facts["labels"]
-        return list(found)
+        labels: list[str] = self._current("build-targets").result("build-targets").facts["labels"]
+        return list(labels)
 
     @property
     def evaluation(self) -> pl.LazyFrame:
@@ -211,7 +211,7 @@ class Experiment:
         return frames.evaluation(self._current("report"))
 
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
-        """The student's labels and probabilities; `explain`: also mass_TEACHER, what each teacher's labels hold."""
+        """The student's labels and probabilities; `explain`: also mass_TEACHER, the probability of its labels."""
         from amalgam.stages.app import frames
         from amalgam.stages.app.student.predict import PredictOptions, Student
 
@@ -279,12 +279,12 @@ def _spelled(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def _written(path: Path, said: list[str], texts: Mapping[str, Any]) -> list[str]:
-    """The texts as files in the workspace, and the overrides that name them."""
+def _written(path: Path, overrides: list[str], texts: Mapping[str, Any]) -> list[str]:
+    """Writes the texts as files into the workspace and returns the overrides that name them."""
     strange = [part for part in texts if part not in PARTS]
     if strange:
         raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))
-    loaded = load_experiment(path, [*said, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
+    loaded = load_experiment(path, [*overrides, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
     folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
     kept = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
     return [f"corpus.{part}={json.dumps(str(file), ensure_ascii=False)}" for part, file in kept.items()]

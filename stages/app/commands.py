@@ -125,35 +125,35 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
 
 def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.status()
+    status = experiment.status()
     if as_json:
-        console.json(found)
+        console.json(status)
         return
-    console.result(f"workspace {found['workspace']}: {found['bytes'] / 1e6:,.1f} MB")
+    console.result(f"workspace {status['workspace']}: {status['bytes'] / 1e6:,.1f} MB")
     rows = [
         [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["says"]]
-        for row in found["artifacts"]
+        for row in status["artifacts"]
     ]
     console.table("", ["stage", "", "result", "size", "what"], rows)
-    for note in found["notes"]:
+    for note in status["notes"]:
         console.note(note)
 
 
 def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.verify()
+    results = experiment.verify()
     if as_json:
-        console.json(found)
+        console.json(results)
     else:
-        for fault in found["damaged"]:
+        for fault in results["damaged"]:
             console.result(f"{fault['path']}: {fault['fault']}; quarantined")
         console.result(
-            f"{found['files']:,} files, {found['bytes'] / 1e6:,.1f} MB checked, {len(found['damaged'])} damaged"
+            f"{results['files']:,} files, {results['bytes'] / 1e6:,.1f} MB checked, {len(results['damaged'])} damaged"
         )
-    if found["damaged"]:
+    if results["damaged"]:
         raise DamagedError(
-            f"{len(found['damaged'])} stored files are damaged and quarantined",
-            path=found["damaged"][0]["path"],
+            f"{len(results['damaged'])} stored files are damaged and quarantined",
+            path=results["damaged"][0]["path"],
             where=experiment.quarantine,
             fix="run `amalgam run`: it recomputes only these",
         )
@@ -161,37 +161,37 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.find_garbage(unused=unused, delete=yes)
-    total = sum(row["bytes"] for row in found)
+    garbage = experiment.find_garbage(unused=unused, delete=yes)
+    total = sum(row["bytes"] for row in garbage)
     if as_json:
-        console.json({"deleted": yes, "bytes": total, "items": found})
+        console.json({"deleted": yes, "bytes": total, "items": garbage})
         return
-    for row in found:
+    for row in garbage:
         console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
     console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
 
 
 def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    found = experiment.compact(write=yes)
-    units, folders = found["units"], len(found["folders"])
+    packs = experiment.compact(write=yes)
+    units, folders = packs["units"], len(packs["folders"])
     if as_json:
-        console.json({"packed": yes, **found})
+        console.json({"packed": yes, **packs})
     elif not yes:
         console.result(f"{units:,} units in {folders} folders could be packed: amalgam gc --compact --yes")
     else:
-        later = "; their loose files go with `amalgam gc --yes`, from a day on" if found["loose"] else ""
+        later = "; their loose files go with `amalgam gc --yes`, from a day on" if packs["loose"] else ""
         console.result(f"{units:,} units of {folders} folders are packed{later}")
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
 
     console, experiment = _looking(config, overrides)
-    found = experiment.audit()
+    block = experiment.audit()
     if as_json:
-        console.json(found)
+        console.json(block)
     else:
-        show(console, found)
+        show(console, block)
 
 
 def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:
@@ -218,8 +218,9 @@ def show_methods(*, as_json: bool) -> None:
     console.table("", ["student.method", "from", "needs", "sets"], rows)
 
 
-def _settings(said: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(f"{section}.{name}={value}" for section, fields in said.items() for name, value in fields.items())
+def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    pairs = [(section, *pair) for section, fields in sections.items() for pair in fields.items()]
+    return ", ".join(f"{section}.{name}={value}" for section, name, value in pairs)
 
 
 def show_schema() -> None:
@@ -229,9 +230,9 @@ def show_schema() -> None:
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
 
-    found = diagnose(config, overrides)
+    rows = diagnose(config, overrides)
     console = Console()
     if as_json:
-        console.json(found)
+        console.json(rows)
         return
-    console.table("", ["what", "found", "fix"], [[row["what"], row["found"], row["fix"]] for row in found])
+    console.table("", ["what", "found", "fix"], [[row["what"], row["found"], row["fix"]] for row in rows])

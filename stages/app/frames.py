@@ -19,11 +19,11 @@ SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 
 def texts(run: Run, part: str) -> pl.LazyFrame:
-    found = part_of(run, part)
-    if found is None:
-        there = ", ".join(run.result("read-corpus").facts["parts"])
-        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {there}")
-    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in found.buckets))
+    corpus_part = part_of(run, part)
+    if corpus_part is None:
+        parts = ", ".join(run.result("read-corpus").facts["parts"])
+        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {parts}")
+    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets))
 
 
 def answers(run: Run, teacher: str) -> pl.LazyFrame:
@@ -37,13 +37,12 @@ def answers(run: Run, teacher: str) -> pl.LazyFrame:
 
 
 def passes(run: Run, teacher: str) -> pl.LazyFrame:
-    """Of each text as many rows as it was asked in stages."""
+    """Returns a row per text and range of passes: `cache.adaptive` runs more passes on some texts."""
     files, labels = _files(run, teacher)
     ranges = sorted({span for _, span in files if span[1] > span[0]})
     if not ranges:
-        raise ExperimentError("the teachers were asked no passes", where="cache.passes", fix='{"cache.passes": 16}')
-    found = [_passes([path for path, its in files if its == span], span, labels) for span in ranges]
-    return pl.concat(found)
+        raise ExperimentError("the teachers ran no passes", where="cache.passes", fix='{"cache.passes": 16}')
+    return pl.concat([_passes([path for path, its in files if its == span], span, labels) for span in ranges])
 
 
 def targets(run: Run) -> pl.LazyFrame:
@@ -72,18 +71,18 @@ def predictions(student: Student, asked: Sequence[str | tuple[str, str]]) -> pl.
 
 
 def _files(run: Run, teacher: str) -> tuple[list[tuple[str, tuple[int, int]]], int]:
-    """The teacher's files with their range of passes, and how many labels it knows."""
-    known = {one.name: one for one in teachers_of(run)}
-    if teacher not in known:
-        raise ExperimentError(f"no teacher {teacher!r}", where="answers", fix=f"the teachers: {', '.join(known)}")
+    """Returns the teacher's files with their range of passes, and the number of its labels."""
+    teachers = {one.name: one for one in teachers_of(run)}
+    if teacher not in teachers:
+        raise ExperimentError(f"no teacher {teacher!r}", where="answers", fix=f"the teachers: {', '.join(teachers)}")
     manifest, family = run.result("cache-teachers"), families_of(run)[teacher]
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
-    found = [
+    paths = [
         (str(path), (int(ranges[file.path][0]), int(ranges[file.path][1])))
         for file, path in zip(files, run.store.verified_paths(files), strict=True)
     ]
-    return found, len(known[teacher].labels)
+    return paths, len(teachers[teacher].labels)
 
 
 def _passes(paths: list[str], span: tuple[int, int], labels: int) -> pl.LazyFrame:

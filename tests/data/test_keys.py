@@ -1,4 +1,4 @@
-"""Keys tell texts apart, buckets divide them, and nothing printed can harm a terminal."""
+"""Keys distinguish texts, buckets divide them, and nothing printed can harm a terminal."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _changes(name: str, args: tuple[Any, ...], root: str) -> bool:
 
 
 class KilledError(BaseException):
-    """Nothing of ours catches it, as nothing of ours sees SIGKILL; what is tidied on the way is on this machine."""
+    """Ends the work as SIGKILL does: amalgam does not catch it. Only local temporary files are removed on its path."""
 
 
 def changing(number: int, work: Callable[[], object], patch: pytest.MonkeyPatch) -> bool:

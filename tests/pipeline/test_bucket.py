@@ -1,4 +1,4 @@
-"""An object store as the store sees it: complete or absent, the first writer wins, and nothing is taken on trust."""
+"""An object store behind the store: files are complete or absent, the first writer wins, and every file is checked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def objects(address: str) -> list[str]:
 
 
 def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The same workspace as another machine sees it, whose cache is empty."""
+    """Opens the same workspace as another machine does, whose cache is empty."""
     monkeypatch.setenv("AMALGAM_CACHE", str(folder))
     return opened(address)
 
@@ -52,7 +52,7 @@ def put(store: Store, name: str, data: bytes = TEXT) -> Record:
     return record
 
 
-# ---- what is published
+# ---- publishing
 
 
 def test_a_unit_is_read_on_another_machine_as_it_was_written(
@@ -213,7 +213,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         opened("gs://bucket/x")
 
 
-# ---- what is asked of many at once
+# ---- requests for many objects
 
 
 def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing(ours: str, server: S3) -> None:
@@ -236,7 +236,7 @@ def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypat
     ]
 
 
-# ---- what is taken away
+# ---- removal
 
 
 def test_of_many_that_are_removed_some_are_gone_already(address: str) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while it works: on a terminal of any width, through a pipe, where only ASCII can be shown."""
+"""Progress, notes and tables: on a terminal of any width, through a pipe, and where only ASCII can be shown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_time_left_converges_though_loading_took_a_minute(
     err = Terminal()
     work(console_of(err), clock)
     shown = [line.removeprefix("\x1b[2K") for line in err.getvalue().split("\r") if "%" in line]
-    assert shown[0] == "cache-teachers  10%  100/1,000 texts  500 reused"  # one launch tells no rate
+    assert shown[0] == "cache-teachers  10%  100/1,000 texts  500 reused"  # one launch gives no rate
     assert shown[1] == "cache-teachers  20%  40.0 s left  200/1,000 texts  20/s  500 reused"
     assert shown[-1] == "cache-teachers  90%  5.0 s left  900/1,000 texts  20/s  500 reused"
 

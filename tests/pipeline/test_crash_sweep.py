@@ -30,7 +30,7 @@ def _complete(base: Path, **sections: Any) -> Run:
 
 
 def _records(run: Run) -> list[Path]:
-    """Every record of a unit or stage that a reader could come upon."""
+    """Returns every record of a unit or stage that a reader could find."""
     paths = [path for stage in ("letters", "joined", "pair") for path in run.store.root.glob(f"{stage}/*/*.json")]
     return [path for path in paths if not path.name.startswith(TEMPORARY)]
 
@@ -88,7 +88,7 @@ def test_killed_at_every_change_while_mending_a_run_still_ends_the_same(tmp_path
             break
         points += 1
         assert outcome(_complete(base, **changed)) == expected
-        assert calls(base).count("c") == 1  # what was whole was not touched
+        assert calls(base).count("c") == 1  # complete units were not computed again
     assert points > 60
 
 

@@ -111,7 +111,7 @@ def test_looking_loads_nothing_heavy(tmp_path: Path, arguments: list[str]) -> No
     printed = _in_child(LOOK.format(heavy=HEAVY), *arguments, folder=base)
     assert printed.splitlines()[-1] == "loaded:"
     left = {path.name for path in (base / "artifacts").rglob("*") if path.is_file()}
-    assert left <= {"digests.json"} or arguments == ["plan"]  # a file that is two seconds old is remembered
+    assert left <= {"digests.json"} or arguments == ["plan"]  # the digest of a file that is two seconds old is cached
 
 
 # ---- size

@@ -80,7 +80,7 @@ def assert_whole(store: Store, records: dict[Path, Record]) -> None:
         assert store.verified_path(record.files[0]).read_bytes() == content(number)
 
 
-# ---- what is packed
+# ---- packing
 
 
 def test_packed_units_are_what_they_were_and_few_files_remain(
@@ -184,10 +184,10 @@ def test_set_aside_by_hand_packed_units_are_gone(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)
     store = opened(workspace)
-    some = list(records)[:3]
-    store.quarantine(*some)
+    units = list(records)[:3]
+    store.quarantine(*units)
     assert set(opened(workspace).records(list(records))) == set(list(records)[3:])
-    assert store.backend.index(FOLDER).read == 2  # said in one index, not in three
+    assert store.backend.index(FOLDER).read == 2  # recorded in one index, not in three
 
 
 # ---- at any moment

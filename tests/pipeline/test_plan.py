@@ -1,4 +1,4 @@
-"""What is current and what is not: every reason of the closed list, and the words it is given in."""
+"""Current and outdated stages: every reason of the closed list, and its wording."""
 
 from __future__ import annotations
 

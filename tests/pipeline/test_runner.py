@@ -1,4 +1,4 @@
-"""Bringing stages up to date: what is reused, what is mended in the same run, and how it stops."""
+"""Updates of stages: reuse, repair in the same run, and stops."""
 
 from __future__ import annotations
 

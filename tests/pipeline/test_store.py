@@ -234,7 +234,7 @@ def _assert_one_winner(root: Path, writers: int, *, equal: bool) -> None:
         assert record.facts == {"bytes": len(data)}
         for writer in range(writers):
             seen = json.loads((root.parent / f"seen-{writer}.json").read_text())
-            assert seen[unit] == [record.files[0].path]  # every writer saw the same winner
+            assert seen[unit] == [record.files[0].path]  # every writer read the same winner
     assert not (root / "quarantine").exists()
     assert not list(root.rglob(f"{TEMPORARY}*"))
     assert not equal or len(_files(root)) == 40
@@ -254,7 +254,7 @@ def test_threads_that_write_the_same_units_agree_on_one_winner(tmp_path: Path, e
     threads = [threading.Thread(target=_write_all, args=(root, n), kwargs={"equal": equal}) for n in range(3)]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):  # a reader meanwhile sees whole units only
+    while any(thread.is_alive() for thread in threads):  # a reader meanwhile reads complete units only
         for path in root.glob("stage/abc/u*.json"):
             record = Store(root).record(path)
             assert record is not None
@@ -265,7 +265,7 @@ def test_threads_that_write_the_same_units_agree_on_one_winner(tmp_path: Path, e
 
 
 class _Overtaken(Store):
-    """Right after this store's first look at a place, by whatever means, another writer publishes a record there."""
+    """After this store's first check whether a record exists, another writer publishes the record."""
 
     def overtake(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         look = Path.exists
@@ -299,7 +299,7 @@ def test_a_writer_overtaken_after_its_first_look_keeps_the_winners_record(
     assert not (tmp_path / "quarantine").exists()
 
 
-# ---- what the workspace remembers
+# ---- files about the workspace
 
 
 @pytest.mark.parametrize(

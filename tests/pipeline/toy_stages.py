@@ -1,4 +1,4 @@
-"""Three toy stages over a text file, real in all but what they compute: one unit per first letter, their sum, a folder.
+"""Three toy stages over a text file, in which only the work is a toy: one unit per first letter, their sum, a folder.
 
 Each process appends the units that it computes to calls.log next to the workspace.
 """
@@ -25,7 +25,7 @@ Before = Callable[[Run, Unit], None]
 
 
 class Toy(Stage):
-    """What the toy stages share: before each unit, a test may have its say."""
+    """Calls a test's hook before each unit; the base of the toy stages."""
 
     VERSION = 1
     unit_label = "things"
@@ -148,7 +148,7 @@ def calls(base: Path) -> list[str]:
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """Every stage's result as bytes and facts; what HEAD says; asserts that it is what was written."""
+    """Returns every stage's result as bytes and facts, by HEAD; asserts that its digests are those written."""
     head = run.store.head()
     bytes_by_name: dict[str, Any] = {}
     for stage, entry in head.items():

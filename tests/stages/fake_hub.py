@@ -1,6 +1,6 @@
 """A Hub on 127.0.0.1: as much of its API as huggingface_hub needs to resolve and download a model.
 
-Point a process at it with `env`. It counts what it is asked, moves branches, closes gates, and can be too busy.
+Point a process at it with `env`. It counts requests, moves branches, closes gates, and can be too busy.
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ def test_the_units_that_overlap_a_bucket_are_those_that_a_look_at_each_finds_in_
 def test_a_units_name_depends_on_its_texts() -> None:
     keys = np.array([bytes([number]) * 16 for number in range(1, 5)])
     bucket, fewer = asked("train", keys), asked("train", keys[:3])
-    every, some = np.arange(4), np.arange(3)
+    every, few = np.arange(4), np.arange(3)
     name = bucket.name(every, True, 0, 4)
     assert name == asked("test", keys.copy()).name(every, True, 0, 4)
-    assert bucket.name(some, True, 0, 4) == fewer.name(some, True, 0, 4)
+    assert bucket.name(few, True, 0, 4) == fewer.name(few, True, 0, 4)
     assert (
-        len({name, bucket.name(some, True, 0, 4), bucket.name(every, False, 0, 4), bucket.name(every, True, 0, 8)}) == 4
+        len({name, bucket.name(few, True, 0, 4), bucket.name(every, False, 0, 4), bucket.name(every, True, 0, 8)}) == 4
     )

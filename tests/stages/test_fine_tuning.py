@@ -1,4 +1,4 @@
-"""The training loop on a tiny random BERT: the loss, the batches, and going on after an interruption.
+"""The training loop on a tiny random BERT: the loss, the batches, and resuming after an interruption.
 
 Run as a module, this file is a rank in the test of two processes.
 """
@@ -192,7 +192,7 @@ def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
     for name, weight in model.named_parameters():
         assert torch.allclose(weight, torch.tensor(content["weights"][name]), atol=2e-4), name
 
-    # Rank 1 alone was asked to stop, during step 4: both left after it, with one whole checkpoint, of both.
+    # Rank 1 alone was signalled to stop, during step 4: both left after it, with one whole checkpoint, of both.
     other = json.loads((tmp_path / "rank1.json").read_text())
     assert content["stopped"] == other["stopped"] == 4
     assert content["resumed_equal"] is other["resumed_equal"] is True

@@ -32,7 +32,7 @@ SHORT = Training(
 
 
 class MeanOfWords(torch.nn.Module):
-    """The least that is an encoder; it remembers in what its products came out."""
+    """The smallest encoder; it stores the dtype of its matrix products."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Going on after an interruption: the same weights, whatever was broken off, damaged or not a number.
+"""Resuming after an interruption: the same weights after any stop, damaged checkpoint or non-finite loss.
 
 Run as a script, this file saves a checkpoint and is killed at each of its writes in turn.
 """
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None
     assert "step-000004" in note
     heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
     assert train(tiny_bert(), tmp_path, examples=heavier).reused_from_step == 0
-    # How often to save is no part of what is trained.
+    # The interval between checkpoints is no part of the training's identity.
     assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).reused_from_step == 4
 
 
@@ -304,7 +304,7 @@ def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) ->
     assert all(weights == [float(step)] * 64 for step, weights in outcomes)
 
 
-# --- what is killed ----------------------------------------------------------------------------------------------
+# --- kills -------------------------------------------------------------------------------------------------------
 
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 

@@ -40,7 +40,7 @@ def test_architectures_write_what_they_would_by_themselves(kind: str, settings: 
     """Greedy and unsteered: the argmax of the model's own logits, whole text by whole text."""
     model = language_model(kind, slots=3, spread=4.0, **settings)
     assert isinstance(model.slots, way)
-    assert model.longest == LONGEST  # whether the model knows a limit or not
+    assert model.longest == LONGEST  # whether the model has a limit or not
     asked = orders(2, SamplingParams(0.0), ["word1 word2", "word7"])
     texts = written(model, None, asked, SteeringParams(0.0, 6))
     for order in asked:

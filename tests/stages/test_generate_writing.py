@@ -84,7 +84,7 @@ def test_a_text_does_not_depend_on_its_batch_or_order() -> None:
 
 
 def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With margins so wide that every token is settled apart, lazily, naively, together and alone come out the same."""
+    """If every token's margin is too narrow, lazy, naive, joint and single decoding give equal texts."""
     from amalgam.stages.generate import lazy_sampling as choice
 
     teacher, asked = teacher_of(), orders(5)

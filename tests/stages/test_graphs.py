@@ -1,5 +1,5 @@
-"""Captured launches: the plain launch's own numbers, for the texts at hand, or none. The stand-in for CUDA's capture
-keeps what a graph keeps: the tensors that the forward read when it was captured, whatever comes later.
+"""Captured launches give the numbers of plain launches for the current texts, or none. The fake of CUDA's capture
+keeps the same state as a graph: the tensors that the forward read when it was captured.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_a_replay_distinguishes_passes_and_texts_of_one_shape() -> None:
 
 
 def test_answers_stay_what_they_are_when_later_launches_run() -> None:
-    """Two launches under way, as on a GPU: an answer must not lie where the next replay writes."""
+    """Two launches under way, as on a GPU: an answer must not share memory with the next replay."""
     teacher, _ = with_graphs()
     for _ in range(2):
         teacher.run(rows_of(teacher, [0, 1, 2], [0, 1, 2]))
@@ -135,7 +135,7 @@ def test_a_whole_run_gives_the_same_answers(padding: float) -> None:
 
 
 def test_full_launches_of_a_plan_share_few_shapes() -> None:
-    """What makes capturing pay: but for the last launch of a length, its shape comes again and again."""
+    """Capturing pays because all launches of a length but the last have one shape."""
     lengths = np.random.default_rng(0).integers(20, 40, 4000)
     plan = list(plan_launches(lengths.tolist(), range(16), batch_tokens=4096, fold=True, padding=1 / 16))
     shapes = [(len(one), int(lengths[one.texts].max())) for one in plan]
@@ -161,7 +161,7 @@ def test_a_shape_is_captured_only_when_it_comes_again_soon(monkeypatch: pytest.M
     sizes = [2, 3, 4, 2, 4, 1, 1]
     for size in sizes:
         teacher.run(rows_of(teacher, list(range(size)), list(range(size))))
-    # Two rows were forgotten in between, four were not, and one row alone never pays.
+    # The shape of two rows was evicted in between, that of four was not, and one row alone never pays.
     assert capture.captures == 1
 
 

@@ -273,7 +273,7 @@ def test_channel_dropout_drops_whole_channels(drop: Any) -> None:
     assert torch.equal(output.flatten(2).amin(-1), output.flatten(2).amax(-1))
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_a_teacher_without_dropout_is_refused_with_the_ways_out() -> None:

@@ -1,4 +1,4 @@
-"""Launches: every row once, the same numbers however it is cut, and failures that say what to do."""
+"""Launches: every row once, the same numbers however it is cut, and errors with a fix."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_stop_takes_effect_before_the_next_launch() -> None:
 
 
 def starve(teacher: Teacher, *, rows: int, error: type[Exception] = torch.OutOfMemoryError) -> list[int]:
-    """Gives the teacher memory for so many rows a launch; returns the launches it was asked for."""
+    """Gives the teacher memory for so many rows a launch; returns the number of rows of every launch."""
     asked: list[int] = []
 
     def check(_: Any, __: Any, named: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
     logits = passes_of(teacher, range(5))
     assert np.allclose(logits.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)
     assert teacher.oom_splits == sum(rows > 3 for rows in asked) > 0
-    # What was learnt holds for the launches after it.
+    # The smaller limit applies to all later launches.
     assert max(asked[len(asked) // 2 :]) <= 5
 
 

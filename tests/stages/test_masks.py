@@ -1,4 +1,4 @@
-"""Masks: pure functions of their words, the same whatever the batch, at the asked rate, and independent."""
+"""Masks: pure functions of their words, the same whatever the batch, at the given rate, and independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local folders and packages: which model a reference means, what identifies it, and what is refused and how."""
+"""Local folders and packages: which model a reference means, its identity, and the errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Models from the Hub: pinned once, downloaded once, then offline; and every refusal in words a person can act on.
 
-Each question is asked by a process of its own, pointed at a Hub on this machine by HF_ENDPOINT alone.
+Each request comes from a process of its own, pointed at a Hub on this machine by HF_ENDPOINT alone.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def evidence(name: str, *probability: float) -> Evidence:
     return Evidence(name, logits, logits, pl.Series([0.5]))
 
 
-TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both say x, b by its second label
+TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both predict x, b by its second label
 
 
 def mt_bert_targets(evidence: list[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> TargetBatch:

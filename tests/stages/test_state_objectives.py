@@ -49,7 +49,7 @@ def fill(module: torch.nn.Module, **values: Any) -> None:
 
 
 def batch(objective: Any, student: Any, mask: Any, rows: list[int]) -> dict[str, Any]:
-    """Of these rows; `student`: its states after each layer, [layers][B, T, W]."""
+    """Returns the batch of these rows; `student`: its states after each layer, [layers][B, T, W]."""
     return {
         "targets": EVEN.expand(len(rows), 2),
         "weights": torch.ones(len(rows), dtype=torch.float64),
@@ -59,7 +59,7 @@ def batch(objective: Any, student: Any, mask: Any, rows: list[int]) -> dict[str,
     }
 
 
-# ---- what they are made of
+# ---- parts
 
 
 def test_a_distance_is_a_mean_over_real_tokens_and_width_and_a_sum_over_blocks() -> None:

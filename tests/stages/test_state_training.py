@@ -1,4 +1,4 @@
-"""Objectives with weights of their own in the training loop: all of them learn, go on after a stop, and stay behind."""
+"""Objectives with weights of their own in the training loop: they learn, resume after a stop, and are not saved."""
 
 from __future__ import annotations
 

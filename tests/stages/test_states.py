@@ -35,7 +35,7 @@ def written(folder: Path, teacher: Teacher, *, blocks: int, by_token: bool) -> S
 
 
 def alone(teacher: Teacher, text: tuple[str, ...]) -> torch.Tensor:
-    """[layers, tokens, width] of one text, asked by itself and by the library's own call."""
+    """Returns [layers, tokens, width] of one text, computed alone by the library's own call."""
     inputs = teacher.tokenizer(*text, return_tensors="pt")
     with torch.no_grad():
         states = teacher.model.base_model(**inputs, output_hidden_states=True).hidden_states

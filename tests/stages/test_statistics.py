@@ -116,16 +116,16 @@ def test_streamed_statistics_are_those_of_the_whole_matrix() -> None:
     values = content.take(np.arange(len(content)))[:, 0].astype(np.float64)
     folds = folds_of(groups)
     for block in range(2):
-        pair, some = gaussian.pairs[block], values[:, block]
+        pair, rows = gaussian.pairs[block], values[:, block]
         background = np.zeros(len(groups), np.int64)
-        for one, (means, inverse) in zip(pair, (whole(some[own], groups[own]), whole(some, background)), strict=True):
+        for one, (means, inverse) in zip(pair, (whole(rows[own], groups[own]), whole(rows, background)), strict=True):
             np.testing.assert_allclose(one.means, means, rtol=1e-10)
             np.testing.assert_allclose(one.whiten.T @ one.whiten, inverse, rtol=1e-8, atol=1e-12)
         scores = np.empty((2, len(groups)))
         for fold in range(statistics.FOLDS):
             kept, mine = folds != fold, (folds == fold) & own
-            nearest = far(some[mine], whole(some[kept & own], groups[kept & own]))
-            scores[:, mine] = nearest - far(some[mine], whole(some[kept], background[kept])), nearest
+            nearest = far(rows[mine], whole(rows[kept & own], groups[kept & own]))
+            scores[:, mine] = nearest - far(rows[mine], whole(rows[kept], background[kept])), nearest
         np.testing.assert_allclose(gaussian.mean[:2, block], scores[:, own].mean(1), rtol=1e-8)
         np.testing.assert_allclose(gaussian.deviation[:2, block], scores[:, own].std(1), rtol=1e-8)
 
@@ -140,7 +140,7 @@ def test_msp_is_minus_the_largest_probability_in_deviations_of_the_own_texts() -
 
 
 def test_new_texts_of_a_teacher_score_as_its_own_do_however_few_they_were() -> None:
-    """What was fitted on a text lies near it: under the very Gaussians of 60 texts new ones would look foreign."""
+    """A Gaussian is near the texts it was fitted on: without correction new texts would score as out of domain."""
     draw = np.random.default_rng(0)
     scale = np.exp(-np.arange(200) / 30)
     own, other, new = (draw.normal(size=(count, 1, 200)) * scale for count in (60, 60, 500))
@@ -149,7 +149,7 @@ def test_new_texts_of_a_teacher_score_as_its_own_do_however_few_they_were() -> N
     for measure in ("rmd", "md"):
         assert abs(statistics.standardised(new, None, measure).mean()) < 1.5
         assert statistics.standardised(other, None, measure).mean() > 3
-    naive, later = (scores_of(statistics.pairs[0], some[:, 0])[MD] for some in (own, new))
+    naive, later = (scores_of(statistics.pairs[0], rows[:, 0])[MD] for rows in (own, new))
     assert (later.mean() - naive.mean()) / naive.std() > 3
 
 
@@ -186,7 +186,7 @@ def test_saved_statistics_are_read_back_exactly(tmp_path: Path) -> None:
 
 
 def test_reference_texts_are_a_share_of_each_predicted_class() -> None:
-    """Of the first class margins are 4, 3, 0 and 2, of the second, which is never as sure, 1 and 0.5."""
+    """Margins are 4, 3, 0 and 2 in the first class, 1 and 0.5 in the second, less certain one."""
     logits = np.array([[4.0, 0, 0], [0, 1, 0], [3, 0, 0], [1, 1, 0], [2, 0, 0], [0, 0.5, 0]])
     everything = np.ones(6, bool)
     assert most_confident(logits, everything, 0.25).tolist() == [0, 1, -1, -1, -1, -1]

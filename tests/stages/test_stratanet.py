@@ -49,7 +49,7 @@ def numbers(tensor: Any) -> Any:
 
 
 def by_hand(module: Strata, tokens: Any, heads: int) -> Any:
-    """One text's tokens [N + 1, W] through the layer, step by step; what comes out in front."""
+    """One text's tokens [N + 1, W] through the layer, step by step; returns the first output."""
     layer, width = module.layer, tokens.shape[1]
     joined = tokens @ numbers(layer.self_attn.in_proj_weight).T + numbers(layer.self_attn.in_proj_bias)
     queries, keys, values = np.split(joined, 3, axis=1)

@@ -233,7 +233,7 @@ def test_one_teacher_alone_agrees_with_itself() -> None:
 
 
 def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
-    """Three noisy kinds, and states in which texts of one teacher lie together."""
+    """Three noisy kinds, and states in which texts of one teacher form a cluster."""
     random = np.random.default_rng(seed)
     states = np.eye(8, dtype=np.float32)[right] + 0.3 * random.normal(size=(len(right), 8)).astype(np.float32)
     return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
@@ -366,7 +366,7 @@ def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be()
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
-    """Others lie between its classes, as far from the mean of all as its own texts do."""
+    """Other texts are between its classes, as far from the mean of all as its own texts do."""
     random = np.random.default_rng(0)
     right = random.choice(2, 2000, p=[0.7, 0.3])
     classes = np.eye(16)[random.choice(3, 2000)]
@@ -379,7 +379,7 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
 
 
 def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
-    """Of two kinds that agree a little and two that say nothing, none would reach the least among all four."""
+    """Two kinds agree a little and two are noise: none would reach the minimum among all four."""
     right = np.random.default_rng(0).choice(2, 8000)
     evidence = views(right, noise=[1.6, 1.6])
     random = np.random.default_rng(1)

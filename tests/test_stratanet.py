@@ -18,7 +18,7 @@ METHOD = "student.method=stratanet"
 HELD_OUT = "generate.held_out=0.3"
 STUDENT_ON = {"train-student", "report"}
 TARGETS_ON = {"build-targets", *STUDENT_ON}
-OWN = "that it is surest of, of those written for it"
+OWN = "the most confident of those generated for it"
 
 
 def without_mode(workspace: Workspace) -> Workspace:
@@ -103,7 +103,7 @@ def test_texts_for_no_teacher_are_references_of_the_most_confident_one(written: 
         "run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5"
     )
     statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"]
-    assert {facts["which"] for facts in statistics.values()} == {"that it is surest of"}
+    assert {facts["which"] for facts in statistics.values()} == {"the most confident"}
     for facts in statistics.values():  # rounded up for each class
         assert 0 <= facts["texts"] - facts["background"] / 4 < 4
 

@@ -1,7 +1,7 @@
-"""What is kept of a teacher: Gaussians of its own texts and of all, and how its own texts score in them.
+"""Out-of-domain scores: Gaussians of a teacher's own texts and of all texts, and the scores of its own texts.
 
-High scores are foreign texts. rmd: the distance from the nearest class less that from the background (Ren et al.
-2021); md: the former alone; msp: minus the largest probability, the same for all blocks.
+High scores are foreign texts. md is the distance from the nearest class; rmd subtracts the distance from the
+background (Ren et al. 2021). msp is minus the largest probability, the same for all blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from amalgam.stages.common.states.read import States
 from amalgam.stages.fit_statistics.gaussians import Array, Gaussians, Moments
 
 Pair = tuple[Gaussians, Gaussians]
-"""Of a block: a teacher's own texts by class, and the background."""
+"""The Gaussians of a block: by class for a teacher's own texts, and for the background."""
 
 
 ROWS = 1024
@@ -49,43 +49,44 @@ class Statistics:
         fitted = [_of_block(states, block, groups, folds, logits.shape[1]) for block in range(states.blocks)]
         by_measure = [np.stack([scores[place] for _, scores in fitted]) for place in (0, 1)]
         own = largest(logits[groups >= 0])
-        found = np.stack([*by_measure, np.tile(-own, (states.blocks, 1))])
-        mean, deviation = found.mean(axis=-1), found.std(axis=-1)
+        own_scores = np.stack([*by_measure, np.tile(-own, (states.blocks, 1))])
+        mean, deviation = own_scores.mean(axis=-1), own_scores.std(axis=-1)
         differs = deviation > SAME * np.abs(mean)
         return cls([pair for pair, _ in fitted], mean, np.where(differs, deviation, 0.0))
 
     def standardised(self, states: Array, logits: NDArray[Any] | None, measure: str) -> Array:
         """[n, blocks] of states [n, blocks, W]: how foreign, in deviations of the teacher's own texts.
 
-        Where those do not differ the measure says nothing: 0.
+        It is 0 where those do not differ.
         """
         place = MEASURES.index(measure)
         if logits is not None and measure == "msp":
             score = np.repeat(-largest(logits)[:, None], states.shape[1], axis=1)
         else:
-            found = [scores_of(pair, states[:, block])[place] for block, pair in enumerate(self.pairs)]
-            score = np.stack(found, axis=1)
+            scores = [scores_of(pair, states[:, block])[place] for block, pair in enumerate(self.pairs)]
+            score = np.stack(scores, axis=1)
         deviation = self.deviation[place]
         return np.where(deviation > 0, (score - self.mean[place]) / np.where(deviation > 0, deviation, 1.0), 0.0)
 
     def save(self, path: Path) -> None:
         from safetensors.numpy import save_file
 
-        held = {
+        tensors = {
             f"{who}.{part}": np.stack([getattr(pair[place], part) for pair in self.pairs])
             for (place, who), part in product(enumerate(WHOSE), PARTS)
         }
-        save_file({**held, "mean": self.mean, "deviation": self.deviation}, path)
+        save_file({**tensors, "mean": self.mean, "deviation": self.deviation}, path)
 
     @classmethod
     def load(cls, path: Path) -> Statistics:
         from safetensors.numpy import load_file
 
-        held = load_file(path)
+        tensors = load_file(path)
         own, background = (
-            [Gaussians(*one) for one in zip(*(held[f"{who}.{part}"] for part in PARTS), strict=True)] for who in WHOSE
+            [Gaussians(*one) for one in zip(*(tensors[f"{who}.{part}"] for part in PARTS), strict=True)]
+            for who in WHOSE
         )
-        return cls(list(zip(own, background, strict=True)), held["mean"], held["deviation"])
+        return cls(list(zip(own, background, strict=True)), tensors["mean"], tensors["deviation"])
 
 
 WHOSE = ("own", "background")
@@ -95,37 +96,37 @@ def folds_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:
     """In turn, the teacher's own texts and the others each for themselves; fewer folds where its own are fewer."""
     own = groups >= 0
     turns = np.where(own, np.cumsum(own), np.cumsum(~own)) - 1
-    found: NDArray[np.int64] = turns % max(1, min(FOLDS, int(own.sum())))
-    return found
+    folds: NDArray[np.int64] = turns % max(1, min(FOLDS, int(own.sum())))
+    return folds
 
 
 def _of_block(
     states: States, block: int, groups: NDArray[np.int64], folds: NDArray[np.int64], classes: int
 ) -> tuple[Pair, tuple[Array, Array]]:
-    """The Gaussians, and rmd and md of the teacher's own texts, each under those of the other folds.
+    """Returns the Gaussians, and rmd and md of the teacher's own texts, each under those of the other folds.
 
-    A text lies nearer to what was fitted on it than new texts do, and the more so the fewer there were: teachers of
-    few and of many texts could not be compared.
+    A text is nearer to Gaussians fitted on it than new texts are, and the effect grows with fewer texts. Without folds,
+    teachers of few and of many texts could not be compared.
     """
     first = next(_in_parts(states, block))[1][0]
     count = int(folds.max()) + 1
     own = [Moments.none(first, classes) for _ in range(count)]
     background = [Moments.none(first, 1) for _ in range(count)]
-    for rows, some in _in_parts(states, block):
+    for rows, batch in _in_parts(states, block):
         for fold in range(count):
             mine = folds[rows] == fold
-            background[fold].add(some[mine], np.zeros(mine.sum(), np.int64))
+            background[fold].add(batch[mine], np.zeros(mine.sum(), np.int64))
             mine &= groups[rows] >= 0
-            own[fold].add(some[mine], groups[rows][mine])
+            own[fold].add(batch[mine], groups[rows][mine])
     others = [
         _pair([one for place, one in enumerate(of) if place != fold or count == 1] for of in (own, background))
         for fold in range(count)
     ]
     scores = np.empty((2, len(groups)))
-    for rows, some in _in_parts(states, block):
+    for rows, batch in _in_parts(states, block):
         for fold, pair in enumerate(others):
             mine = (folds[rows] == fold) & (groups[rows] >= 0)
-            scores[:, rows[mine]] = scores_of(pair, some[mine])
+            scores[:, rows[mine]] = scores_of(pair, batch[mine])
     kept = scores[:, groups >= 0]
     return _pair((own, background)), (kept[0], kept[1])
 
@@ -142,10 +143,10 @@ def scores_of(pair: Pair, states: Array) -> tuple[Array, Array]:
 
 
 def largest(logits: NDArray[Any]) -> Array:
-    """Of the softmax of each row."""
+    """Returns the largest softmax probability of each row."""
     wide = logits.astype(np.float64)
-    found: Array = 1 / np.exp(wide - wide.max(axis=1, keepdims=True)).sum(axis=1)
-    return found
+    probability: Array = 1 / np.exp(wide - wide.max(axis=1, keepdims=True)).sum(axis=1)
+    return probability
 
 
 def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[NDArray[np.int64], Array]]:
@@ -156,4 +157,4 @@ def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[NDAr
 
 
 def _in_parts(states: States, block: int) -> Iterator[tuple[NDArray[np.int64], Array]]:
-    return ((rows, some[:, 0]) for rows, some in in_parts(states, slice(block, block + 1)))
+    return ((rows, batch[:, 0]) for rows, batch in in_parts(states, slice(block, block + 1)))

@@ -1,7 +1,7 @@
 """Fits Gaussians to the states of each teacher's own texts, and reads the logits and states that they need.
 
-A teacher's own texts are those generated for it, else all texts. Of each predicted class the share
-`targets.reference_fraction` with the largest logit margin is used, because generated texts drift.
+A teacher's own texts are those generated for it, else all texts. From each predicted class it uses the fraction
+`targets.reference_fraction` with the largest logit margin, because generated texts drift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from amalgam.stages.fit_statistics.domain_scores import Statistics, in_parts
 from amalgam.stages.fit_statistics.gaussians import Array
 
 ROUNDING = 1e-9
-"""Of a share times a number of texts, so that an integer is not rounded up."""
+"""Tolerance of a fraction times a number of texts, so that an integer is not rounded up."""
 
 
 class FitFacts(TypedDict):
@@ -37,7 +37,7 @@ class FitFacts(TypedDict):
 
 @dataclass(frozen=True)
 class FitInputs:
-    """The reference texts as one teacher sees them."""
+    """One teacher's predictions and states of the reference texts."""
 
     labels: Sequence[str]
     logits: NDArray[Any]
@@ -52,9 +52,9 @@ class FitInputs:
 
 def fit(inputs: FitInputs) -> tuple[Statistics, FitFacts]:
     """Fits the statistics of one teacher."""
-    own, share, which = inputs.generated_for, inputs.fraction, "that it is surest of"
+    own, share, which = inputs.generated_for, inputs.fraction, "the most confident"
     if own.any():
-        which += ", of those written for it"
+        which += " of those generated for it"
     else:
         own, share = ~own, share / inputs.teachers
     groups = most_confident(inputs.logits, own, share)

@@ -19,12 +19,12 @@ Groups = NDArray[np.integer[Any]]
 
 
 LEAST_VARIANCE = 1e-6
-"""Of states that are all the same: about what fp16 tells apart."""
+"""Variance of states that are all the same: about the resolution of fp16."""
 
 
 @dataclass
 class Moments:
-    """Of each group its count and sum, and of all together the sum of outer products, about an origin."""
+    """Counts and sums by group, and the total sum of outer products, about an origin."""
 
     origin: Array
     """[W]: near the states, so that nothing cancels."""
@@ -46,13 +46,13 @@ class Moments:
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
-        """Of parts about the same origin."""
-        found = cls.none(parts[0].origin, len(parts[0].counts))
+        """Adds parts about the same origin."""
+        total = cls.none(parts[0].origin, len(parts[0].counts))
         for part in parts:
-            found.counts += part.counts
-            found.sums += part.sums
-            found.products += part.products
-        return found
+            total.counts += part.counts
+            total.sums += part.sums
+            total.products += part.products
+        return total
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Gaussians:
 
     @classmethod
     def of(cls, moments: Moments) -> Gaussians:
-        """Of at least one text."""
-        there, texts = moments.counts > 0, float(moments.counts.sum())
-        counts, sums = moments.counts[there], moments.sums[there]
+        """Fits to at least one text."""
+        present, texts = moments.counts > 0, float(moments.counts.sum())
+        counts, sums = moments.counts[present], moments.sums[present]
         means = sums / counts[:, None]
         covariance, share = shrunk((moments.products - means.T @ sums) / texts, texts)
         whiten = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -78,8 +78,8 @@ class Gaussians:
         """[n]: the squared Mahalanobis distance of each state [n, W] from the nearest mean."""
         white = states @ self.whiten.T
         each = [np.square(white - mean).sum(axis=1) for mean in self.means @ self.whiten.T]
-        found: Array = np.minimum.reduce(each)
-        return found
+        squared: Array = np.minimum.reduce(each)
+        return squared
 
 
 def shrunk(covariance: Array, texts: float) -> tuple[Array, float]:

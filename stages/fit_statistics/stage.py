@@ -52,14 +52,14 @@ class FitStatistics(Stage):
         return (*generated, "read-corpus", *trained, "cache-teachers", "cache-features")
 
     def identity(self, run: Run) -> Identity:
-        """Dropout-off logits and states are functions of the same: what the key of the states says."""
+        """Returns the key of the states, which also determines the dropout-off logits."""
         for needed in ("cache-teachers", "cache-features"):
             run.result(needed)
         inputs: dict[str, Any] = {
             "texts": reference_part(run).texts_digest,
             "teachers": {
-                known.name: {**statistics_states(run, known).key, "labels": len(known.labels)}
-                for known in teachers_of(run)
+                teacher.name: {**statistics_states(run, teacher).key, "labels": len(teacher.labels)}
+                for teacher in teachers_of(run)
             },
         }
         if run.experiment.generate:
@@ -67,7 +67,7 @@ class FitStatistics(Stage):
         return Identity({"reference_fraction": run.experiment.targets.reference_fraction}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        return [Unit(known.name, folder / "units", 1, known) for known in teachers_of(run)]
+        return [Unit(teacher.name, folder / "units", 1, teacher) for teacher in teachers_of(run)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each teacher."""
@@ -170,17 +170,17 @@ def with_domain_confidence(
 
 def notes(teacher: str, facts: dict[str, Any]) -> list[str]:
     absent = facts["absent"]
-    found = []
+    messages = []
     if absent:
         more = f" and {len(absent) - FEW} more" if len(absent) > FEW else ""
-        found.append(f"teacher {teacher}: no text of {', '.join(absent[:FEW])}{more}; texts of it will look foreign")
+        messages.append(f"teacher {teacher}: no text of {', '.join(absent[:FEW])}{more}; texts of it will look foreign")
     if facts["texts"] <= facts["width"]:
         shares = " and ".join(f"{share:.2f}" for share in facts["shrinkage"])
-        found.append(
-            f"teacher {teacher}: {facts['texts']:,} texts for {facts['width']:,} dimensions; covariances are the "
-            f"identity to a share of {shares} (its own, all texts); more texts would tell more"
+        messages.append(
+            f"teacher {teacher}: {facts['texts']:,} texts for {facts['width']:,} dimensions; covariance shrinkage is "
+            f"{shares} (own texts, all texts); more texts would help"
         )
     same = [measure for measure, flat in zip(MEASURES, facts["same"], strict=True) if flat]
     if same:
-        found.append(f"teacher {teacher}: {', '.join(same)} does not differ among its own texts, and says nothing")
-    return found
+        messages.append(f"teacher {teacher}: {', '.join(same)} is the same for all its own texts and has no effect")
+    return messages

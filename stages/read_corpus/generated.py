@@ -1,6 +1,6 @@
-"""Generated texts as a part of the corpus: those that pass the gates, and what was left out and why.
+"""Filters generated texts for a part of the corpus, and counts the rejected texts by filter.
 
-The student learns from one part of them; the rest is held out, for what later stages want to know of the teachers.
+The student learns from one part of them. The rest is held out, to fit statistics of the teachers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEW = 0.1
-"""Less than this share of a class's texts kept is said."""
+"""A class with less than this fraction of its texts kept is reported."""
 
 
 def write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def write_kept(source: Path, settings: Generate, part: str, target: Path) -> dic
 
 
 def gate_lines(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """What the gates did, and the classes of which hardly anything is left."""
+    """Returns a summary of the filters, and a note for each class with hardly any texts left."""
     kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
     reasons = ", ".join(f"{name} {count:,}" for name, count in facts["failed"].items() if count)
     poor = [
@@ -49,13 +49,13 @@ def gate_lines(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
     return f"{kept:,} of {total:,} generated texts pass the gates" + (f" (fail: {reasons})" if reasons else ""), poor
 
 
-def _passed(table: pa.Table, said: Generate) -> tuple[Any, dict[str, int]]:
-    """An absent class probability passes: such texts were made for no class. A text may fail several gates."""
+def _passed(table: pa.Table, settings: Generate) -> tuple[Any, dict[str, int]]:
+    """Applies the filters; a text without a class probability passes that filter, and a text may fail several."""
     gates = {
-        "min_words": _numbers(table, "words", 0) >= said.min_words,
-        "min_class_probability": _numbers(table, "class_probability", 1.0) >= said.min_class_probability,
-        "max_duplicate": _numbers(table, "near_duplicate", 0.0) <= said.max_duplicate,
-        "max_repetition": _numbers(table, "repetition", 0.0) <= said.max_repetition,
+        "min_words": _numbers(table, "words", 0) >= settings.min_words,
+        "min_class_probability": _numbers(table, "class_probability", 1.0) >= settings.min_class_probability,
+        "max_duplicate": _numbers(table, "near_duplicate", 0.0) <= settings.max_duplicate,
+        "max_repetition": _numbers(table, "repetition", 0.0) <= settings.max_repetition,
     }
     passed = gates["min_words"].copy()
     for gate in gates.values():
@@ -70,11 +70,11 @@ def _numbers(table: pa.Table, column: str, absent: float) -> Any:
 
 
 def _by_class(table: pa.Table) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for source, teacher, label in zip(*(table.column(one).to_pylist() for one in NAMES), strict=True):
         name = source if teacher is None else teacher if label is None else f"{teacher}, {label}"
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 NAMES = ("source", "teacher", "class")

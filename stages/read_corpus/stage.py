@@ -30,17 +30,17 @@ class ReadCorpus(Stage):
         return ("generate",) if experiment.generate and experiment.reads_texts else ()
 
     def resolve_inputs(self, run: Run) -> None:
-        """Remote files are fetched once; what they held then is pinned."""
+        """Downloads remote files once and pins their content."""
         for sources in sources_of(run.experiment).values():
             fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
-        said: dict[str, Any] = {"corpus": corpus_settings(run.experiment.corpus)}
+        settings: dict[str, Any] = {"corpus": corpus_settings(run.experiment.corpus)}
         if run.experiment.generate and run.experiment.reads_texts:
-            said["generate"] = gates_of(run.experiment)
+            settings["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
-            said["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
-        return Identity(said, {part: part_identity(run, part) for part in sources_of(run.experiment)})
+            settings["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
+        return Identity(settings, {part: part_identity(run, part) for part in sources_of(run.experiment)})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a part is shared by all experiments
         return [
@@ -98,16 +98,16 @@ class ReadCorpus(Stage):
 
 
 def _say_gates(run: Run, part: str, facts: dict[str, Any]) -> None:
-    """Of a few that are held out, none of a class says nothing."""
+    """Prints the filters' counts; a held-out part is small, so its classes without texts get no note."""
     if "accepted" in facts:
-        said, poor = gate_lines(facts)
-        run.console.say(f"    {said}")
+        summary, poor = gate_lines(facts)
+        run.console.say(f"    {summary}")
         for line in poor if part == "train" else []:
             run.console.note(line)
 
 
 def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The part's files; of generated texts those that pass, laid down for the time of reading, and what did not."""
+    """Returns the part's files and facts; generated texts that pass are written to a temporary file."""
     sources = sources_of(run.experiment)[part]
     if sources == [GENERATED] and run.experiment.generate:
         source = run.store.verified_path(generated_file(run))
@@ -116,13 +116,13 @@ def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any
 
 
 def _counts(facts: dict[str, Any]) -> str:
-    said = [f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"]
-    said += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
-    said += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
+    counts = [f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"]
+    counts += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
+    counts += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
     skipped = sum(facts["skipped"].values())
-    said += [f"{skipped:,} rows skipped (skipped.parquet)"] if skipped else []
-    said += [f"{len(facts['labels'])} labels"] if facts["labels"] else []
-    return ", ".join(said)
+    counts += [f"{skipped:,} rows skipped (skipped.parquet)"] if skipped else []
+    counts += [f"{len(facts['labels'])} labels"] if facts["labels"] else []
+    return ", ".join(counts)
 
 
 def _part_fingerprint(run: Run, part: str) -> str:

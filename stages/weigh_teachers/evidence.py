@@ -1,8 +1,8 @@
-"""What speaks for a teacher on a text, from the cache alone, one number for each text and teacher.
+"""Evidence for a teacher on a text, computed from the cache alone: one number for each text and teacher.
 
-Three kinds, each blind to something: a teacher's answer to what it is wrongly sure of, its own states (how closely
-texts lie there) to classes that training did not draw together, the names of its labels to what they do not say. A
-fourth for texts that were written for a teacher: the provenance.
+There are three kinds of evidence with different failure modes. Predictions fail by overconfident errors, the density of
+hidden states fails for classes that training did not separate, label names fail if they are uninformative. Texts
+generated for a teacher have a fourth kind: their provenance.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from amalgam.stages.weigh_teachers.neighbours import density
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AGREEING = 0.15
-"""Least mean correlation of a kind with the others; a kind that says something else than they do is left out."""
+"""Least mean correlation of a kind with the others; a kind below it is dropped."""
 
 OWN = ("answers", "states")
-"""Kinds that a teacher itself gives."""
+"""Kinds that a teacher itself computes."""
 
 AGAINST = 0.1
-"""From this correlation with what speaks for the other teachers on, a kind is heard half on a teacher."""
+"""A kind with a larger correlation with the evidence for the other teachers has half the weight for a teacher."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,12 @@ def read_states(inputs: WeighInputs) -> list[Array]:
 
 
 def of_states(states: Sequence[Array]) -> Array:
-    """How closely texts lie in a teacher's own space: what it has learned falls into tight classes, other texts lie
-    between.
-    """
+    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them."""
     return standard(np.stack([density(own) for own in states], axis=1))
 
 
 def _names(inputs: WeighInputs, features: Array) -> Array:
-    """Of each teacher, the similarity of the text to the nearest name of its labels."""
+    """Returns the similarity of each text to the nearest label name of each teacher."""
     space = inputs.labels
     similarity = features @ inputs.name_states(space.names).T
     return np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
@@ -129,40 +127,41 @@ def provenance(inputs: WeighInputs) -> Array | None:
     columns = ["text", "teacher", "class_probability"]
     table = read_table(inputs.generated, columns)
     rows = {key: row for row, key in enumerate(inputs.keys().to_pylist())}
-    found = np.zeros((len(rows), len(names)))
+    probabilities = np.zeros((len(rows), len(names)))
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
         row = rows.get(text_key((text,)))
         if row is not None:
             place = names.index(teacher)
-            found[row, place] = max(found[row, place], probability)
-    return found
+            probabilities[row, place] = max(probabilities[row, place], probability)
+    return probabilities
 
 
-def agreement(found: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
-    """Of each kind, the mean correlation with the other kinds in what it says of teachers relative to each other."""
-    relative = {name: _relative(signal) for name, signal in (others or found).items()}
+def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
+    """Returns the mean correlation of each kind with the other kinds, relative to the mean over teachers."""
+    relative = {name: _relative(signal) for name, signal in (others or evidence).items()}
     return {
         name: float(np.mean([correlation(_relative(one), other) for kind, other in relative.items() if kind != name]))
-        for name, one in found.items()
+        for name, one in evidence.items()
     }
 
 
-def speaking_against(found: Mapping[str, Array]) -> dict[str, Array]:
-    """[teachers] by kind, of what a teacher itself shows: how well it foretells that something speaks for the others.
-    One that is surest of what it knows nothing about is seen here.
+def contradicting(evidence: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns [teachers] by kind of OWN: the correlation with the evidence for the other teachers.
+
+    It is high for a teacher that is most confident on texts outside its domain.
     """
-    whole = together(list(found.values()))
+    whole = together(list(evidence.values()))
     others = whole.sum(axis=1, keepdims=True) - whole
     return {
-        kind: np.array([correlation(one, other) for one, other in zip(found[kind].T, others.T, strict=True)])
+        kind: np.array([correlation(one, other) for one, other in zip(evidence[kind].T, others.T, strict=True)])
         for kind in OWN
-        if kind in found
+        if kind in evidence
     }
 
 
 def _relative(signal: Array) -> Array:
-    found: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
-    return found
+    relative: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
+    return relative
 
 
 def correlation(one: Array, other: Array) -> float:

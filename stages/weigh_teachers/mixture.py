@@ -1,7 +1,7 @@
-"""How probably each teacher is the right one: signals made comparable, and what they say of the teachers' shares.
+"""Computes the probability that each teacher is the right one from signals made comparable.
 
-standardised: a teacher's signal in its own deviations from its own mean over the texts, softmax over teachers. Right
-where teachers' shares of the texts are alike. mixture: the shares are estimated too, see `mixture`.
+standardised: a teacher's signal in its own deviations from its own mean over the texts, softmax over teachers. It is
+correct where teachers' shares of the texts are alike. mixture: the shares are estimated too, see `mixture`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 SHARPNESS = 0.5
-"""Of the softmax over standardised signals, in deviations."""
+"""Temperature of the softmax over standardised signals, in deviations."""
 
 ROUNDS = 500
 
@@ -27,8 +27,8 @@ LEAST_RATIO = 0.3
 
 LEAST_NOISE = 0.2
 
-HELD = 0.3
-"""How far a teacher's separation is that of all."""
+SHRINKAGE = 0.3
+"""Weight of the mean separation in a teacher's own."""
 
 PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
@@ -39,7 +39,7 @@ class TeacherWeights:
     weights: Array
     """[texts, teachers], each row a distribution."""
     shares: Array
-    """Of the texts, by teacher: estimated by the mixture, the mean weight otherwise."""
+    """Fraction of the texts by teacher: estimated by the mixture, the mean weight otherwise."""
     separation: float | None
     """Between own texts and others, in deviations of the noise, the mean over teachers; the mixture's alone."""
 
@@ -58,18 +58,17 @@ def standardised(signal: Array) -> TeacherWeights:
 def mixture(signal: Array, shares: Array | None = None) -> TeacherWeights:
     """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
 
-    Found by EM on standardised signals. Two things are held together over teachers, or EM loses one of them as soon as
-    there are more than two: the ratio of the noise on own texts to that on others (own texts scatter less, which would
-    else be taken for a larger share), and in part the separation d_i, in deviations of the noise. `shares`: where they
-    are known.
+    EM fits it to standardised signals; `shares` fixes the shares. All teachers have one ratio of own to foreign noise:
+    a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
+    shrink towards their mean. Without both, EM loses a teacher if there are more than two.
     """
     texts, teachers = signal.shape
     scores = standard(signal)
     weights = softmax(scores / SHARPNESS)
     fitted = _fitted(scores, weights, shares)
     for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
-        found = fitted.posterior(scores)
-        change, weights = float(np.abs(found - weights).max()), found
+        posterior = fitted.posterior(scores)
+        change, weights = float(np.abs(posterior - weights).max()), posterior
         fitted = _fitted(scores, weights, shares)
         if change < SETTLED:
             break
@@ -85,7 +84,7 @@ class _Fitted:
     ratio: float
 
     def posterior(self, scores: Array) -> Array:
-        """More of a signal never speaks against its teacher: beyond the mean on own texts it counts as that mean."""
+        """Returns the posterior; signals are clipped at the means, so a higher signal never lowers a probability."""
         outside = -self.shares * self.separations * self.noise
         inside = outside + self.separations * self.noise
         own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
@@ -94,7 +93,7 @@ class _Fitted:
         return softmax(gain + np.log(self.shares))
 
 
-def _fitted(scores: Array, weights: Array, known: Array | None = None) -> _Fitted:
+def _fitted(scores: Array, weights: Array, known_shares: Array | None = None) -> _Fitted:
     texts, teachers = scores.shape
     counts, means, spreads = [], [], []
     for part in (weights, 1 - weights):
@@ -105,12 +104,12 @@ def _fitted(scores: Array, weights: Array, known: Array | None = None) -> _Fitte
     variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
     noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
     separations = (means[0] - means[1]) / noise
-    together = (1 - HELD) * separations + HELD * separations.mean()
+    together = (1 - SHRINKAGE) * separations + SHRINKAGE * separations.mean()
     estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-    return _Fitted(estimated if known is None else known, np.maximum(together, 0.0), noise, ratio)
+    return _Fitted(estimated if known_shares is None else known_shares, np.maximum(together, 0.0), noise, ratio)
 
 
 def standard(signal: Array) -> Array:
     deviation = signal.std(axis=0)
-    found: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
-    return found
+    scores: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    return scores

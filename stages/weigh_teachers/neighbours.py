@@ -1,7 +1,7 @@
 """A text's nearest others, by the cosine of their states: exactly, a block of texts at a time.
 
-Of a corpus of more than REFERENCES texts, neighbours are looked for among so many of them, evenly taken in the order of
-their keys, which are digests: a sample at random. Time then grows with the texts, not with their square.
+In a corpus of more than REFERENCES texts, neighbours are searched among a sample of that size. The sample is evenly
+spaced in key order, and keys are digests, so it is random. Time then grows with the texts, not with their square.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFERENCES = 131_072
 CLOSEST = 5
 
 AS_GOOD_AS_EQUAL = 1e-3
-"""A distance: of texts that lie closer than that, none is told from another."""
+"""Distance below which texts are not distinguished."""
 
 
 def nearest(features: Array, count: int, references: int = REFERENCES) -> Array:
@@ -31,36 +31,34 @@ def nearest(features: Array, count: int, references: int = REFERENCES) -> Array:
 
 
 def density(states: Array, references: int = REFERENCES) -> Array:
-    """How closely others lie around each text: -log of its mean distance, 1 - cosine around the mean of all states, to
-    the CLOSEST others.
-    """
+    """Returns -log of each text's mean distance to the CLOSEST others: 1 - cosine around the mean of all states."""
     similarity = _nearest(side_by_side([states]), CLOSEST, references)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
-    found: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
-    return found
+    log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+    return log_density
 
 
 def _nearest(features: Array, count: int, references: int) -> tuple[Array, Array]:
-    """Their places and their similarities."""
+    """Returns the neighbours' places and similarities."""
     states = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
     texts = len(states)
     among = torch.arange(texts) if texts <= references else torch.arange(references) * texts // references
     others = states[among].T
     count = min(count, len(among) - 1)
-    found = np.empty((texts, max(0, count)), np.int64)
-    alike = np.empty(found.shape, np.float32)
+    places = np.empty((texts, max(0, count)), np.int64)
+    alike = np.empty(places.shape, np.float32)
     for start in range(0, texts if count > 0 else 0, BLOCK):
         similarity = states[start : start + BLOCK] @ others
         itself = (among >= start) & (among < start + len(similarity))
         similarity[among[itself] - start, itself.nonzero().squeeze(1)] = -2.0
         closest = similarity.topk(count, dim=1)
-        found[start : start + BLOCK] = among[closest.indices].numpy()
+        places[start : start + BLOCK] = among[closest.indices].numpy()
         alike[start : start + BLOCK] = closest.values.numpy()
-    return found, alike
+    return places, alike
 
 
 def smoothed(signal: Array, near: Array) -> Array:
-    """Of each text and teacher, the mean over the text's neighbours; a text without any keeps its own."""
+    """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
     return signal[near].mean(axis=1) if near.shape[1] else signal
 
 
@@ -72,5 +70,5 @@ def side_by_side(spaces: Sequence[Array]) -> Array:
 
 def _of_length_1(states: Array) -> Array:
     length = np.linalg.norm(states, axis=1, keepdims=True)
-    found: Array = states / np.where(length > 0, length, 1)
-    return found
+    unit_states: Array = states / np.where(length > 0, length, 1)
+    return unit_states

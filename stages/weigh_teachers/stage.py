@@ -48,7 +48,7 @@ class WeighTeachers(Stage):
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
         features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_encoder else {}
-        return Identity({"targets": said_of(targets)}, inputs, features)
+        return Identity({"targets": weight_settings(targets)}, inputs, features)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("weights", folder)]
@@ -109,8 +109,8 @@ def weights_of(run: Run) -> pa.Table:
     return run.cache["weights"][1]
 
 
-def said_of(targets: Targets) -> dict[str, Any]:
-    """Of the targets section, what weights depend on; confidences and their temperature are what is fallen back on."""
+def weight_settings(targets: Targets) -> dict[str, Any]:
+    """Returns the target settings that weights depend on; the fallback uses confidences and their temperature."""
     fields = {"teacher_weights", "weight_signal", "uncertainty", "temperature"}
     if targets.looks_at_neighbours:
         fields |= {"neighbours"} if targets.weight_signal == "all" else {"neighbours", "smoothing_rounds"}

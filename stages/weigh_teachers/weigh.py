@@ -1,8 +1,8 @@
-"""From signals to weights: made comparable, smoothed over neighbours, and not believed where they should not be.
+"""Computes teacher weights from signals: makes them comparable, smooths them over neighbours, drops unreliable ones.
 
-What is looked at is seen in the signals alone. Kinds that agree are believed, a kind that does not is left out; of a
-single signal, where one teacher is sure the others should not be. A text's signal should be its neighbours' too. Where
-nothing is left to believe, MUKA's own weights are taken. What was found and done is said, and stands in the manifest.
+All checks use the signals alone. Evidence that does not correlate with the rest is dropped. A single kind of evidence
+must be exclusive: high for one teacher, low for the others. A text's signal should correlate with its neighbours'.
+Without usable evidence the weights are MUKA's own. Notes and the manifest report the checks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from amalgam.stages.weigh_teachers.evidence import (
     AGREEING,
     WeighInputs,
     agreement,
+    contradicting,
     correlation,
     kinds,
     predictions,
     provenance,
     read_states,
-    speaking_against,
     together,
 )
 from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
@@ -49,20 +49,20 @@ def weigh(inputs: WeighInputs) -> tuple[pa.Table, dict[str, Any]]:
     answered = predictions(inputs)
     signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(inputs, answered, facts)
     if signal is None:
-        found = by_confidence(answered["confidence"], targets.temperature)
+        weights = by_confidence(answered["confidence"], targets.temperature)
     else:
-        found = weighed(signal, targets.teacher_weights, facts, shares)
+        weights = weighed(signal, targets.teacher_weights, facts, shares)
     teachers = inputs.teachers
-    values = pa.array(found.weights.astype(np.float32).reshape(-1))
+    values = pa.array(weights.weights.astype(np.float32).reshape(-1))
     columns = [inputs.keys(), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
-    facts["shares"] = dict(zip(teachers, found.shares.round(4).tolist(), strict=True))
+    facts["shares"] = dict(zip(teachers, weights.shares.round(4).tolist(), strict=True))
     return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
 
 def _of_all(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
-    """The signal, and the teachers' shares of the texts where they are known."""
+    """Returns the signal, and the teachers' shares of the texts if provenance determines them."""
     features, states = inputs.read_features(), read_states(inputs)
-    kept = agreed(kinds(inputs, answered, features, states), facts)
+    kept = agreeing_kinds(kinds(inputs, answered, features, states), facts)
     if kept is None:
         return None, None
     written = provenance(inputs)
@@ -85,19 +85,17 @@ def _of_one(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array
     smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothing_rounds)
     if facts["coherence"] < COHERENT and signal.shape[1] > 1:
         facts["notes"].append(
-            f"neighbouring texts say nothing of a text's teacher (correlation {facts['coherence']:.2f}): "
-            "each text's own signal was taken"
+            f"neighbouring texts do not predict a text's teacher (correlation {facts['coherence']:.2f}): "
+            "each text's own signal was used"
         )
         return signal, None
     return smooth, None
 
 
-def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
-    """The kinds that agree; None where there are no two of them. The one that agrees least goes first, so that it is no
-    judge of the others.
-    """
-    kept, facts["agreement"] = dict(found), {}
-    if next(iter(found.values())).shape[1] == 1:
+def agreeing_kinds(evidence: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
+    """Returns the kinds that agree, or None if fewer than two do; drops the kind that agrees least, then repeats."""
+    kept, facts["agreement"] = dict(evidence), {}
+    if next(iter(evidence.values())).shape[1] == 1:
         return kept
     while len(kept) > 1:
         values = agreement(kept)
@@ -105,29 +103,29 @@ def agreed(found: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | No
         least = min(values, key=values.__getitem__)
         if values[least] >= AGREEING:
             facts["notes"] += [
-                f"what {kind} say of the teachers agrees too little with the rest ({value:.2f}): they were left out"
+                f"{kind} correlate too little with the other evidence for the teachers ({value:.2f}): they were dropped"
                 for kind, value in facts["agreement"].items()
                 if kind not in kept
             ]
             return kept
         del kept[least]
-    told = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
+    correlations = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
     facts["notes"].append(
-        f"answers, states and names do not agree on the teachers ({told}): each text's own confidences were taken, "
-        "as muka does"
+        f"answers, states and names do not agree on the teachers ({correlations}): each text's own confidences were "
+        "used, as muka does"
     )
     return None
 
 
 def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> Mapping[str, Array]:
-    """Judged by the kinds that agree, and no judge of them: a text written towards a teacher may be about nothing."""
+    """Adds provenance if it agrees with the kept kinds; it cannot drop them, since a text may miss its class."""
     value = agreement({"provenance": written}, kept)["provenance"]
     facts["agreement"]["provenance"] = round(value, 4)
     if value >= AGREEING:
         return {**kept, "provenance": written}
     facts["notes"].append(
-        f"the teachers that texts were written for agree too little with what else speaks for teachers ({value:.2f}): "
-        "they were left out"
+        f"the teachers that texts were generated for correlate too little with the other evidence ({value:.2f}): "
+        "they were dropped"
     )
     return kept
 
@@ -135,28 +133,29 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 def smooth_over_neighbours(
     kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
 ) -> Array:
-    """The kinds together, each beside its mean over the neighbours that are worth it.
+    """Returns the sum of the kinds, each with its mean over the neighbours where that improves it.
 
-    Noise of one kind is not that of another. So where what a kind says of a text and of its neighbours foretells the
-    other kinds better than what it says of the text alone, the neighbours are like the text; each kind takes the
-    neighbourhood that does so best for it.
+    The noise of two kinds is independent. A kind uses the neighbourhood with which it predicts the other kinds best, or
+    none if the text alone does.
     """
     near = _neighbourhoods(spaces, count) if next(iter(kept.values())).shape[1] > 1 else {}
-    found = {kind: _in_the_best(kind, kept, near) for kind in kept}
-    facts["neighbours"] = {kind: where for kind, (_, where, _) in found.items()}
+    smoothed_kinds = {kind: _in_the_best(kind, kept, near) for kind in kept}
+    facts["neighbours"] = {kind: where for kind, (_, where, _) in smoothed_kinds.items()}
     facts["foretold"] = {
-        kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(found[kind][2], 4)}
+        kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(smoothed_kinds[kind][2], 4)}
         for kind, own in kept.items()
     }
-    against = speaking_against(kept)
+    against = contradicting(kept)
     facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
-    heard = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
-    return standard(np.sum([heard.get(kind, 1.0) * standard(one) for kind, (one, _, _) in found.items()], axis=0))
+    factors = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
+    weighted = [factors.get(kind, 1.0) * standard(signal) for kind, (signal, _, _) in smoothed_kinds.items()]
+    return standard(np.sum(weighted, axis=0))
 
 
 def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
     return [
-        f"teacher {teacher}: what its {kind} say is higher where others are right ({value:.2f}), and was heard half"
+        f"teacher {teacher}: its evidence from {kind} is higher where others are right ({value:.2f}); "
+        "its weight was halved"
         for kind, values in against.items()
         for teacher, value in zip(teachers, values, strict=True)
         if value > AGAINST
@@ -164,15 +163,15 @@ def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]
 
 
 def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    neighbourhoods: dict[str, Array] = {}
     for space, states in spaces.items() if count else ():
         near = nearest(states if isinstance(states, np.ndarray) else side_by_side(states), count)
-        found |= {f"{width} by {space}": near[:, :width] for width in sorted({max(1, count // PART), count})}
-    return found
+        neighbourhoods |= {f"{width} by {space}": near[:, :width] for width in sorted({max(1, count // PART), count})}
+    return neighbourhoods
 
 
 def _in_the_best(kind: str, kept: Mapping[str, Array], near: Mapping[str, Array]) -> tuple[Array, str, float]:
-    """Its signal there, which it is, and how well others are foretold."""
+    """Returns the kind's signal with its best neighbourhood, the neighbourhood, and its agreement with the others."""
     tried = [("none", kept[kind])]
     tried += [(where, together([kept[kind], smoothed(kept[kind], those)])) for where, those in near.items()]
     judged = [(signal, where, agreement({kind: signal}, kept)[kind]) for where, signal in tried]
@@ -180,13 +179,13 @@ def _in_the_best(kind: str, kept: Mapping[str, Array], near: Mapping[str, Array]
 
 
 def exclusive(signal: Array, facts: Facts) -> Array | None:
-    """None where the one signal does not tell teachers apart."""
+    """Returns the signal, or None if it does not separate the teachers."""
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
         return signal
     facts["notes"].append(
-        f"where one teacher is sure the others are no less so (exclusion {facts['exclusion']:.2f}): signals do "
-        "not tell teachers apart here, and each text's own confidences were taken, as muka does"
+        f"the signals do not separate the teachers (exclusion {facts['exclusion']:.2f}): each text's own confidences "
+        "were used, as muka does"
     )
     return None
 
@@ -202,7 +201,7 @@ def exclusion(signal: Array) -> float:
 
 
 def written_shares(written: Array | None) -> Array | None:
-    """Of texts that were written for a teacher each: how many for which."""
+    """Returns the fraction of texts generated for each teacher."""
     many = None if written is None else (written > 0).sum(axis=0)
     return many / many.sum() if many is not None and many.all() else None
 
@@ -210,9 +209,9 @@ def written_shares(written: Array | None) -> Array | None:
 def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) -> TeacherWeights:
     if how == "standardised" or signal.shape[1] == 1:
         return standardised(signal)
-    found = mixture(signal, shares)
-    facts["separation"] = found.separation
-    return found
+    weights = mixture(signal, shares)
+    facts["separation"] = weights.separation
+    return weights
 
 
 def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:

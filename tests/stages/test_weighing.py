@@ -15,8 +15,8 @@ from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
     agreement,
+    contradicting,
     of_states,
-    speaking_against,
     together,
 )
 from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
@@ -24,7 +24,7 @@ from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_s
 from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
-    agreed,
+    agreeing_kinds,
     downweighted,
     exclusion,
     over_neighbours,
@@ -174,7 +174,7 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     right = np.random.default_rng(0).choice(3, 4000, p=[0.4, 0.35, 0.25])
     evidence = views(right, noise=[0.7, 0.8, 0.9])
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed(evidence, facts)
+    kept = agreeing_kinds(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
     signal = together(list(kept.values()))
@@ -187,7 +187,7 @@ def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
     evidence = views(right, noise=[0.8, 0.8])
     random = np.random.default_rng(1).normal(size=(4000, 2))
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed({**evidence, "names": random}, facts)
+    kept = agreeing_kinds({**evidence, "names": random}, facts)
     assert kept is not None
     assert "names" in facts["notes"][0]
     assert set(kept) == set(evidence)
@@ -211,13 +211,13 @@ def test_provenance_of_meaningless_texts_is_ignored() -> None:
     facts: dict[str, Any] = {"notes": [], "agreement": {}}
     assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)]), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
-    assert "were left out" in facts["notes"][0]
+    assert "dropped" in facts["notes"][0]
 
 
 def test_evidence_that_does_not_agree_is_not_used() -> None:
     random = np.random.default_rng(1)
     facts: dict[str, Any] = {"notes": []}
-    assert agreed({kind: random.normal(size=(2000, 3)) for kind in "abc"}, facts) is None
+    assert agreeing_kinds({kind: random.normal(size=(2000, 3)) for kind in "abc"}, facts) is None
     assert "as muka does" in facts["notes"][0]
 
 
@@ -229,7 +229,7 @@ def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
 
 
 def test_one_teacher_alone_agrees_with_itself() -> None:
-    assert agreed({kind: np.arange(4.0)[:, None] for kind in "abc"}, {"notes": []}) is not None
+    assert agreeing_kinds({kind: np.arange(4.0)[:, None] for kind in "abc"}, {"notes": []}) is not None
 
 
 def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
@@ -244,7 +244,7 @@ def test_anti_correlated_evidence_of_a_teacher_is_downweighted() -> None:
     right = random.choice(2, 6000)
     sure = random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]
     kept = {"answers": sure, "states": views(right, noise=[0.7])["0"]}
-    against = speaking_against(kept)
+    against = contradicting(kept)
     assert against["answers"][0] > AGAINST
     assert max(against["states"].max(), against["answers"][1]) < 0
     facts: dict[str, Any] = {}
@@ -260,7 +260,7 @@ def test_evidence_of_label_names_is_never_downweighted() -> None:
     random = np.random.default_rng(1)
     right = random.choice(2, 6000)
     kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
-    assert set(speaking_against(kept)) == {"states"}
+    assert set(contradicting(kept)) == {"states"}
     assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {}), together(list(kept.values())))
 
 
@@ -386,7 +386,7 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
     noise = {name: random.normal(size=(8000, 2)) for name in ("names", "more")}
     assert max(agreement({**evidence, **noise}).values()) < AGREEING
     facts: dict[str, Any] = {"notes": []}
-    kept = agreed({**noise, **evidence}, facts)
+    kept = agreeing_kinds({**noise, **evidence}, facts)
     assert kept is not None
     assert set(kept) == set(evidence)
     assert len(facts["notes"]) == 2

@@ -1,4 +1,4 @@
-"""Optional stage: fits Gaussians to each teacher's states, to measure how far a text lies from them."""
+"""Optional stage: fits Gaussians to each teacher's states, to measure how far a text is from them."""
 
 HELP = "Optional: fit statistics of each teacher's own texts, to score how foreign a text is."
 EXAMPLES = (

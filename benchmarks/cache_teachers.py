@@ -343,7 +343,7 @@ def price(bench: Bench, length: int, options: argparse.Namespace, dtype: str) ->
     same = Bench(
         bench.teacher,
         bench.reference,
-        [Tokens(row_ids, np.zeros(length, np.int32), cut=False) for row_ids in ids],
+        [Tokens(row_ids, np.zeros(length, np.int32), truncated=False) for row_ids in ids],
         [i.to_bytes(16, "big") for i in range(count)],
         bench.passes,
         bench.budget,

@@ -227,7 +227,7 @@ def build_teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
 def _text(random: np.random.Generator, length: int, vocabulary: int = 200) -> Tokens:
     ids = random.integers(5, vocabulary, int(length), dtype=np.int32)
     ids[[0, -1]] = 2, 3
-    return Tokens(ids, None, cut=False)
+    return Tokens(ids, None, truncated=False)
 
 
 def _answers(teacher: Teacher, tokens: list[Tokens], keys: list[bytes]) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""Texts to token ids, with one tokenizer and one limit: the same call for a teacher and for the student.
+"""Encodes texts as token ids with one tokenizer and one limit, in the same way for teachers and the student.
 
-Rows of ids are stored end to end in one array: a text costs its ids and an offset, and no object of its own.
+Rows of ids are stored end to end in one array: each text takes its ids and one offset, and no object.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Whole = NDArray[np.integer[Any]]
 class Tokens:
     ids: Whole
     type_ids: Whole | None
-    cut: bool
-    """The text was longer than the limit."""
+    truncated: bool
+    """Whether the text was longer than the limit."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -29,7 +29,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged(Sequence[Whole]):
-    """Rows of any length, end to end; row i is a view of values[offsets[i]:offsets[i + 1]]."""
+    """Stores rows of any length end to end; row i is a view of values[offsets[i]:offsets[i + 1]]."""
 
     values: Whole
     offsets: NDArray[np.int64]
@@ -66,7 +66,7 @@ class Ragged(Sequence[Whole]):
         return Ragged(self.values[places], offsets)
 
     def padded(self, rows: NDArray[np.integer[Any]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """These rows as a matrix, each filled up on the right; and where it holds them."""
+        """Returns these rows as a matrix, padded on the right with `fill`, and the mask of their values."""
         taken = self.take(rows)
         lengths = taken.lengths
         token_mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
@@ -77,11 +77,11 @@ class Ragged(Sequence[Whole]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows(Sequence[Tokens]):
-    """The tokens of many texts, as columns."""
+    """Stores the tokens of many texts as columns."""
 
     ids: Ragged
     type_ids: Ragged | None
-    cut: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,67 +93,70 @@ class TokenRows(Sequence[Tokens]):
     def __getitem__(self, row: int | slice) -> Tokens | TokenRows:
         if isinstance(row, slice):
             return self.take(np.arange(len(self))[row])
-        return Tokens(self.ids[row], None if self.type_ids is None else self.type_ids[row], bool(self.cut[row]))
+        return Tokens(self.ids[row], None if self.type_ids is None else self.type_ids[row], bool(self.truncated[row]))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         return self.ids.lengths
 
     def take(self, rows: Any) -> TokenRows:
-        """`rows`: their places."""
+        """Returns the texts with these row numbers."""
         places = np.asarray(rows, np.int64)
         types = None if self.type_ids is None else self.type_ids.take(places)
-        return TokenRows(self.ids.take(places), types, self.cut[places])
+        return TokenRows(self.ids.take(places), types, self.truncated[places])
 
 
 def join(parts: Iterable[TokenRows]) -> TokenRows:
-    """One after the other; all with token types, or none."""
+    """Joins the parts in order; all of them have token types, or none has."""
     token_rows = list(parts)
     types = [part.type_ids for part in token_rows if part.type_ids is not None]
-    cut = np.concatenate([part.cut for part in token_rows] or [np.zeros(0, bool)])
-    return TokenRows(_joined([part.ids for part in token_rows]), _joined(types) if types else None, cut)
+    truncated = np.concatenate([part.truncated for part in token_rows] or [np.zeros(0, bool)])
+    return TokenRows(_joined([part.ids for part in token_rows]), _joined(types) if types else None, truncated)
 
 
-def gives_types(tokenizer: Any, *, types: bool) -> bool:
+def uses_token_types(tokenizer: Any, *, types: bool) -> bool:
     return types and "token_type_ids" in tokenizer.model_input_names
 
 
 def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
-    """Special tokens included, cut to `limit` (of a pair the longer text first), whatever the tokenizer's own limit."""
-    types = gives_types(tokenizer, types=types)
+    """Returns token ids with special tokens, truncated to `limit` tokens (of a pair the longer text first).
+
+    The tokenizer's own limit is ignored.
+    """
+    types = uses_token_types(tokenizer, types=types)
     if not texts:
         return _rows([], [] if types else None, [])
-    if speaks_plainly(tokenizer):
-        return _encode_plainly(tokenizer, texts, limit, types=types)
+    if has_fast_backend(tokenizer):
+        return _encode_by_backend(tokenizer, texts, limit, types=types)
     return _encode_by_call(tokenizer, texts, limit, types=types)
 
 
-def speaks_plainly(tokenizer: Any) -> bool:
+def has_fast_backend(tokenizer: Any) -> bool:
     """Returns whether the tokenizer's Rust backend, called directly, gives the same tokens as the tokenizer."""
-    from transformers import PreTrainedTokenizerFast as Plain
+    from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)
-    return isinstance(tokenizer, Plain) and all(
-        getattr(kind, name) is getattr(Plain, name) for name in ("__call__", "_encode_plus")
+    return isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+        getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus")
     )
 
 
-def _encode_plainly(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
-    """On all cores, without the characters' offsets and without a Python list for a text."""
+def _encode_by_backend(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
+    """Encodes on all cores, without character offsets and without a Python list per text."""
     backend = tokenizer.backend_tokenizer
     pairs = len(texts[0]) > 1
-    cutting = {"max_length": limit, "stride": 0, "strategy": "longest_first" if pairs else "only_first"}
-    cutting["direction"] = tokenizer.truncation_side
-    if backend.truncation != cutting:
-        backend.enable_truncation(**cutting)
+    truncation = {"max_length": limit, "stride": 0, "strategy": "longest_first" if pairs else "only_first"}
+    truncation["direction"] = tokenizer.truncation_side
+    if backend.truncation != truncation:
+        backend.enable_truncation(**truncation)
     if backend.padding is not None:
         backend.no_padding()
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         backend.encode_special_tokens = tokenizer.split_special_tokens
     encoded = backend.encode_batch_fast([text if pairs else text[0] for text in texts], add_special_tokens=True)
-    # Only a text that fills the limit can have been cut, and reading the cut part is slow.
-    cut = [len(one) >= limit and bool(one.overflowing) for one in encoded]
-    return _rows([one.ids for one in encoded], [one.type_ids for one in encoded] if types else None, cut)
+    # Only a text that fills the limit can be truncated, and reading the overflow is slow.
+    truncated = [len(one) >= limit and bool(one.overflowing) for one in encoded]
+    return _rows([one.ids for one in encoded], [one.type_ids for one in encoded] if types else None, truncated)
 
 
 def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
@@ -161,19 +164,19 @@ def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int
     options: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
     if types:
         options["return_token_type_ids"] = True
-    cutting = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
-    encoded = tokenizer(*fields, **options, **cutting)
+    truncation = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
+    encoded = tokenizer(*fields, **options, **truncation)
     if encoded.encodings is not None:
-        cut = [bool(one.overflowing) for one in encoded.encodings]
-    else:  # a tokenizer in Python does not report cuts
-        cut = [len(whole) > limit for whole in tokenizer(*fields, **options)["input_ids"]]
-    return _rows(encoded["input_ids"], encoded.get("token_type_ids") if types else None, cut)
+        truncated = [bool(one.overflowing) for one in encoded.encodings]
+    else:  # a tokenizer in Python does not report truncation
+        truncated = [len(whole) > limit for whole in tokenizer(*fields, **options)["input_ids"]]
+    return _rows(encoded["input_ids"], encoded.get("token_type_ids") if types else None, truncated)
 
 
-def _rows(ids: list[list[int]], types: list[list[int]] | None, cut: list[bool]) -> TokenRows:
-    """Types are small numbers: a byte each."""
+def _rows(ids: list[list[int]], types: list[list[int]] | None, truncated: list[bool]) -> TokenRows:
+    """Builds the columns; token types are small numbers and take one byte each."""
     return TokenRows(
-        _ragged(ids, np.int32), None if types is None else _ragged(types, np.int8), np.array(cut, np.bool_)
+        _ragged(ids, np.int32), None if types is None else _ragged(types, np.int8), np.array(truncated, np.bool_)
     )
 
 

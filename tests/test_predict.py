@@ -15,7 +15,7 @@ import pytest
 
 from amalgam.data.keys import text_key
 from amalgam.stages.app.student import predict as predict_module
-from amalgam.stages.common.models.output_folder import MARK
+from amalgam.stages.common.models.output_folder import METADATA
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
 
 TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]
@@ -74,9 +74,9 @@ def test_explain_sums_what_each_teachers_labels_hold(desk: Workspace, right: dic
 
 def test_a_label_that_two_teachers_share_counts_for_each(desk: Workspace, tmp_path: Path) -> None:
     shutil.copytree(desk.folder / "students/student", tmp_path / "student")
-    mark = json.loads((tmp_path / "student" / MARK).read_text())
+    mark = json.loads((tmp_path / "student" / METADATA).read_text())
     mark["teachers"] = {"one": ["banking", "law"], "other": ["law"]}
-    (tmp_path / "student" / MARK).write_text(json.dumps(mark))
+    (tmp_path / "student" / METADATA).write_text(json.dumps(mark))
     [entry] = desk(
         "predict", TEXTS[1], "--explain", "--json", "--top", "99", "--student", str(tmp_path / "student")
     ).json
@@ -159,7 +159,7 @@ def taken(desk: Workspace) -> None:
 
 def unmarked(desk: Workspace) -> None:
     shutil.copytree(desk.folder / "students/student", desk.folder / "bare", dirs_exist_ok=True)
-    (desk.folder / "bare" / MARK).unlink(missing_ok=True)
+    (desk.folder / "bare" / METADATA).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(desk: Workspace, monkeypatch
 
 
 def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training(workspace: Workspace) -> None:
-    path = workspace.folder / "students/student" / MARK
+    path = workspace.folder / "students/student" / METADATA
     mark = json.loads(path.read_text())
     path.write_text(json.dumps({"fingerprint": mark["fingerprint"]}))
     weights = (workspace.folder / "students/student/model.safetensors").stat().st_ino

@@ -14,12 +14,12 @@ import yaml
 from huggingface_hub import constants
 
 from amalgam.stages.app.student.push import CardInfo, card
-from amalgam.stages.common.models.output_folder import MARK
+from amalgam.stages.common.models.output_folder import METADATA
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace
 
 NAME = "me/desk"
-FILES = {MARK, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 
 
 @pytest.fixture(scope="module")

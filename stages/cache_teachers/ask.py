@@ -78,7 +78,7 @@ def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, pas
     columns: dict[str, Any] = {
         "key": pa.array(keys, pa.binary(16)),
         "tokens": pa.array(tokens.lengths, pa.int32()),
-        "cut": pa.array(tokens.cut),
+        "cut": pa.array(tokens.truncated),
     }
     sizes: dict[str, int] = {}
     schema = list(CACHE_TEXTS)

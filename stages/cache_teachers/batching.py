@@ -197,7 +197,7 @@ def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
         "first": request.first,
         "last": request.last,
         "rows": len(tokenized.keys),
-        "cut": int(tokenized.tokens.cut.sum()),
+        "cut": int(tokenized.tokens.truncated.sum()),
         "tokens": tokenized.total,
         "device": str(teacher.device),
         "halved_launches": teacher.oom_splits,

@@ -15,7 +15,7 @@ import numpy as np
 
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
-from amalgam.data.tokens import Ragged, TokenRows, encode, gives_types, speaks_plainly
+from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.versions import library_versions
@@ -33,7 +33,7 @@ def tokens_of(  # noqa: PLR0913 - each a separate input of the tokens
     store: Store, console: Console, bucket: Bucket, tokenizer: Any, *, digest: str, limit: int, types: bool
 ) -> TokenRows:
     """Returns the bucket's tokens, row by row; `digest` is that of tokenizer_digest."""
-    types = gives_types(tokenizer, types=types)
+    types = uses_token_types(tokenizer, types=types)
     folder = store.folder(ROOM, fingerprint([VERSION, digest, limit, types]))
     name = bucket.file.sha256[:20]
     record = store.record(folder / f"{name}.json")
@@ -51,7 +51,7 @@ def tokens_of(  # noqa: PLR0913 - each a separate input of the tokens
 def tokenizer_digest(tokenizer: Any, files: ModelFiles) -> str:
     """Returns a digest of the tokenizer's behaviour; without a JSON backend, of all files of its model."""
     kind = type(tokenizer)
-    if not speaks_plainly(tokenizer):
+    if not has_fast_backend(tokenizer):
         return fingerprint([kind.__module__, kind.__qualname__, files.digest, version("transformers")])
     # `encode` sets truncation and padding itself.
     backend = {**json.loads(tokenizer.backend_tokenizer.to_str()), "truncation": None, "padding": None}
@@ -85,7 +85,7 @@ def token_table(tokens: TokenRows) -> Any:
         for name, rows in columns.items()
     }
     schema = arrow_schema([*TOKENS, *(TOKEN_TYPES if tokens.type_ids else [])])
-    return pa.table({**arrays, "cut": pa.array(tokens.cut)}, schema=schema)
+    return pa.table({**arrays, "cut": pa.array(tokens.truncated)}, schema=schema)
 
 
 def _read(path: Path) -> TokenRows:

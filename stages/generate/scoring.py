@@ -51,7 +51,7 @@ class Tokenization:
         room = self.teacher.limit - len(before) - len(after)
         row = np.array([*before, *ids[:room], *after], np.int32)
         types = np.full(len(row), token_type, np.int8) if token_type is not None else None
-        return Tokens(row, types, cut=len(ids) > room)
+        return Tokens(row, types, truncated=len(ids) > room)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         ids = self._cached.get(text)

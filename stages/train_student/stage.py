@@ -23,7 +23,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
-from amalgam.stages.common.models.output_folder import check_place, place
+from amalgam.stages.common.models.output_folder import check_target, publish_folder
 from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.states.load import states_of
 from amalgam.stages.common.training.learner import WeightedKL
@@ -65,7 +65,7 @@ class TrainStudent(Stage):
         return ("read-corpus", *trained, *states, *statistics, targets_stage)
 
     def resolve_inputs(self, run: Run) -> None:
-        check_place(run.base, "students", run.experiment.student.name)
+        check_target(run.base, "students", run.experiment.student.name)
         encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
@@ -124,7 +124,9 @@ class TrainStudent(Stage):
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
             "max_tokens": student.max_tokens,
         }
-        placed = place(student_folder(run), run.base, "students", student.name, run.fingerprint(self.name), about)
+        placed = publish_folder(
+            student_folder(run), run.base, "students", student.name, run.fingerprint(self.name), about
+        )
         if fresh:
             facts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
@@ -185,7 +187,7 @@ def _text_training(run: Run) -> StudentTraining:
         objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence),
         score,
         _settings(run, float(facts["student_temperature"])),
-        {"selected_by": selected_by, "labels": facts["labels"], "cut": data.cut, "texts": len(data.learn)},
+        {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)},
     )
 
 

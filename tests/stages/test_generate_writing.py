@@ -193,7 +193,7 @@ def test_a_reader_gives_the_tokens_that_the_tokenizer_would(kind: str) -> None:
     for text in ("word1", "word1 word2", " word3  word4 ", "word5, word6\nword7 !", "word8 " * 40, "unheard of"):
         [whole] = teacher.tokenise([(text,)])
         assert tokenization.tokens(text).ids.tolist() == whole.ids.tolist()
-        assert tokenization.tokens(text).cut == whole.cut
+        assert tokenization.tokens(text).truncated == whole.truncated
 
 
 def test_a_tokenizer_that_looks_across_words_is_asked_for_whole_texts() -> None:

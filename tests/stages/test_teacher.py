@@ -29,7 +29,7 @@ def test_a_long_text_is_cut_to_the_limit_whatever_the_tokenizers_own_limit() -> 
     teacher = teacher_of()
     assert teacher.tokenizer.model_max_length > 10**20
     short, exact, long = teacher.tokenise([(words(3),), (words(8),), (words(9),)])
-    assert [(len(one), one.cut) for one in (short, exact, long)] == [(5, False), (10, False), (10, True)]
+    assert [(len(one), one.truncated) for one in (short, exact, long)] == [(5, False), (10, False), (10, True)]
     assert long.ids.tolist() == exact.ids.tolist()
     assert long.ids.dtype == np.int32
 
@@ -37,7 +37,7 @@ def test_a_long_text_is_cut_to_the_limit_whatever_the_tokenizers_own_limit() -> 
 def test_of_a_pair_the_longer_text_is_cut_first() -> None:
     teacher = teacher_of(limit=12)
     [tokens] = teacher.tokenise([(words(20), words(3, first=50))])
-    assert tokens.cut
+    assert tokens.truncated
     assert tokens.type_ids is not None
     assert (tokens.type_ids == 0).sum() == 1 + 6 + 1
     assert (tokens.type_ids == 1).sum() == 3 + 1
@@ -121,7 +121,7 @@ def test_a_python_tokenizer_reports_truncated_texts() -> None:
 
     teacher = teacher_of()
     teacher.tokenizer = Slow(teacher.tokenizer)
-    assert [one.cut for one in teacher.tokenise([(words(8),), (words(9),)])] == [False, True]
+    assert [one.truncated for one in teacher.tokenise([(words(8),), (words(9),)])] == [False, True]
 
 
 def test_one_token_vocabulary_without_special_tokens_works() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.data.tokens import Ragged, TokenRows, encode, join, speaks_plainly
+from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, join
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common import token_cache as token_store
@@ -65,7 +65,7 @@ def made_anew(run: Run, limit: int = 32) -> TokenRows:
 def assert_same(one: TokenRows, other: TokenRows) -> None:
     assert np.array_equal(one.ids.values, other.ids.values)
     assert np.array_equal(one.ids.offsets, other.ids.offsets)
-    assert np.array_equal(one.cut, other.cut)
+    assert np.array_equal(one.truncated, other.truncated)
     assert (one.type_ids is None) == (other.type_ids is None)
     if one.type_ids is not None and other.type_ids is not None:
         assert np.array_equal(one.type_ids.values, other.type_ids.values)
@@ -85,7 +85,7 @@ def test_kept_tokens_are_the_very_ones_the_tokenizer_gives(
     assert_same(tokens_of_training(run, limit), anew)
     monkeypatch.setattr(token_store, "encode", no_tokenizer)
     assert_same(tokens_of_training(opened(workspace), limit), anew)
-    assert anew.cut.any() == (limit == 5)
+    assert anew.truncated.any() == (limit == 5)
 
 
 def test_a_second_student_with_the_same_tokenizer_makes_no_token(
@@ -192,7 +192,7 @@ def test_the_fast_backend_gives_the_tokenizers_ids(
 ) -> None:
     tokenizer = word_tokenizer()
     tokenizer.truncation_side, tokenizer.split_special_tokens = side, split
-    assert speaks_plainly(tokenizer)
+    assert has_fast_backend(tokenizer)
     tokenizer(["word1", "word2 word3"], padding=True, truncation=True, max_length=3)  # another's settings do not stay
     tokens = encode(tokenizer, texts, limit, types=True)
     fields = [list(field) for field in zip(*texts, strict=True)]
@@ -201,7 +201,7 @@ def test_the_fast_backend_gives_the_tokenizers_ids(
     assert [one.ids.tolist() for one in tokens] == encoding["input_ids"]
     assert [one.type_ids.tolist() for one in tokens if one.type_ids is not None] == encoding["token_type_ids"]
     whole = tokenizer(*fields)["input_ids"]
-    assert tokens.cut.tolist() == [len(ids) > limit for ids in whole]
+    assert tokens.truncated.tolist() == [len(ids) > limit for ids in whole]
 
 
 def test_ragged_rows_are_taken_and_padded_as_lists_would_be() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
-from amalgam.data.tokens import Ragged, encode, gives_types
+from amalgam.data.tokens import Ragged, encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.app.student.folder import finished_student
@@ -157,7 +157,7 @@ def _padded(ids: Ragged, types: Ragged | None, rows: Sequence[int], pad_id: int)
 
 def _inputs(classifier: Classifier) -> list[str]:
 
-    types = gives_types(classifier.tokenizer, types=classifier.types)
+    types = uses_token_types(classifier.tokenizer, types=classifier.types)
     return ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
 
 

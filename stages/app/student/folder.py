@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.models.output_folder import MARK, read_mark
+from amalgam.stages.common.models.output_folder import METADATA, read_metadata
 from amalgam.stages.methods import PRESETS
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
 def finished_in(folder: Path, fix: str = "run the experiment", *, device: str = "auto") -> StudentFolder:
     if not folder.is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
-    mark = read_mark(folder) or {}
-    most = mark.get("max_tokens")
-    return StudentFolder(folder, _teacher_labels(mark.get("teachers")), most if type(most) is int else None, device)
+    metadata = read_metadata(folder) or {}
+    most = metadata.get("max_tokens")
+    return StudentFolder(folder, _teacher_labels(metadata.get("teachers")), most if type(most) is int else None, device)
 
 
 def _teacher_labels(content: object) -> dict[str, list[str]]:
@@ -64,7 +64,7 @@ def columns_of(finished: StudentFolder, labels: Sequence[str]) -> dict[str, list
     if not finished.teachers:
         raise ModelError(
             "the student's folder lists no labels of its teachers",
-            where=f"no teachers in {finished.folder / MARK}",
+            where=f"no teachers in {finished.folder / METADATA}",
             fix="run `amalgam train-student`, which trains nothing again, or omit --explain",
         )
     place = {label: index for index, label in enumerate(labels)}
@@ -72,7 +72,7 @@ def columns_of(finished: StudentFolder, labels: Sequence[str]) -> dict[str, list
     if strange:
         raise ModelError(
             f"the student lacks the label of a teacher: {shown(strange[0])}",
-            where=str(finished.folder / MARK),
+            where=str(finished.folder / METADATA),
             fix="run `amalgam train-student`, which writes the file again",
         )
     return {teacher: [place[label] for label in own] for teacher, own in finished.teachers.items()}

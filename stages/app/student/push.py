@@ -26,7 +26,7 @@ from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import StudentFolder, finished_student
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents
-from amalgam.stages.common.models.output_folder import read_mark
+from amalgam.stages.common.models.output_folder import read_metadata
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation_if_any
@@ -91,8 +91,8 @@ def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo
     _, run = open_run(config, [], console=Console(quiet=True))
     with working(run):
         plan(STAGES, run)
-    mark = read_mark(finished.folder) or {}
-    if run.results.get("train-student", ("",))[0] != mark.get("fingerprint"):
+    metadata = read_metadata(finished.folder) or {}
+    if run.results.get("train-student", ("",))[0] != metadata.get("fingerprint"):
         why = "the experiment file has changed since this student was trained"
         return CardInfo(info.labels, info.teachers, info.max_tokens, why_not=why)
     experiment = run.experiment
@@ -101,7 +101,7 @@ def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo
         "encoder": _public_name(experiment.student.encoder, run.base),
         "training texts": f"{run.result('train-student').facts['texts']:,}",
         "epochs": str(experiment.student.epochs),
-        "fingerprint": str(mark["fingerprint"]),
+        "fingerprint": str(metadata["fingerprint"]),
     }
     if experiment.teachers or experiment.train_teachers:
         facts["dropout passes per text and teacher"] = str(experiment.cache.passes)

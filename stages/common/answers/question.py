@@ -48,7 +48,7 @@ class Reader:
             rows = rows.take(ask.rows)
         tokens = self._tokens(bucket, rows, ask.rows)
         self.teacher.check(tokens, lambda row: str(rows.column("text")[row]))
-        if self.refuse_long and tokens.cut.any():
+        if self.refuse_long and tokens.truncated.any():
             _refuse_long(rows, tokens, self.resolved)
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
@@ -66,9 +66,9 @@ class Reader:
 
 def _refuse_long(rows: pa.Table, tokens: TokenRows, teacher: ResolvedTeacher) -> None:
 
-    first = int(tokens.cut.argmax())
+    first = int(tokens.truncated.argmax())
     raise DataError(
-        f"{int(tokens.cut.sum())} texts are longer than {teacher.max_tokens} tokens of teacher {teacher.name}",
+        f"{int(tokens.truncated.sum())} texts are longer than {teacher.max_tokens} tokens of teacher {teacher.name}",
         where=f"the first: {shown(rows.column('text')[first].as_py())}",
         fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
     )

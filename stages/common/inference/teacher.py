@@ -122,7 +122,7 @@ class Teacher:
         return int(pad)
 
     def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
-        """Token ids, special tokens included, cut to the limit (the longer text of a pair first)."""
+        """Token ids, special tokens included, truncated to the limit (the longer text of a pair first)."""
         tokens = encode(self.tokenizer, texts, self.limit, types=self.takes_types)
         self.check(tokens, lambda row: texts[row][0])
         return list(tokens)
@@ -245,7 +245,7 @@ class Teacher:
         ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
         [like] = self._probe_tokens([length])
         ids[[0, -1]] = like.ids[[0, -1]]
-        return Tokens(ids, like.type_ids, cut=False)
+        return Tokens(ids, like.type_ids, truncated=False)
 
     def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
         words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))

@@ -15,45 +15,45 @@ from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError
 
-MARK = ".amalgam.json"
+METADATA = ".amalgam.json"
 
 
-def place(  # noqa: PLR0913 - where, and what
-    source: Path, base: Path, room: str, name: str, fingerprint: str, about: Mapping[str, Any] | None = None
+def publish_folder(  # noqa: PLR0913 - source, target and metadata
+    source: Path, base: Path, folder: str, name: str, fingerprint: str, about: Mapping[str, Any] | None = None
 ) -> Path:
-    """Copy `source` to base/room/name, replacing only what an earlier run placed there.
+    """Copies `source` to base/folder/name, and replaces only a folder that amalgam made.
 
-    `about`: facts for users of the model, stored in its metadata file.
+    `about` holds facts for users of the model; they are stored in the metadata file.
     """
-    target = check_place(base, room, name)
-    mark = {"fingerprint": fingerprint, **(about or {})}
-    found = read_mark(target)
-    if found == mark:
+    target = check_target(base, folder, name)
+    metadata = {"fingerprint": fingerprint, **(about or {})}
+    present = read_metadata(target)
+    if present == metadata:
         return target
-    aside = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
-    if found is not None and found["fingerprint"] == fingerprint:  # the same model with new facts
-        aside.write_text(_as_text(mark), "utf-8")
-        aside.replace(target / MARK)
+    temporary = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
+    if present is not None and present["fingerprint"] == fingerprint:  # the same model with new facts
+        temporary.write_text(_as_text(metadata), "utf-8")
+        temporary.replace(target / METADATA)
         return target
-    shutil.copytree(source, aside)
-    (aside / MARK).write_text(_as_text(mark), "utf-8")
+    shutil.copytree(source, temporary)
+    (temporary / METADATA).write_text(_as_text(metadata), "utf-8")
     if target.exists():
-        old = aside.with_name(aside.name + "-old")
+        old = temporary.with_name(temporary.name + "-old")
         target.rename(old)
-        aside.rename(target)
+        temporary.rename(target)
         shutil.rmtree(old)
     else:
-        aside.rename(target)
+        temporary.rename(target)
     return target
 
 
-def check_place(base: Path, room: str, name: str) -> Path:
-    """Refuses, before any work, a folder that `place` must not replace."""
-    target = base / room / name
+def check_target(base: Path, folder: str, name: str) -> Path:
+    """Returns the target folder; raises an error, before any work, if amalgam did not make the present one."""
+    target = base / folder / name
     _check_inside(target, base)
-    if target.exists() and read_mark(target) is None:
+    if target.exists() and read_metadata(target) is None:
         raise ExperimentError(
-            f"{room}/{name} exists and was not made by amalgam",
+            f"{folder}/{name} exists and was not made by amalgam",
             where=str(target),
             fix="move it away, or choose another name",
         )
@@ -64,20 +64,20 @@ def _check_inside(target: Path, base: Path) -> None:
     root = base.resolve()
     if target.is_symlink() or not target.parent.resolve().is_relative_to(root):
         raise ExperimentError(
-            f"{target.relative_to(base)} leads out of the experiment's folder",
+            f"{target.relative_to(base)} is a link to a folder outside the experiment's folder",
             where=str(target),
             fix="remove the link, or choose another name",
         )
 
 
-def read_mark(folder: Path) -> dict[str, Any] | None:
-    """Returns the metadata that `place` wrote to the folder, or None."""
+def read_metadata(folder: Path) -> dict[str, Any] | None:
+    """Returns the metadata that `publish_folder` wrote to the folder, or None."""
     try:
-        found = json.loads((folder / MARK).read_text("utf-8"))
+        metadata = json.loads((folder / METADATA).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("fingerprint"), str) else None
+    return metadata if isinstance(metadata, dict) and isinstance(metadata.get("fingerprint"), str) else None
 
 
-def _as_text(mark: Mapping[str, Any]) -> str:
-    return json.dumps(mark, ensure_ascii=False) + "\n"
+def _as_text(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, ensure_ascii=False) + "\n"

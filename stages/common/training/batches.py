@@ -98,7 +98,7 @@ def collate(examples: Examples, rows: RowNumbers, pad_id: int) -> dict[str, torc
 class TrainingData:
     learn: Examples
     held_out: Examples | None
-    cut: int
+    truncated: int
     """Number of truncated texts."""
     keys: Array
     """Keys of the texts in `learn`, in their order."""
@@ -129,7 +129,7 @@ def split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, 
     learn = _examples(tokens, targets, weights, np.flatnonzero(~is_held_out))
     rest = _examples(tokens, targets, weights, np.flatnonzero(is_held_out)) if is_held_out.any() else None
     all_keys = np.concatenate(keys) if keys else np.empty(0, "S16")
-    return TrainingData(learn, rest, int(tokens.cut.sum()), all_keys[~is_held_out])
+    return TrainingData(learn, rest, int(tokens.truncated.sum()), all_keys[~is_held_out])
 
 
 def _examples(tokens: TokenRows, targets: Array, weights: Array, rows: Array) -> Examples:

@@ -35,9 +35,6 @@ from amalgam.pipeline.errors import DataError
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 Part = Literal["train", "validation", "test", "teachers", "held-out"]
 
@@ -86,19 +83,6 @@ class PartFacts:
         return cls(**{**value, "buckets": buckets, "files": tuple(value["files"])})
 
 
-@dataclass(frozen=True)
-class Texts:
-    """One bucket, in key order."""
-
-    keys: NDArray[np.bytes_]
-    texts: list[str] | list[tuple[str, str]]
-    labels: list[str | None]
-    ids: list[str | None]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
 def read_part(
     sources: Sequence[Path], corpus: Corpus, *, part: Part, folder: Path, require_label: bool = False
 ) -> PartFacts:
@@ -126,14 +110,6 @@ def read_part(
         buckets=tuple(bucketed.buckets),
         files=tuple(sorted(names)),
     )
-
-
-def read_texts(path: Path) -> Texts:
-    table = read_table(path, [column.name for column in CORPUS])
-    columns = {name: table.column(name).to_pylist() for name in ("text", "text_2", "label", "id")}
-    pairs = bool(columns["text_2"]) and columns["text_2"][0] is not None
-    texts = list(zip(columns["text"], columns["text_2"], strict=True)) if pairs else columns["text"]
-    return Texts(key_array(table.column("key")), texts, columns["label"], columns["id"])
 
 
 def leaks(train: Path, test: Path) -> tuple[int, list[str]]:

@@ -9,26 +9,38 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
-from amalgam.data.demo_words import (
-    ADJECTIVES,
-    ANYWHERE,
-    SHARED_DEEDS,
-    SHARED_PEOPLE,
-    SHARED_PLACES,
-    SHARED_THINGS,
-    TIMES,
-    TOPICS,
-)
 from amalgam.pipeline.errors import ExperimentError
 
 __all__ = ["Part", "generate", "mixture", "topics"]
 
 
 Part = Literal["train", "validation", "test"]
+
+Words = Mapping[str, tuple[str, ...]]
+
+
+def _read_words() -> dict[str, Words]:
+    """Returns the items of each section of demo_words.txt by name."""
+    parser = ConfigParser(delimiters=("=",), interpolation=None)
+    parser.read_string(Path(__file__).with_name("demo_words.txt").read_text("utf-8"))
+    return {
+        name: {key: tuple(" ".join(item.split()) for item in items.split(",")) for key, items in section.items()}
+        for name, section in parser.items()
+        if section
+    }
+
+
+_SECTIONS = _read_words()
+ANYWHERE = _SECTIONS["anywhere"]
+SHARED_WORDS = {kind: _SECTIONS[f"shared {kind}"] for kind in ("people", "deeds", "things", "places")}
+"""By kind: the topics of each shared word."""
+TOPICS = {name: words for name, words in _SECTIONS.items() if name != "anywhere" and not name.startswith("shared ")}
 
 
 # Degree of ambiguity. With these values, a student trained on gold labels reaches about 0.9 accuracy, and the teachers'
@@ -156,11 +168,11 @@ class _Writer:
     def _fill(self, slot: str) -> str:
         match slot:
             case "times":
-                return self._pick(TIMES)
+                return self._pick(ANYWHERE["times"])
             case "adjectives":
-                return self._pick(ADJECTIVES)
+                return self._pick(ANYWHERE["adjectives"])
             case "minds":
-                return self._pick(ANYWHERE.deeds)
+                return self._pick(ANYWHERE["deeds"])
             case "acts":
                 return self._act(self._source())
             case _:
@@ -169,7 +181,7 @@ class _Writer:
     def _act(self, source: str | None) -> str:
         """A deed and its object from one source, so that `the chef fried the onion` and `mentioned the onion`."""
         deed = self._word("deeds", source if self.rng.random() < OWN_DEED else None)
-        adjective = f"{self._pick(ADJECTIVES)} " if self.rng.random() < WITH_ADJECTIVE else ""
+        adjective = self._pick(ANYWHERE["adjectives"]) + " " if self.rng.random() < WITH_ADJECTIVE else ""
         return f"{deed} the {adjective}{self._word('things', source)}"
 
     def _source(self) -> str | None:
@@ -180,10 +192,10 @@ class _Writer:
 
     def _word(self, kind: str, source: str | None) -> str:
         if source is None:
-            return self._pick(getattr(ANYWHERE, kind))
+            return self._pick(ANYWHERE[kind])
         self.on_topic += source == self.topic
         shared = _SHARED[kind][source]
-        return self._pick(shared if self.rng.random() < SHARED else getattr(TOPICS[source], kind))
+        return self._pick(shared if self.rng.random() < SHARED else TOPICS[source][kind])
 
 
 class _Mixer(_Writer):
@@ -202,9 +214,4 @@ def _by_topic(shared: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
     return words
 
 
-_SHARED: dict[str, dict[str, list[str]]] = {
-    "people": _by_topic(SHARED_PEOPLE),
-    "deeds": _by_topic(SHARED_DEEDS),
-    "things": _by_topic(SHARED_THINGS),
-    "places": _by_topic(SHARED_PLACES),
-}
+_SHARED = {kind: _by_topic(words) for kind, words in SHARED_WORDS.items()}

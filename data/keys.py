@@ -31,16 +31,8 @@ def keys_digest(keys: bytes) -> str:
     return sha256(keys).hexdigest()
 
 
-def prefix_of(key: bytes, bits: int) -> str:
-    return prefix_name(int.from_bytes(key[:4], "big") >> (32 - bits), bits)
-
-
 def prefix_name(number: int, bits: int) -> str:
     return format(number, f"0{bits}b") if bits else ALL
-
-
-def prefixes(bits: int) -> list[str]:
-    return [prefix_name(number, bits) for number in range(1 << bits)]
 
 
 def bits_for(rows: int, rows_per_bucket: int = 512, most: int = 13) -> int:

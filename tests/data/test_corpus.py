@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data import corpus as corpus_module
-from amalgam.data.corpus import PartFacts, leaks, read_part, read_texts
-from amalgam.data.keys import bits_for, prefix_of, text_key
-from amalgam.data.parquet import key_list
+from amalgam.data.corpus import PartFacts, leaks, read_part
+from amalgam.data.keys import bits_for, prefix_name, text_key
+from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -59,6 +59,15 @@ def _rows(count: int, seed: int = 0) -> Rows:
     return [(f"id{at:05}", f"text {at} é {draw.random()}", f"label{at % 3}") for at in range(count)]
 
 
+def read_texts(path: Path) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = read_table(path).to_pydict()
+    return columns
+
+
+def _prefix(key: bytes, bits: int) -> str:
+    return prefix_name(int.from_bytes(key[:4], "big") >> (32 - bits), bits)
+
+
 def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
     rows = _rows(1500)
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows), id="id")
@@ -73,9 +82,9 @@ def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
     seen: list[tuple[bytes, str | tuple[str, str], str | None, str | None]] = []
     for bucket in facts.buckets:
         texts = read_texts(tmp_path / "out" / bucket.file)
-        assert len(texts) == bucket.rows
-        assert {prefix_of(key, 2) for key in key_list(texts.keys)} == {bucket.prefix}
-        seen += zip(key_list(texts.keys), texts.texts, texts.labels, texts.ids, strict=True)
+        assert len(texts["key"]) == bucket.rows
+        assert {_prefix(key, 2) for key in texts["key"]} == {bucket.prefix}
+        seen += zip(*(texts[name] for name in ("key", "text", "label", "id")), strict=True)
     assert seen == sorted((text_key([text]), text, label, key) for key, text, label in rows)
     assert facts.texts_digest == sha256(b"".join(key for key, *_ in seen)).hexdigest()
 
@@ -98,7 +107,7 @@ def test_the_files_do_not_depend_on_order_copies_names_or_format(
     assert two == PartFacts.from_json({**one.to_json(), "rows": rows + rows // 2, "duplicates": rows // 2})
     assert 1 << one.bits == buckets
     assert sorted(_bytes(tmp_path / "one")) == sorted(
-        {f"{prefix_of(text_key([text]), one.bits)}.parquet" for text, _ in texts}
+        {f"{_prefix(text_key([text]), one.bits)}.parquet" for text, _ in texts}
     )
 
 
@@ -123,14 +132,14 @@ def test_one_text_twice_is_kept_once_under_its_smallest_id(tmp_path: Path) -> No
     )
     assert (facts.rows, facts.texts, facts.duplicates, facts.conflicts) == (3, 2, 1, 0)
     texts = read_texts(tmp_path / "out" / "all.parquet")
-    assert dict(zip(texts.texts, texts.ids, strict=True)) == {"same": "a", "other": "c"}
+    assert dict(zip(texts["text"], texts["id"], strict=True)) == {"same": "a", "other": "c"}
 
 
 def test_copies_that_disagree_take_the_label_most_of_them_give(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "z"), ("a", "y"), ("b", "q"), ("a", "y"), ("c", ""), ("c", "z")]
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows, ("text", "label")))
     texts = read_texts(tmp_path / "out" / "all.parquet")
-    assert dict(zip(texts.texts, texts.labels, strict=True)) == {"a": "y", "b": "q", "c": "z"}
+    assert dict(zip(texts["text"], texts["label"], strict=True)) == {"a": "y", "b": "q", "c": "z"}
     assert (facts.conflicts, facts.labels) == (2, {"q": 1, "y": 1, "z": 1})
 
 
@@ -154,7 +163,8 @@ def test_the_labels_digest_depends_on_labels_alone(tmp_path: Path) -> None:
 def test_pairs_of_texts_are_pairs_again_when_read(tmp_path: Path) -> None:
     rows = [("a", "b"), ("ab", "c"), ("a", "b")]
     facts = _take(tmp_path / "out", _write(tmp_path / "a.jsonl", rows, ("one", "two")), text=["one", "two"])
-    assert set(read_texts(tmp_path / "out" / "all.parquet").texts) == {("a", "b"), ("ab", "c")}
+    texts = read_texts(tmp_path / "out" / "all.parquet")
+    assert set(zip(texts["text"], texts["text_2"], strict=True)) == {("a", "b"), ("ab", "c")}
     assert facts.duplicates == 1
 
 
@@ -165,7 +175,7 @@ def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_
         source = _write(tmp_path / f"{at}.csv", rows[::order])
         facts.append(_take(tmp_path / str(at), source, limit=limit))
         buckets = [read_texts(tmp_path / str(at) / bucket.file) for bucket in facts[at].buckets]
-        kept.append({text for bucket in buckets for text in bucket.texts})
+        kept.append({text for bucket in buckets for text in bucket["text"]})
     assert _bytes(tmp_path / "0") == _bytes(tmp_path / "1")
     assert [len(texts) for texts in kept] == [600, 600, 1300]
     assert kept[0] < kept[2]

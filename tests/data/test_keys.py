@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import pytest
 
-from amalgam.data.keys import bits_for, overlaps, prefix_of, prefixes, shown, text_key
+from amalgam.data.keys import bits_for, overlaps, prefix_name, shown, text_key
 
 
 def test_the_key_of_a_text_never_changes() -> None:
@@ -25,14 +25,9 @@ def test_half_a_character_is_no_text() -> None:
         text_key(["\ud83d"])
 
 
-def test_a_prefix_is_the_first_bits_of_the_key() -> None:
-    key = bytes([0b01101111, 0b10000000]) + bytes(14)
-    assert [prefix_of(key, bits) for bits in (0, 1, 4, 9)] == ["all", "0", "0110", "011011111"]
-
-
-def test_prefixes_come_in_the_order_of_keys() -> None:
-    assert prefixes(0) == ["all"]
-    assert prefixes(2) == ["00", "01", "10", "11"]
+def test_a_prefix_has_as_many_digits_as_bits() -> None:
+    bits = 0b011011111
+    assert [prefix_name(bits >> (9 - size), size) for size in (0, 1, 4, 9)] == ["all", "0", "0110", "011011111"]
 
 
 @pytest.mark.parametrize(

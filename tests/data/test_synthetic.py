@@ -14,11 +14,10 @@ from typing import Literal
 
 import pytest
 
-from amalgam.data import demo_words as words
-from amalgam.data.demo_corpus import generate, mixture, topics
+from amalgam.data.demo_corpus import ANYWHERE, SHARED_WORDS, TOPICS, generate, mixture, topics
 from amalgam.pipeline.errors import ExperimentError
 
-SHARED = {**words.SHARED_PEOPLE, **words.SHARED_DEEDS, **words.SHARED_THINGS, **words.SHARED_PLACES}
+SHARED = {word: topics for words in SHARED_WORDS.values() for word, topics in words.items()}
 GROUPS = (topics()[:2], topics()[2:5], topics()[5:])
 PARTS: tuple[Literal["train", "validation", "test"], ...] = ("train", "validation", "test")
 
@@ -74,8 +73,8 @@ def test_an_unknown_part_is_refused_with_the_parts_there_are() -> None:
 def test_no_two_topics_share_their_own_words() -> None:
     owners = Counter(
         word
-        for fields in (*words.TOPICS.values(), words.ANYWHERE)
-        for word in {*fields.people, *fields.deeds, *fields.things, *fields.places}
+        for fields in (*TOPICS.values(), ANYWHERE)
+        for word in {*fields["people"], *fields["deeds"], *fields["things"], *fields["places"]}
     )
     owners.update(list(SHARED))
     assert [word for word, count in owners.items() if count > 1] == []
@@ -133,8 +132,8 @@ def alike(texts: list[str]) -> float:
     """Of pairs of words in one text that are each of one topic alone, the share that are of the same."""
     owner = {
         item: topic
-        for topic, own in words.TOPICS.items()
-        for item in (*own.people, *own.deeds, *own.things)
+        for topic, own in TOPICS.items()
+        for item in (*own["people"], *own["deeds"], *own["things"])
         if item not in SHARED
     }
     pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, owner), key=len, reverse=True)) + r")\b")
@@ -155,7 +154,7 @@ def test_general_texts_do_not_reveal_topics() -> None:
 
 def test_general_texts_have_every_word_of_every_topic() -> None:
     text = " ".join(mixture(8000, 0)).lower()
-    missing = [item for own in words.TOPICS.values() for item in (*own.people, *own.things) if item not in text]
+    missing = [item for own in TOPICS.values() for item in (*own["people"], *own["things"]) if item not in text]
     assert missing == []
 
 

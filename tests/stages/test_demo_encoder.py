@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from amalgam.data.demo_corpus import generate
-from amalgam.data.demo_words import TOPICS
+from amalgam.data.demo_corpus import TOPICS, generate
 from amalgam.stages.app.demo.encoder import tiny_encoder
 
 if TYPE_CHECKING:
@@ -80,7 +79,9 @@ def test_words_of_one_topic_have_close_embeddings(folder: Path) -> None:
     table = AutoModel.from_pretrained(folder).embeddings.word_embeddings.weight.detach()
     vectors = {
         topic: [
-            table[tokenizer.convert_tokens_to_ids(word)] for word in fields.things if len(tokenizer.tokenize(word)) == 1
+            table[tokenizer.convert_tokens_to_ids(word)]
+            for word in fields["things"]
+            if len(tokenizer.tokenize(word)) == 1
         ]
         for topic, fields in TOPICS.items()
     }

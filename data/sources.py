@@ -85,20 +85,19 @@ def fetch_remote(url: str, folder: Path) -> Path:
         raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)
-    part = target.with_name(f"{name}.part")
     try:
         if suffix == ".parquet":
-            pl.scan_parquet(url).sink_parquet(part)
+            pl.scan_parquet(url).sink_parquet(target)
         else:
-            pl.scan_lines(url).sink_csv(part, include_header=False, quote_style="never")
+            pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
     except (OSError, pl.exceptions.PolarsError) as error:
-        part.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
+        target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
         reason = shown(str(error).replace(url, address), 200)
         fix = (
             "check the address and your access to it (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
         )
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
-    return part.replace(target)
+    return target
 
 
 def column_to_name(name: str, available: Sequence[str], setting: str) -> str:

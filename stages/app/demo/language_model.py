@@ -5,11 +5,12 @@ It learns from texts whose words come from different topics. It thus has the wor
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from amalgam.pipeline.storage.local import atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,10 +52,8 @@ def tiny_language_model(folder: Path, texts: Sequence[str], seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         model = _model(tokenizer)
         _train(model, _end_to_end(tokenizer, texts))
-    aside = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    save_pretrained_folder(model, tokenizer, aside)
-    aside.rename(folder)
+    with atomic_write(folder) as temporary:
+        save_pretrained_folder(model, tokenizer, temporary)
 
 
 def _tokenizer(texts: Sequence[str]) -> Any:

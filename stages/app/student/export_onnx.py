@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
 import shutil
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import Ragged, encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
+from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.student.folder import finished_student
 from amalgam.stages.common.models.model_folder import light_names
 
@@ -52,19 +51,15 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
     _check_place(place, force=force)
     classifier = finished.load()
     classifier.model.to("cpu")
-    aside = place.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
-    aside.mkdir(parents=True)
-    try:
-        write_model(classifier, aside / MODEL)
-        facts = check_parity(classifier, aside / MODEL)
+    with atomic_write(place) as temporary:
+        temporary.mkdir()
+        write_model(classifier, temporary / MODEL)
+        facts = check_parity(classifier, temporary / MODEL)
         for name in light_names([path.name for path in finished.folder.iterdir()], trust_remote_code=False):
-            shutil.copy2(finished.folder / name, aside / name)
-        (aside / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+            shutil.copy2(finished.folder / name, temporary / name)
+        (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         if place.exists():
             shutil.rmtree(place)
-        aside.replace(place)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
     console.result(str(place))

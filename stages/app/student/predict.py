@@ -6,9 +6,7 @@ A file is checked before the model loads, then read in blocks; memory does not g
 from __future__ import annotations
 
 import csv
-import os
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.student.folder import StudentFolder, columns_of, finished_student
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -261,17 +260,13 @@ def opened(out: Path | None, top: int, teachers: Sequence[str]) -> Iterator[Writ
     if out is None:
         yield _Csv(sys.stdout, columns)
         return
-    aside = out.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}{out.suffix}")
-    try:
+    with atomic_write(out) as temporary:
         if out.suffix.lower() == ".csv":
-            with aside.open("w", encoding="utf-8", newline="") as file:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
                 yield _Csv(file, columns)
         else:
-            with _Parquet(aside, columns) as writer:
+            with _Parquet(temporary, columns) as writer:
                 yield writer
-        aside.replace(out)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def check_place(out: Path | None, *, force: bool) -> None:

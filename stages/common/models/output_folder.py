@@ -6,14 +6,13 @@ Changes to a copy cannot damage the workspace. A folder that amalgam did not mak
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.storage.local import atomic_write, temporary_path
 
 METADATA = ".amalgam.json"
 
@@ -30,20 +29,18 @@ def publish_folder(  # noqa: PLR0913 - source, target and metadata
     present = read_metadata(target)
     if present == metadata:
         return target
-    temporary = target.with_name(f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}")
     if present is not None and present["fingerprint"] == fingerprint:  # the same model with new facts
-        temporary.write_text(_as_text(metadata), "utf-8")
-        temporary.replace(target / METADATA)
+        with atomic_write(target / METADATA) as temporary:
+            temporary.write_text(_as_text(metadata), "utf-8")
         return target
-    shutil.copytree(source, temporary)
-    (temporary / METADATA).write_text(_as_text(metadata), "utf-8")
-    if target.exists():
-        old = temporary.with_name(temporary.name + "-old")
-        target.rename(old)
-        temporary.rename(target)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(target)
+    replaced = temporary_path(target.parent)
+    with atomic_write(target) as temporary:
+        shutil.copytree(source, temporary)
+        (temporary / METADATA).write_text(_as_text(metadata), "utf-8")
+        if target.exists():
+            target.rename(replaced)
+    if replaced.exists():
+        shutil.rmtree(replaced)
     return target
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.execution.retry import is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.local import sync
+from amalgam.pipeline.storage.local import atomic_write, sync
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,9 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
         tables = snapshot.tensors.items()
         digests = {name: _write_tensors(target / f"{name}.safetensors", table) for name, table in tables}
         body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
-        _write_state(target / STATE, json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))
+        sync(target)
+        with atomic_write(target / STATE) as temporary:
+            temporary.write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}), "utf-8")
     sync(folder)
     for _, older in _folders(folder):
         if older != target:
@@ -137,17 +139,6 @@ def _write_tensors(path: Path, table: Tensors) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     return digest
-
-
-def _write_state(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(path.parent)
-    temporary.replace(path)
-    sync(path.parent)
 
 
 def _read_tensors(path: Path, digest: str) -> Tensors:

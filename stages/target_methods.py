@@ -434,3 +434,11 @@ def _ones(texts: int) -> pl.Series:
 
 def _without(name: str, omitted: Mapping[str, bool]) -> str:
     return " ".join([name, *(f"w/o {part}" for part, absent in omitted.items() if absent)])
+
+
+def measure_of(experiment: ExperimentConfig) -> str | None:
+    """Returns the measure, or None without one; stratanet uses rmd where the targets name no measure."""
+    uncertainty = experiment.targets.uncertainty
+    if experiment.objective.name == "stratanet":
+        return uncertainty if uncertainty in COMPARATIVE else "rmd"
+    return uncertainty if weighs_by_domain(experiment.targets) else None

@@ -25,9 +25,9 @@ from amalgam.stages.common.answers.question import Reader
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.states.load import ENCODER, CachedStates, load_encoder, parts_of, required_states
 from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.target_methods import measure_of
 
 if TYPE_CHECKING:
     pass

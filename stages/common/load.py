@@ -15,7 +15,6 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import Bucket, Part, part_name
 from amalgam.stages.common.encoders import NewClassifier, new_classifier
-from amalgam.stages.common.generated_texts import GENERATED, HELD_OUT, gates_of, texts_file
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     label_names,
@@ -24,10 +23,9 @@ from amalgam.stages.common.models.resolve import (
     resolve_all,
     same_models,
 )
-from amalgam.stages.common.reference_texts import measure_of
-from amalgam.stages.common.sources import REMOTE, sources_of
+from amalgam.stages.common.sources import GENERATED, HELD_OUT, REMOTE, gates_of, sources_of, texts_file
 from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set
-from amalgam.stages.target_methods import target_method
+from amalgam.stages.target_methods import measure_of, target_method
 
 
 def teachers_of(run: Run) -> list[ResolvedTeacher]:

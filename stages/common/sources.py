@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
-from amalgam.stages.common.generated_texts import generated_sources
+from amalgam.pipeline.storage.store import Record, StoredFile
 
 REMOTE = ("hf://", "s3://")
+
+HELD_OUT = "held-out"
+
+GENERATED = "what generate wrote"
+"""Represents the generated file among a part's sources."""
+
+GATES = ("held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words")
 
 PATHS = {"train", "validation", "test"}
 
@@ -41,3 +48,24 @@ def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
     parts |= generated_sources(experiment)
     return {part: sources for part, sources in parts.items() if sources}
+
+
+def texts_file(manifest: Record) -> StoredFile:
+    """Returns the stored table of all generated texts."""
+    return next(file for file in manifest.files if file.path == manifest.facts["file"])
+
+
+def generated_sources(experiment: ExperimentConfig) -> dict[str, list[str]]:
+    settings = experiment.generate
+    if settings is None or not experiment.reads_texts:
+        return {}
+    return {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if settings.held_out else {})}
+
+
+def are_written(experiment: ExperimentConfig) -> bool:
+    """Whether each text was written for a teacher and one of its classes."""
+    return experiment.generate is not None and experiment.generate.writes
+
+
+def gates_of(experiment: ExperimentConfig) -> dict[str, Any]:
+    return experiment.generate.model_dump(include=set(GATES)) if experiment.generate else {}

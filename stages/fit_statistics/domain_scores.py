@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amalgam.stages.common.reference_texts import MEASURES
+from amalgam.pipeline.config.schema import COMPARATIVE
 from amalgam.stages.common.states.read import States
 from amalgam.stages.fit_statistics.gaussians import Array, Gaussians, Moments
 
@@ -38,7 +38,7 @@ PARTS = ("means", "whiten", "shrinkage")
 class Statistics:
     pairs: list[Pair]
     mean: Array
-    """[measures, blocks], in the order of MEASURES: of the teacher's own texts."""
+    """[measures, blocks], in the order of COMPARATIVE: of the teacher's own texts."""
     deviation: Array
     """0 where they do not differ."""
 
@@ -59,7 +59,7 @@ class Statistics:
 
         It is 0 where those do not differ.
         """
-        place = MEASURES.index(measure)
+        place = COMPARATIVE.index(measure)
         if logits is not None and measure == "msp":
             score = np.repeat(-largest(logits)[:, None], states.shape[1], axis=1)
         else:

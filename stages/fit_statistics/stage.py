@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.load import answer_reader
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
-from amalgam.stages.common.reference_texts import MEASURES, measure_of
 from amalgam.stages.common.states.load import state_of, states_of, statistics_states
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.target_methods import Evidence
+from amalgam.stages.target_methods import Evidence, measure_of
 
 FEW = 5
 """Classes named in a note."""
@@ -180,7 +179,7 @@ def notes(teacher: str, facts: dict[str, Any]) -> list[str]:
             f"teacher {teacher}: {facts['texts']:,} texts for {facts['width']:,} dimensions; covariance shrinkage is "
             f"{shares} (own texts, all texts); more texts would help"
         )
-    same = [measure for measure, flat in zip(MEASURES, facts["same"], strict=True) if flat]
+    same = [measure for measure, flat in zip(COMPARATIVE, facts["same"], strict=True) if flat]
     if same:
         messages.append(f"teacher {teacher}: {', '.join(same)} is the same for all its own texts and has no effect")
     return messages

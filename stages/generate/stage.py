@@ -18,10 +18,10 @@ from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.generated_texts import texts_file
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import fetch, local_files, prepare_teachers, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
+from amalgam.stages.common.sources import texts_file
 from amalgam.stages.generate.requests import (
     Block,
     GenerateInputs,

@@ -24,12 +24,12 @@ from amalgam.stages.common.load import (
     train_part,
 )
 from amalgam.stages.common.models.output_folder import check_target, publish_folder
-from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.states.load import states_of
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.fit_statistics.stage import domain_confidences
+from amalgam.stages.target_methods import measure_of
 from amalgam.stages.train_student.objectives.targets import targets_objective
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import torch
 
 from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
@@ -26,7 +27,6 @@ from amalgam.stages.common.answers.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.states.read import States
 from amalgam.stages.weigh_teachers.mixture import standard
-from amalgam.stages.weigh_teachers.neighbours import density
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AGREEING = 0.15
@@ -168,3 +168,66 @@ def correlation(one: Array, other: Array) -> float:
     if not len(one) or one.std() == 0 or other.std() == 0:
         return 0.0
     return float(np.corrcoef(one, other)[0, 1])
+
+
+BLOCK = 2048
+
+REFERENCES = 131_072
+"""In a larger corpus neighbours are searched among a sample of this size, so time grows linearly with the texts.
+
+The sample is evenly spaced in key order, and keys are digests, so it is random.
+"""
+
+CLOSEST = 5
+
+AS_GOOD_AS_EQUAL = 1e-3
+"""Distance below which texts are not distinguished."""
+
+
+def nearest(features: Array, count: int, references: int = REFERENCES) -> Array:
+    """Returns [texts, count] places of the nearest other texts by exact cosine, the nearest first; fewer if absent."""
+    return _nearest(features, count, references)[0]
+
+
+def density(states: Array, references: int = REFERENCES) -> Array:
+    """Returns -log of each text's mean distance to the CLOSEST others: 1 - cosine around the mean of all states."""
+    similarity = _nearest(side_by_side([states]), CLOSEST, references)[1].astype(np.float64)
+    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
+    log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+    return log_density
+
+
+def _nearest(features: Array, count: int, references: int) -> tuple[Array, Array]:
+    """Returns the neighbours' places and similarities."""
+    states = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+    texts = len(states)
+    among = torch.arange(texts) if texts <= references else torch.arange(references) * texts // references
+    others = states[among].T
+    count = min(count, len(among) - 1)
+    places = np.empty((texts, max(0, count)), np.int64)
+    alike = np.empty(places.shape, np.float32)
+    for start in range(0, texts if count > 0 else 0, BLOCK):
+        similarity = states[start : start + BLOCK] @ others
+        itself = (among >= start) & (among < start + len(similarity))
+        similarity[among[itself] - start, itself.nonzero().squeeze(1)] = -2.0
+        closest = similarity.topk(count, dim=1)
+        places[start : start + BLOCK] = among[closest.indices].numpy()
+        alike[start : start + BLOCK] = closest.values.numpy()
+    return places, alike
+
+
+def smoothed(signal: Array, near: Array) -> Array:
+    """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
+    return signal[near].mean(axis=1) if near.shape[1] else signal
+
+
+def side_by_side(spaces: Sequence[Array]) -> Array:
+    """One space of several: each around its own mean and made of length 1, so that all count alike."""
+    parts = [_of_length_1(space - space.mean(axis=0)) for space in spaces]
+    return _of_length_1(np.concatenate(parts, axis=1))
+
+
+def _of_length_1(states: Array) -> Array:
+    length = np.linalg.norm(states, axis=1, keepdims=True)
+    unit_states: Array = states / np.where(length > 0, length, 1)
+    return unit_states

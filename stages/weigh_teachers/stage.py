@@ -14,8 +14,8 @@ from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, passes_counted
-from amalgam.stages.common.generated_texts import are_written
 from amalgam.stages.common.load import generated_file, label_space, train_part
+from amalgam.stages.common.sources import are_written
 from amalgam.stages.common.states.load import features_of, last_states, load_encoder, states_of
 
 if TYPE_CHECKING:

@@ -22,13 +22,15 @@ from amalgam.stages.weigh_teachers.evidence import (
     contradicting,
     correlation,
     kinds,
+    nearest,
     predictions,
     provenance,
     read_states,
+    side_by_side,
+    smoothed,
     together,
 )
 from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
-from amalgam.stages.weigh_teachers.neighbours import nearest, side_by_side, smoothed
 
 Answers = Mapping[str, "Array"]
 Facts = dict[str, Any]

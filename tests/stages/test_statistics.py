@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amalgam.data.arrays import softmax
-from amalgam.stages.common.reference_texts import MEASURES
+from amalgam.pipeline.config.schema import COMPARATIVE
 from amalgam.stages.common.states.read import States
 from amalgam.stages.fit_statistics import domain_scores as statistics
 from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
@@ -158,7 +158,7 @@ def test_a_handful_of_own_texts_gives_numbers_all_the_same(own: int) -> None:
     draw = np.random.default_rng(1)
     groups = np.where(np.arange(9) < own, 0, -1)
     statistics = Statistics.of(states(draw.normal(size=(9, 2, 6))), draw.normal(size=(9, 2)), groups)
-    for measure in MEASURES:
+    for measure in COMPARATIVE:
         assert np.isfinite(
             statistics.standardised(draw.normal(size=(3, 2, 6)), draw.normal(size=(3, 2)), measure)
         ).all()
@@ -167,7 +167,7 @@ def test_a_handful_of_own_texts_gives_numbers_all_the_same(own: int) -> None:
 def test_a_teacher_of_constant_confidence_gives_zero_scores() -> None:
     statistics = Statistics.of(states(np.ones((8, 1, 3))), np.tile([900.0, 0.0], (8, 1)), np.repeat([0, -1], 4))
     assert statistics.deviation.tolist() == [[0], [0], [0]]
-    for measure in MEASURES:
+    for measure in COMPARATIVE:
         assert statistics.standardised(np.full((2, 1, 3), 7.0), np.zeros((2, 2)), measure).tolist() == [[0], [0]]
 
 
@@ -177,7 +177,7 @@ def test_saved_statistics_are_read_back_exactly(tmp_path: Path) -> None:
     statistics.save(tmp_path / "one.safetensors")
     again = Statistics.load(tmp_path / "one.safetensors")
     values = kept.take(np.arange(9))[:, 0].astype(np.float64)
-    for measure in MEASURES:
+    for measure in COMPARATIVE:
         one = statistics.standardised(values, logits[:9], measure)
         assert np.array_equal(one, again.standardised(values, logits[:9], measure))
 

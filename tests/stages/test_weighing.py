@@ -16,11 +16,14 @@ from amalgam.stages.weigh_teachers.evidence import (
     AGREEING,
     agreement,
     contradicting,
+    density,
+    nearest,
     of_states,
+    side_by_side,
+    smoothed,
     together,
 )
 from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
-from amalgam.stages.weigh_teachers.neighbours import density, nearest, side_by_side, smoothed
 from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,

@@ -22,8 +22,8 @@ from amalgam.stages.common.load import (
     train_part,
 )
 from amalgam.stages.common.models.resolve import depth_of
-from amalgam.stages.common.reference_texts import measure_of
 from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.target_methods import measure_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

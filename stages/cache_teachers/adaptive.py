@@ -1,4 +1,4 @@
-"""Adaptive passes: a text whose most confident teacher is settled after 4 or 8 passes gets no more; others get K.
+"""Adaptive passes: a text whose most confident teacher is settled after 4 or 8 passes stops there; others get K.
 
 The number of passes of a text is a function of its first passes alone, so it does not depend on the cache. One text in
 a hundred runs 2 K passes: the audit reports what stopping early changed, next to the effect of another seed.

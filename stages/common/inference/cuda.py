@@ -29,10 +29,10 @@ Capture: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], o
 Kind: TypeAlias = tuple[str, ...]
 Shape: TypeAlias = tuple[Kind, tuple[torch.Size, ...]]
 MOST = 64
-"""Captured launches of one teacher. The first come stay: to let them go in turn would capture without end."""
+"""Limit of captured launches per teacher. The first ones are kept; evicting them would lead to endless captures."""
 
 SEEN = 512
-"""Shapes remembered: one is captured when it comes again within so many others."""
+"""Number of recent shapes in the cache; a shape that recurs among them is captured."""
 
 WORDS = "words"
 
@@ -52,7 +52,7 @@ INDEXES = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 class HostReadError(RuntimeError):
-    """A forward that needs the host in its middle cannot be replayed without it."""
+    """Raised by a forward that reads from the host midway, because a replay cannot."""
 
 
 class NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
@@ -71,20 +71,20 @@ class NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of tor
         return result
 
     def _travelled(self, func: Any, args: Sequence[Any], result: Any) -> bool:
-        """Single numbers of the host's go along as arguments; but whatever is made a tensor there comes from there."""
-        tensors = [one for one in (*args, result) if isinstance(one, torch.Tensor)]
+        """Returns whether the operation copies between host and device; single numbers do not count."""
+        tensors = [value for value in (*args, result) if isinstance(value, torch.Tensor)]
         if func is aten.lift_fresh.default:
             return tensors[0].device.type == self._device.type
-        return len({one.device.type for one in tensors if one.dim()}) > 1
+        return len({tensor.device.type for tensor in tensors if tensor.dim()}) > 1
 
 
 def _by_truth(indices: Sequence[torch.Tensor | None]) -> bool:
-    return any(one is not None and one.dtype in {torch.bool, torch.uint8} for one in indices)
+    return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in indices)
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One shape's launch: what it reads, what replays it, where it writes."""
+    """Holds the captured launch of one shape: its inputs, its replay and its output."""
 
     inputs: dict[str, torch.Tensor]
     replay: Callable[[], object]
@@ -93,17 +93,18 @@ class Captured:
     """Tensors made outside that the replay reads or writes by address: they must outlive it."""
 
     def answer(self, inputs: Inputs) -> torch.Tensor:
-        """Logits of their own. Copies, replay and clone follow each other on one stream, so that the next launch may
-        be started, here or in the eager way, before this one is done.
+        """Returns a copy of the logits.
+
+        All steps run on one stream, so the next launch may start before this one is done.
         """
-        for name, one in self.inputs.items():
-            one.copy_(inputs[name])
+        for name, tensor in self.inputs.items():
+            tensor.copy_(inputs[name])
         self.replay()
         return self.output.clone()
 
 
 class Graphs:
-    """A teacher's captured launches, and the way to more of them."""
+    """Holds the captured launches of a teacher, and captures more of them."""
 
     def __init__(
         self,
@@ -120,11 +121,11 @@ class Graphs:
         self.captured: dict[Shape, Captured] = {}
         self._seen: OrderedDict[Shape, None] = OrderedDict()
         self._closed: set[Kind] | None = set()
-        """Kinds of launches that cannot be captured; None: none is any more."""
+        """Kinds of launches that cannot be captured; None once capturing has stopped."""
 
     @property
     def shapes(self) -> int:
-        """How many are captured."""
+        """Returns the number of captured launches."""
         return len(self.captured)
 
     def run(self, kind: str, inputs: Inputs, forward: Forward) -> torch.Tensor:
@@ -176,7 +177,7 @@ class Graphs:
                 self.close("a replay gives other numbers than the launch that it replaces")
 
     def _leave(self, kind: Kind, why: str) -> None:
-        """One kind; padded or not, it is said once."""
+        """Stops capturing one kind; the note is printed once, for padded and unpadded launches together."""
         if self._closed is None:
             return
         if kind[0] not in {closed[0] for closed in self._closed}:
@@ -184,8 +185,8 @@ class Graphs:
         self._closed.add(kind)
 
     def _new(self, inputs: Inputs, forward: Forward) -> Captured:
-        """Captured with each row in another's place, so that its first answer shows that it reads what is there."""
-        own = {name: one.roll(1, -1 if name == WORDS else 0) for name, one in inputs.items()}
+        """Captures the launch with its rows rotated, so that the first replay proves that it reads its inputs."""
+        own = {name: tensor.roll(1, -1 if name == WORDS else 0) for name, tensor in inputs.items()}
         with NoHostReads(next(iter(own.values())).device):
             forward(own)
         replay, output = self._capture(lambda: forward(own))
@@ -193,8 +194,9 @@ class Graphs:
 
 
 class CudaCapture:
-    """torch.cuda.graph with what it asks of its caller. One pool of memory for all: replays never overlap, and each
-    answer is cloned before the next replay writes where it lay.
+    """Captures with torch.cuda.graph, from one memory pool.
+
+    Replays never overlap, and each output is cloned before the next replay overwrites it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -203,15 +205,15 @@ class CudaCapture:
         self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        # A failed capture leaves its stream behind as the current one: the outer context puts the old one back.
+        # A failed capture leaves its stream as the current one; the outer context restores the old one.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
             self._check_room(self._rehearsed(forward))
             graph = torch.cuda.CUDAGraph()
             # A pool lives as long as a graph that was captured into it.
-            pool = next((one.pool() for one in self._made), None)
+            pool = next((captured.pool() for captured in self._made), None)
             where: dict[str, Any] = {"pool": pool, "stream": self._stream}
             try:
-                # Other threads read and write files meanwhile; what they do is not this capture's business.
+                # Other threads read and write files meanwhile, which must not end the capture.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local", **where):
                     output = forward()
             except RuntimeError:
@@ -221,7 +223,7 @@ class CudaCapture:
             return graph.replay, output
 
     def _rehearsed(self, forward: Callable[[], torch.Tensor]) -> int:
-        """The bytes it takes, once on the capture's own stream, where any wait for the device is an error."""
+        """Runs once on the capture's stream, where waiting for the device is an error; returns the bytes it takes."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)

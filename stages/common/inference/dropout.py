@@ -1,7 +1,7 @@
 """Keyed dropout: every mask is a pure function of (seed, teacher, text, pass, site).
 
-A torch function mode stands between any model in train() and torch: each active dropout call, attention's included,
-takes its mask from masks.py. So every site of any architecture is covered, and what cannot be keyed is refused.
+A torch function mode intercepts each active dropout call of a model in train(), attention included, and takes its mask
+from masks.py. So every site of any architecture is covered, and a site that cannot be keyed raises an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.masks import Axis, Bank
 
-# Scores computed at once: on a CPU they stay in cache and in memory that is already mapped, which is where plain
-# attention loses its time; an accelerator wants large launches.
+# Scores computed at once. On a CPU a block stays in cache and in mapped memory, which plain attention does not.
+# An accelerator is fastest with large launches.
 SCORES_AT_ONCE = {"cpu": 1 << 19}
 
 SCORES_AT_ONCE_ELSEWHERE = 1 << 27
@@ -169,7 +169,7 @@ REFUSED = {
 
 
 class DropoutMode(TorchFunctionMode):
-    """Catches each active dropout call of a forward pass; subclasses say what becomes of it."""
+    """Catches each active dropout call of a forward pass; subclasses define the result."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

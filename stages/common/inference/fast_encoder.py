@@ -82,7 +82,7 @@ class Buffers:
 
 
 class FastEncoder:
-    """Stands in for a model's encoder while `patched` is active."""
+    """Replaces a model's encoder while `patched` is active."""
 
     def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
         self.encoder = encoder
@@ -163,9 +163,9 @@ class FastEncoder:
     ) -> None:
         query, key, value = three
         if dropout is None or not layer.score_rate:
-            q, k, v = (one.transpose(1, 2) for one in three)
-            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scaling)
-            mixed.view(query.shape).copy_(found.transpose(1, 2))
+            q, k, v = (heads.transpose(1, 2) for heads in three)
+            attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scaling)
+            mixed.view(query.shape).copy_(attended.transpose(1, 2))
             return
         rows, queries, heads, _ = query.shape
         masks = dropout.claim((rows, heads, queries, key.shape[1]), layer.score_rate)
@@ -180,10 +180,10 @@ class FastEncoder:
                 total = exponentials(scores)
                 weights = scores.mul_(masks.of(part, self.buffers.take("score mask", *scores.shape)))
             v = self._heads_first("v", value[part])
-            found = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=self._like("q", v, queries).flatten(0, 1))
+            attended = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=self._like("q", v, queries).flatten(0, 1))
             if total is not None:
-                found.div_(total.view(*found.shape[:2], 1))
-            mixed[part].view(query[part].shape).copy_(found.view(-1, heads, *found.shape[1:]).transpose(1, 2))
+                attended.div_(total.view(*attended.shape[:2], 1))
+            mixed[part].view(query[part].shape).copy_(attended.view(-1, heads, *attended.shape[1:]).transpose(1, 2))
 
     def _scores(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         rows, queries, heads, _ = query.shape
@@ -195,9 +195,9 @@ class FastEncoder:
             hide(scores, mask)
         return scores
 
-    def _heads_first(self, name: str, one: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """[rows, heads, tokens, width], contiguous, multiplied on the way if need be."""
-        turned = one.transpose(1, 2)
+    def _heads_first(self, name: str, tensor: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Returns a contiguous copy [rows, heads, tokens, width], multiplied by `scale` if given."""
+        turned = tensor.transpose(1, 2)
         into = self.buffers.take(name, *turned.shape)
         return into.copy_(turned) if scale is None else torch.mul(turned, scale, out=into)
 
@@ -210,16 +210,17 @@ class FastEncoder:
         if dropout is None or not rate:
             return norm(out.add_(hidden))  # type: ignore[no-any-return]
         claim = dropout.claim(tuple(out.shape), rate)
-        found = self.fused.added(norm, hidden, out, claim) if self.fused is not None else None
-        if found is None:
+        normed = self.fused.added(norm, hidden, out, claim) if self.fused is not None else None
+        if normed is None:
             mask = claim.of(slice(None), self.buffers.take("mask", *out.shape))
-            found = norm(torch.addcmul(hidden, out, mask, out=out))
-        return found
+            normed = norm(torch.addcmul(hidden, out, mask, out=out))
+        return normed
 
 
 def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
-    """Softmax in place; or, where no exponential can overflow or vanish, exponentials and their sums, to divide the
-    shorter rows of the product by: a CPU's softmax is slow on rows that its vectors do not divide.
+    """Computes the softmax in place, or exponentials and returns their sums, to divide the product by.
+
+    Exponentials are used on a CPU, where softmax is slow on some row lengths, if none can overflow or vanish.
     """
     if scores.device.type == "cpu" and scores.dtype == torch.float32:
         low, high = torch.aminmax(scores)
@@ -240,7 +241,7 @@ def _activated(activation: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def describe_fast_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:
-    """None where the model is not built of such layers. Its numbers are for the caller to compare."""
+    """Returns None for a model without such layers. The caller compares the numbers."""
     base = model.base_model
     encoder: Any = getattr(base, "encoder", None) or getattr(base, "transformer", None)
     blocks = getattr(encoder, "layer", None)

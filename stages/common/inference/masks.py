@@ -21,8 +21,8 @@ from amalgam.pipeline.errors import ModelError
 Words: TypeAlias = NDArray[np.uint64]
 
 
-# 2**23 places for a window to start. Two windows are the same with probability 2**-23 = 1.2e-7; windows that merely
-# overlap do so at a shift, so that no two equal places of a model ever see the same draw.
+# A window has 2**23 possible starts, so two windows are the same with probability 2**-23 = 1.2e-7.
+# Other windows overlap at a shift, so equal positions of a model never use the same draw.
 BANK_BITS = 23
 
 BANK_SIZE = 1 << BANK_BITS
@@ -69,8 +69,9 @@ def site_words(rows: Words, sites: int) -> Words:
 
 @lru_cache(maxsize=1)
 def bank_levels(seed: int) -> NDArray[np.uint16]:
-    """128 blocks, each the 65,536 numbers of 16 bits in random order, so that the share below any threshold is exact:
-    raw Philox draws replaced by their ranks. Unlike numpy's distributions, raw draws and a stable sort stay the same.
+    """Returns 128 blocks, each with all 65,536 numbers of 16 bits in random order, so every threshold's share is exact.
+
+    Raw Philox draws are replaced by their ranks: unlike distributions, these are the same in every numpy release.
     """
     raw = np.random.Philox(key=seed % (1 << 128)).random_raw(BANK_SIZE // 4).astype("<u8").view("<u2")
     order = np.argsort(raw.reshape(-1, LEVELS), axis=1, kind="stable").astype(np.int64)
@@ -94,10 +95,9 @@ class Bank:
         return self.at(self.offsets(words[None], axes, shape)[0], axes, rate, shape)
 
     def offsets(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
-        """[sites, rows, ...]: where the windows of some sites of one form start, from their words [sites, rows].
+        """Returns the starts [sites, rows, ...] of the windows of sites of one form, from their words [sites, rows].
 
-        Heads, queries and tokens each get a window of their own (their numbers are hashed, not their strides), so an
-        element's value does not depend on how long the batch is.
+        Each head, query and token has its own window, by its hashed number, so values do not depend on batch length.
         """
         lead = leading(axes)
         return scattered(self._spread(words, axes[:lead], shape[:lead]))

@@ -37,7 +37,7 @@ from amalgam.stages.common.inference.masks import Bank, row_words, site_words
 
 DROPOUT_OFF = -1
 
-# Two probes tell rows, tokens and fixed axes apart: no two of these numbers, nor their products, share a ratio.
+# Two probes distinguish rows, tokens and fixed axes: no two of these numbers, nor their products, share a ratio.
 PROBE_ROWS = (3, 5)
 
 PROBE_TOKENS = (7, 11)
@@ -152,7 +152,7 @@ class Teacher:
         return self.start(rows).wait()
 
     def start(self, rows: Rows) -> PendingTransfer:
-        """As `run`, but on a GPU the host goes on while the device computes."""
+        """Starts `run`; on a GPU the host continues while the device computes."""
         off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
             sites = () if off else self.sites
@@ -195,7 +195,7 @@ class Teacher:
         self.notes += (f"teacher {self.name}: {message}",)
 
     def captured_by(self, capture: Capture) -> Graphs:
-        """Launches of recurring shapes, captured that way; what a capture reads by address stays with it."""
+        """Returns launches of recurring shapes, captured that way, with the tensors that they read by address."""
 
         def kept() -> list[torch.Tensor]:
             return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
@@ -220,20 +220,20 @@ class Teacher:
     def _logits(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
         named = {name: one for name, one in inputs.items() if name != WORDS}
         if lean and "attention_mask" in named:
-            # With four dimensions the model takes it as it is; of two it would first ask whether anything is hidden,
-            # and a GPU's host would wait for the answer.
+            # The model uses a mask of four dimensions directly. For one of two it first checks whether a token is
+            # hidden, and a GPU's host would wait for the result.
             named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
         return self.model(**named).logits  # type: ignore[no-any-return]
 
     @property
     def lean(self) -> FastEncoder | None:
-        """A faster way through this model's encoder, if mask is one that gives the model's own numbers."""
+        """Returns a faster form of this model's encoder, or None if none gives the model's own numbers."""
         if self._lean is None:
             self._lean = (build_fast_encoder(self),)
         return self._lean[0]
 
     def trials(self) -> Iterator[Rows]:
-        """Launches to compare two ways by: random texts of two lengths, without padding and with."""
+        """Yields launches to compare two forms of a model by: random texts of two lengths, without and with padding."""
         low, high = (min(self.limit, length) for length in PROBE_TOKENS)
         random = np.random.default_rng(0)
         for width in (0, high):
@@ -271,7 +271,7 @@ class Teacher:
         return tensors if sites is None else tensors | {WORDS: self._words(rows, sites)}
 
     def _switch(self, *, training: bool) -> None:
-        """train() with whatever keeps running statistics left in eval(): those would learn from the texts."""
+        """Switches to train(), except modules with running statistics, which would learn from the texts."""
         if self.model.training == training:
             return
         self.model.train(training)
@@ -281,7 +281,7 @@ class Teacher:
 
     @property
     def can_batch_passes(self) -> bool:
-        """Several passes may share a launch: no site is shared by all its rows."""
+        """Whether several passes may share a launch, because no site is shared by all rows."""
         return all(site.kind != "shared" for site in self.sites)
 
     @property

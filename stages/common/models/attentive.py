@@ -1,7 +1,7 @@
 """A classifier that reads a text by attentive pooling (MT-BERT), as teachers do that were fine-tuned together.
 
-No standard head can say it, so the architecture is ours: amalgam registers it and loads such a folder without any
-remote code; elsewhere `import amalgam.stages.common.models.attentive` comes first. Its body is an ordinary encoder's.
+No standard head does this, so amalgam registers its own architecture and loads such a folder without remote code.
+Other programs first `import amalgam.stages.common.models.attentive`. The body is that of an ordinary encoder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class AttentiveConfig(PreTrainedConfig):  # type: ignore[misc]
     model_type = ATTENTIVE
 
     def __init__(self, text_config: Any = None, query_width: int = QUERY_WIDTH, **rest: Any) -> None:
-        said = text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else dict(text_config or {})
-        self.text_config = AutoConfig.for_model(said.pop("model_type", "bert"), **said)
+        settings = text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else dict(text_config or {})
+        self.text_config = AutoConfig.for_model(settings.pop("model_type", "bert"), **settings)
         self.query_width = query_width
         rest.setdefault("pad_token_id", self.text_config.pad_token_id)
         super().__init__(**rest)
@@ -51,7 +51,7 @@ class AttentivePooling(nn.Module):
 
 
 class AttentiveHead(nn.Module):
-    """Pooling and one dense layer: what co-finetuned teachers share."""
+    """Holds the pooling and one dense layer, which co-trained teachers share."""
 
     def __init__(self, width: int, labels: int, *, query_width: int, rate: float) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class AttentiveHead(nn.Module):
 
 
 class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
-    """The body stands under its own architecture's prefix, so that a student can begin as it."""
+    """Keeps the body under its own architecture's prefix, so that a student can start from it."""
 
     config_class = AttentiveConfig
     _supports_sdpa = True
@@ -97,7 +97,7 @@ class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
 
 
 def head_for(config: Any, labels: int, query_width: int = QUERY_WIDTH) -> AttentiveHead:
-    """With the dropout that the encoder's own architecture has before its classifier."""
+    """Returns a head with the dropout that the encoder's own architecture has before its classifier."""
     names = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout")
     rates = [getattr(config, name, None) for name in names]
     rate = next((float(rate) for rate in rates if isinstance(rate, int | float)), 0.0)
@@ -105,14 +105,14 @@ def head_for(config: Any, labels: int, query_width: int = QUERY_WIDTH) -> Attent
 
 
 def without_pooler(body: Any) -> Any:
-    """A layer that the attentive head does not read, and that would never learn."""
+    """Removes the pooler, which the attentive head does not read, so it would never learn."""
     if getattr(body, "pooler", None) is not None:
         body.pooler = None
     return body
 
 
 def attentive_classifier(body: Any, head: AttentiveHead, labels: list[str]) -> AttentiveClassifier:
-    """A classifier of its own from a body and a head that others may share."""
+    """Returns a separate classifier with the weights of a body and a head that others may share."""
     named = {"id2label": dict(enumerate(labels)), "label2id": {label: place for place, label in enumerate(labels)}}
     query_width = head.pooling.key.out_features
     model = AttentiveClassifier(AttentiveConfig(text_config=body.config, query_width=query_width, **named))

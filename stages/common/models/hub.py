@@ -106,12 +106,12 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
         raise _refusal(error, model.id, model.commit, where) from None
     except (HTTPError, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = "make room, then run the command again: what has arrived is kept"
+            fix = "make room, then run the command again: finished files are kept"
             raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
         raise ModelError(
             f"the download of {model.id} broke off ({type(error).__name__})",
             where=where,
-            fix="run the command again: what has arrived is kept",
+            fix="run the command again: finished files are kept",
         ) from None
 
 
@@ -135,7 +135,7 @@ def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: 
         what = f"{model_id} has no revision {revision or DEFAULT_REVISION!r} on the Hub"
         return ModelError(what, where=where, fix=f"see its branches and tags at {address(model_id)}")
     if "credentials" in (error.response.headers.get("X-Error-Message") or ""):
-        return ModelError(f"the Hub refused the stored token when asked for {model_id}", where=where, fix=login)
+        return ModelError(f"the Hub refused the stored token for {model_id}", where=where, fix=login)
     if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
         what = f"there is no model {model_id} on the Hub, or it is private"
         fix = f"check the spelling at {address(model_id)}; if it is private, {login}"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-ALIGNMENT = 64  # bytes: what torch's own allocations have on a CPU, one cache line
+ALIGNMENT = 64  # bytes of one cache line, to which torch aligns its own CPU allocations
 
-ABSURD_LENGTH = 1_000_000  # what tokenizers say when they do not know: 1e30, and rounded forms of it
+ABSURD_LENGTH = 1_000_000  # tokenizers without a limit report 1e30, or a rounded form of it
 
 # Their positions start after the padding id, so that many of the position embeddings are never reached.
 POSITIONS_AFTER_PADDING = frozenset(
@@ -39,7 +39,7 @@ POSITIONS_AFTER_PADDING = frozenset(
 )
 
 HEADLESS = {
-    "classification": "name a fine-tuned classifier; an encoder alone knows no labels",
+    "classification": "name a fine-tuned classifier; an encoder alone has no labels",
     "language model": "name a model that was trained to continue texts, such as a GPT-2",
 }
 
@@ -55,7 +55,7 @@ def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
         )
 
 
-def load_classifier(  # noqa: PLR0913 - what the experiment says of a teacher
+def load_classifier(  # noqa: PLR0913 - one argument per setting of a teacher
     files: ModelFiles,
     *,
     dropout: float | None,
@@ -167,23 +167,23 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
 
 
 def align_weights(model: torch.nn.Module) -> None:
-    """Copy weights and buffers that lie unaligned in memory, as those from a safetensors file do.
+    """Copies weights and buffers with unaligned memory, such as those from a safetensors file.
 
-    Matrix libraries round differently there, so equal weights would give unequal answers.
+    Matrix libraries round differently there, so equal weights would give different outputs.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = aligned(tensor.data)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself, or a copy where its memory is not aligned to ALIGNMENT bytes."""
+    """Returns the tensor itself, or a copy if its memory is not aligned to ALIGNMENT bytes."""
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes a Hugging Face folder that loads without amalgam: config with id2label, safetensors, tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # else the last batch's padding and cutting would be saved as if they belonged to it
+    if backend is not None:  # else the last batch's padding and truncation would be saved with it
         backend.no_padding()
         backend.no_truncation()
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def _load(
             weights_only=True,
             local_files_only=True,
             trust_remote_code=trust_remote_code,
-            attn_implementation=None,  # sdpa where the model has it, else eager; never what a file asks for
+            attn_implementation=None,  # sdpa where the model has it, else eager; never the file's setting
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -233,10 +233,10 @@ def _refuse_sizes(files: ModelFiles, model: PreTrainedModel, mismatched: Collect
     if not mismatched:
         return
     heads = [entry for entry in mismatched if not _in_body(model, entry[0])]
-    name, found, wanted = min(heads or mismatched)
-    what = f"{name} has the shape {tuple(found)} in the weights but {tuple(wanted)} by config.json"
+    name, stored, wanted = min(heads or mismatched)
+    what = f"{name} has the shape {tuple(stored)} in the weights but {tuple(wanted)} by config.json"
     if heads and next(iter(wanted)) == model.config.num_labels:
-        what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(found))} outputs"
+        what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(stored))} outputs"
     raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
 
 
@@ -293,7 +293,6 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
 
 
 def _copy(source: PreTrainedModel, target: PreTrainedModel, keys: Collection[str]) -> None:
-
     given, taken = source.state_dict(), target.state_dict()
     with torch.no_grad():
         for key in sorted(set(keys) & set(taken)):
@@ -352,7 +351,7 @@ def _quiet() -> Iterator[None]:
 def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
     """Sets every dropout rate of a model's config, and of the configs inside it. Returns the names it set.
 
-    To be called before the model is built: some build nothing at all where the rate is zero.
+    Call it before the model is built: some models build no dropout for a rate of zero.
     """
     changed: list[str] = []
     for name, value in list(vars(config).items()):

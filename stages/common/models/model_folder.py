@@ -1,7 +1,7 @@
-"""What a model's folder holds: its configuration, which weights would be loaded, and the digest of all that matters.
+"""Reads a model's folder: its configuration, the weights that would be loaded, and the digest of its files.
 
-Only files that determine behaviour count: configuration, weights, tokenizer, and code where it is trusted. READMEs,
-optimizer states and exports to other formats may come and go.
+The digest covers configuration, weights, tokenizer, and trusted code. READMEs, optimizer states and exports to other
+formats do not change it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_contents(folder: Path, *, where: str, allow_pickle: bool, trust_remote_
     for name in weights:
         _refuse_truncated(folder / name, where=where)
     if not any(matches(name, VOCABULARIES) for name in present):
-        fix = f"save it beside the model: tokenizer.save_pretrained({str(folder)!r})"
+        fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
         raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
     names = {"config.json", *weights, *light_names(present, trust_remote_code=False)}
     if trust_remote_code:
@@ -75,7 +75,7 @@ def digest(folder: Path, names: Iterable[str], digest_of: Callable[[Path], str],
 
 
 def light_names(present: Iterable[str], *, trust_remote_code: bool) -> list[str]:
-    """Everything but the weights themselves: enough to refuse a model before they are downloaded."""
+    """Returns all files but the weights: enough to refuse a model before the weights are downloaded."""
     fixed = ("config.json", ADAPTER, SAFETENSORS[1], PICKLES[1])
     return [
         name
@@ -91,7 +91,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def choose_weights(
     present: Collection[str], config: dict[str, Any], *, where: str, allow_pickle: bool
 ) -> tuple[str, Literal["safetensors", "pickle"]]:
-    """The file that transformers would load first, and its kind."""
+    """Returns the file that transformers would load first, and its kind."""
     if ADAPTER in present:
         fix = "merge it into its base model (merge_and_unload) and save the whole"
         raise ModelError("the model is a PEFT adapter", where=where, fix=fix)
@@ -113,7 +113,7 @@ def choose_weights(
 
 
 def shards(index: Path, *, where: str) -> list[str]:
-    """The files that a weight index names; none for a single file."""
+    """Returns the files that a weight index names; none for a single file."""
     if index.suffix != ".json":
         return []
     weight_map = _read_json(index, where=where).get("weight_map")
@@ -148,15 +148,15 @@ def _refuse_code(path: Path, *, where: str, trust_remote_code: bool) -> None:
         return
     if not trust_remote_code:
         raise ModelError(
-            f"the model wants to run its own code ({path.name} has an auto_map)",
+            f"the model needs its own code ({path.name} has an auto_map)",
             where=where,
             fix="use a model of transformers' own; or read the code, then trust_remote_code: true and a full commit",
         )
     if "--" in json.dumps(auto_map):
         raise ModelError(
-            f"the model's code lies in another repository, which cannot be pinned ({path.name}: auto_map)",
+            f"the model's code is in another repository, which cannot be pinned ({path.name}: auto_map)",
             where=where,
-            fix="copy the .py files beside config.json and take 'owner/name--' out of auto_map",
+            fix="copy the .py files next to config.json and remove 'owner/name--' from auto_map",
         )
 
 
@@ -173,7 +173,7 @@ def _read_json(path: Path, *, where: str) -> dict[str, Any]:
 
 
 def _refuse_truncated(path: Path, *, where: str) -> None:
-    """A safetensors file says how long it is; pickles are left to the loader."""
+    """Compares a safetensors file with the size in its header; the loader checks pickles."""
     if not path.is_file():
         raise ModelError(f"a weight file is missing: {path.name}", where=f"{where}: {path.parent}", fix="restore it")
     if path.suffix != ".safetensors":
@@ -181,13 +181,13 @@ def _refuse_truncated(path: Path, *, where: str) -> None:
     size, expected = path.stat().st_size, _safetensors_size(path)
     if size != expected:
         what = f"{path.name} is damaged: it has {size} bytes, " + (
-            f"its header speaks of {expected}" if expected else "and no readable header"
+            f"its header implies {expected}" if expected else "and no readable header"
         )
         raise ModelError(what, where=f"{where}: {path}", fix="copy or download the file again")
 
 
 def _safetensors_size(path: Path) -> int | None:
-    """8 bytes of length, a JSON header of that length, then the tensors end to end."""
+    """Returns the size by the header: 8 bytes of length, a JSON header of that length, then the tensors."""
     with path.open("rb") as file:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
@@ -202,13 +202,13 @@ def _safetensors_size(path: Path) -> int | None:
 
 
 def _refuse_damaged_blob(path: Path, sha256: str, *, where: str) -> None:
-    """In the Hub's cache a large file is a link to a blob that is named by its sha256: damage shows at first use."""
+    """Compares a file with its blob's name, which in the Hub's cache is the sha256 of a large file."""
     blob = os.path.basename(os.readlink(path)) if path.is_symlink() else ""  # noqa: PTH115, PTH119 - one step, unresolved
     if SHA256.fullmatch(blob) and blob != sha256:
-        what = f"{path.name} is not what was downloaded: its bytes have changed"
-        fix = f"delete {path.parent.parent.parent} and run again: it is downloaded anew"
+        what = f"the bytes of {path.name} have changed since the download"
+        fix = f"delete {path.parent.parent.parent} and run again, which downloads it again"
         raise ModelError(what, where=f"{where}: {path}", fix=fix)
 
 
 ATTENTIVE = "amalgam-attentive"
-"""The one architecture that is ours: attentive.py."""
+"""amalgam's own architecture, in attentive.py."""

@@ -46,7 +46,7 @@ class ModelFiles:
     config: dict[str, Any]
 
 
-def resolve(  # noqa: PLR0913 - one argument for each thing that the experiment says of a model
+def resolve(  # noqa: PLR0913 - one argument per setting of a model
     given: str,
     *,
     revision: str | None,
@@ -57,19 +57,19 @@ def resolve(  # noqa: PLR0913 - one argument for each thing that the experiment 
     trust_remote_code: bool = False,
     where: str | None = None,
 ) -> ModelFiles:
-    """`base` is the folder that relative folders start from; `where`, for messages, the field that names the model."""
+    """Resolves one reference; relative folders start from `base`, and messages name the field `where`."""
     request = Request(given, revision, allow_pickle, trust_remote_code, where)
     return _Finder(request, base, pins, digest_of, _Hub()).find()()
 
 
 def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
-    """Each reference holds the arguments of resolve. All problems come in one error, before weights are downloaded."""
+    """Resolves references with `resolve`'s arguments. One error lists all problems, before weights are downloaded."""
     hub = _Hub()
     return for_all(lambda finish: finish(), for_all(lambda reference: _finder(hub, **reference).find(), references))
 
 
 def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
-    """Whether resolve would ask the Hub: not for folders and packages, nor for what is pinned and cached."""
+    """Returns whether `resolve` would send a request: not for folders, packages, and pinned models in the cache."""
     place = place_of(Request(given, revision), base)
     if not isinstance(place, str):
         return False
@@ -79,9 +79,9 @@ def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -
 
 
 def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) -> str | None:
-    """The commit that the revision means now, where that is not the pinned one.
+    """Returns the current commit of the revision if it differs from the pinned one, else None.
 
-    None also where there is nothing to ask about (a folder, a package, a full commit) or no answer: never an error.
+    Folders, packages, full commits and an unreachable Hub give None, never an error.
     """
     try:
         place = place_of(Request(given, revision), base)
@@ -93,7 +93,7 @@ def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) 
 
 
 def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
-    """Groups of names that mean the very same files."""
+    """Returns groups of names whose files are the same."""
     groups: dict[str, list[str]] = {}
     for name, files in named.items():
         groups.setdefault(files.digest, []).append(name)
@@ -115,7 +115,7 @@ class Request:
 
 @dataclass
 class _Hub:
-    """One unanswered question is enough: the models after it are not asked for either."""
+    """Sends no further request after the first one without a response."""
 
     reachable: bool = True
 
@@ -151,7 +151,7 @@ class _Finder:
     hub: _Hub
 
     def find(self) -> Callable[[], ModelFiles]:
-        """Does all that is quick, and returns what is left to do."""
+        """Checks everything but the weights, and returns a function that downloads and digests them."""
         place = place_of(self.request, self.base)
         if isinstance(place, str):
             return self._find_on_hub(place)
@@ -174,7 +174,7 @@ class _Finder:
         return partial(self._download, model, self._check_and_fetch_light(model, commit or revision))
 
     def _as_first_used(self, model_id: str, commit: str | None) -> ModelFiles | None:
-        """The cached files of the pinned commit, if they are all there and unchanged: no request is made."""
+        """Returns the cached files of the pinned commit if all exist unchanged, without any request."""
         pinned = self.pins.pinned("digest", self._digest_name(model_id, commit)) if commit else None
         folder = model_hub.cached(model_id, commit) if pinned else None
         if folder is None:
@@ -196,7 +196,7 @@ class _Finder:
         return self._identify(folder, self._digest_name(model_id, folder.name), folder.name)
 
     def _check_and_fetch_light(self, model: model_hub.HubModel, revision: str | None) -> list[str]:
-        """The names of the weights, once everything small is here and nothing forbids to load them."""
+        """Downloads the small files, checks that the weights may be loaded, and returns the weights' names."""
         where, trusted = self.request.where, self.request.trust_remote_code
         light = model_folder.light_names(model.names, trust_remote_code=trusted)
         folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
@@ -215,7 +215,7 @@ class _Finder:
             raise ModelError(
                 f"the files of {self.request.given} are not those that this workspace first used",
                 where=f"{self.request.where}: {folder}",
-                fix="restore them, or delete the folder and fetch the model again; if they were meant to change, "
+                fix="restore them, or delete the folder and download the model again; after an intended change, "
                 "name a new revision, or a copy of the folder",
             )
         return files
@@ -248,7 +248,7 @@ class _Finder:
 
 
 def place_of(request: Request, base: Path) -> Path | str:
-    """A folder that exists, or the id of a model on the Hub."""
+    """Returns an existing folder, or the id of a model on the Hub."""
     given, where = request.given, request.where
     if "://" in given:
         # Not repeated in the message: addresses may carry passwords.
@@ -268,14 +268,16 @@ def place_of(request: Request, base: Path) -> Path | str:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelError(f"{given} is a file, not a model's folder", where=where, fix="name the folder it lies in")
+        raise ModelError(
+            f"{given} is a file, not a model's folder", where=where, fix="name the folder that contains it"
+        )
     if looks_like_id:
         return given
     raise ModelError(f"there is no folder {given}", where=where, fix=_nearest(folder))
 
 
 def _package_folder(reference: str, where: str) -> Path:
-    """Found from the package's metadata: importing it would run its code."""
+    """Finds the folder by the package's spec, because importing the package would run its code."""
     module, *inner = [*reference.split("/", 1)[0].split("."), *Path(reference).parts[1:]]
     try:
         spec = importlib.util.find_spec(module) if module.isidentifier() else None
@@ -285,17 +287,17 @@ def _package_folder(reference: str, where: str) -> Path:
     if not roots:
         raise ModelError(f"there is no installed package {module!r}", where=where, fix=f"pip install {module}")
     if ".." in inner:
-        raise ModelError("a package reference may not leave the package", where=where, fix="take out the ..")
+        raise ModelError("a package reference may not leave the package", where=where, fix="remove the ..")
     folders = [root.joinpath(*inner) for root in roots]
-    found = [folder for folder in folders if folder.is_dir()]
-    if not found:
+    present = [folder for folder in folders if folder.is_dir()]
+    if not present:
         what = f"the package {module!r} has no folder {'/'.join(inner)}"
         raise ModelError(what, where=where, fix=_nearest(folders[0]))
-    return found[0]
+    return present[0]
 
 
 def _package_pin(given: str) -> str | None:
-    """Pinned by the package's version, so that an upgrade is a change and not damage; no pin for a folder."""
+    """Returns a pin with the package's version, so that an upgrade does not count as damage; None for a folder."""
     if not given.startswith("package:"):
         return None
     module = given.removeprefix("package:").split("/", 1)[0].split(".")[0]
@@ -312,7 +314,7 @@ def _revision_name(model_id: str, revision: str | None) -> str:
 
 
 def _digest_name(model_id: str, commit: str | None, *, code: bool) -> str:
-    """Trusted code is among the files, so with it the digest is another."""
+    """Returns a separate name with trusted code, because its files change the digest."""
     return f"{model_id}@{commit}" + ("+code" if code else "")
 
 
@@ -321,8 +323,8 @@ def _nearest(folder: Path) -> str:
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
-    there = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
-    close = difflib.get_close_matches(missing.name, there, n=3, cutoff=0.4) or there[:5]
+    siblings = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    close = difflib.get_close_matches(missing.name, siblings, n=3, cutoff=0.4) or siblings[:5]
     return f"{missing.parent} has {', '.join(close)}" if close else f"{missing.parent} has no folders"
 
 
@@ -351,7 +353,7 @@ WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
 
 
 def depth_of(files: ModelFiles) -> int:
-    """Transformer layers; the embedding is none."""
+    """Returns the number of transformer layers; the embedding does not count."""
     return _number(files, DEPTH)
 
 
@@ -360,14 +362,14 @@ def width_of(files: ModelFiles) -> int:
 
 
 def _number(files: ModelFiles, names: Sequence[str]) -> int:
-    """Architectures name it differently, and transformers leaves out of the file what is its own default."""
-    found = next((files.config[name] for name in names if name in files.config), None)
-    if found is None:
-        found = getattr(_text_config(files), names[0], None)
-    if not isinstance(found, int) or found < 1:
-        what = f"config.json does not say the model's {names[0]}"
-        raise ModelError(what, where=str(files.folder), fix="use a transformer that transformers itself knows")
-    return found
+    """Reads one number from config.json, or from transformers' defaults, which the file leaves out."""
+    number = next((files.config[name] for name in names if name in files.config), None)
+    if number is None:
+        number = getattr(_text_config(files), names[0], None)
+    if not isinstance(number, int) or number < 1:
+        what = f"config.json has no {names[0]}"
+        raise ModelError(what, where=str(files.folder), fix="use an architecture of the transformers library")
+    return number
 
 
 def _text_config(files: ModelFiles) -> Any:
@@ -380,7 +382,7 @@ def _text_config(files: ModelFiles) -> Any:
 
 
 def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:
-    """The teacher's label names by position of its outputs, as the union is to know them."""
+    """Returns the teacher's label names, renamed, by position of its outputs."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     own = _own_labels(files.config, where)
     names = labels if labels is not None else own
@@ -400,7 +402,7 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
 
 
 def _own_labels(config: Mapping[str, Any], where: str) -> list[str]:
-    """Transformers leaves id2label out of the file where it says nothing: two labels without names."""
+    """Returns the labels of id2label; transformers leaves it out of the file for labels without names."""
     id2label = config.get("id2label")
     if id2label is None:
         return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]
@@ -425,7 +427,7 @@ def _refuse_labels(names: list[str], *, given: bool, where: str) -> None:
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
     blank = [name for name in names if re.fullmatch(r"LABEL_\d+", name)]
     if blank and not given:
-        what = f"the model does not say what its labels mean: {', '.join(blank[:5])}"
+        what = f"the model has no names for its labels: {', '.join(blank[:5])}"
         raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
 
 

@@ -25,7 +25,7 @@ from amalgam.data.schemas import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.session import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
-from amalgam.pipeline.execution.versions import library_versions, version_warnings
-from amalgam.pipeline.storage.fingerprint import differences, fingerprint
-from amalgam.pipeline.storage.store import MANIFEST, StoredFile
+from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, library_versions
+from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 
 Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
 
@@ -147,3 +146,11 @@ def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reas
             return reason, f"{changes[0][0]}: {changes[0][1]}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
     return "upstream", "; ".join(changed)
+
+
+def version_warnings(manifest: Record) -> Iterator[str]:
+    """Yields a warning per updated library; with `execution.on_version_change=strict` an update reruns stages."""
+    now = library_versions()
+    for library, before in manifest.made.get("libraries", {}).items():
+        if library in LIBRARIES and now.get(library) != before:
+            yield f"made with {library} {before}, now {now.get(library)}"

@@ -32,11 +32,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
-from amalgam.pipeline.execution.share import WorkerShare
-from amalgam.pipeline.execution.stage import Run, Stage, Unit, pending_units
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, pending_units
 from amalgam.pipeline.storage.backend import TEMPORARY
-from amalgam.pipeline.storage.fingerprint import FileDigests
+from amalgam.pipeline.storage.fingerprint import FileDigests, library_versions
 from amalgam.pipeline.storage.store import open_store
 
 LOOK_SECONDS = 5.0

@@ -12,8 +12,8 @@ from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState, identity_of, stage_state
 from amalgam.pipeline.execution.retry import disk_full, is_disk_full
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
-from amalgam.pipeline.execution.versions import library_versions
 from amalgam.pipeline.execution.workers import run_units, wait_until
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
 
 TIMING = "timing.json"

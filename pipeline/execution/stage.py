@@ -18,10 +18,25 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.interrupts import InterruptHandler
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.share import WorkerShare
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """Selects this process's part of the units."""
+
+    index: int = 0
+    count: int = 1
+    kind: Literal["alone", "torchrun", "part"] = "alone"
+
+    @property
+    def is_leader(self) -> bool:
+        return self.index == 0
+
+    def select(self, units: Sequence[T]) -> list[T]:
+        return list(units[self.index :: self.count])
 
 
 class PendingDependencyError(Exception):

@@ -6,12 +6,12 @@ Processes divide the units by position and communicate only through the store.
 from __future__ import annotations
 
 import itertools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.share import WorkerShare
-from amalgam.pipeline.execution.stage import Run, Stage, Unit, pending_units
+from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, pending_units
 
 POLL_SECONDS = 0.1
 
@@ -73,3 +73,63 @@ def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     commits = stage.parallelism == "units" or run.share.is_leader  # work done together is committed by the lead
     for unit in pending_units(run, _ours(stage, run.share, units)) if commits else []:
         raise DamagedError(f"{stage.name} {unit.name} is missing", path=str(unit.record_path))
+
+
+# ---- the share of this process
+
+
+def share_of(part: str | None, processes: int | None) -> WorkerShare:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if part is not None:
+        if world > 1:
+            raise ExperimentError("--part and torchrun were both given", fix="use one of them")
+        share = _parse_part(part)
+    elif world > 1:
+        share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
+    else:
+        share = WorkerShare()
+    if processes is not None and share.kind != "part" and processes != share.count:
+        raise ExperimentError(
+            f"expected {processes} processes, got {share.count}",
+            where="execution.processes",
+            fix=f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)",
+        )
+    return share
+
+
+def _parse_part(part: str) -> WorkerShare:
+    if part == "auto":
+        return _scheduled(os.environ)
+    index, slash, count = part.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise ExperimentError(
+            f"--part {part} is not a share",
+            fix="use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array",
+        )
+    return WorkerShare(int(index), int(count), "part")
+
+
+def _scheduled(environment: Mapping[str, str]) -> WorkerShare:
+    """Returns the share of this task of a SLURM array or an indexed Kubernetes job."""
+    try:
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            first, step = int(environment["SLURM_ARRAY_TASK_MIN"]), int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
+            index, rest = divmod(int(environment["SLURM_ARRAY_TASK_ID"]) - first, step)
+            count = int(environment["SLURM_ARRAY_TASK_COUNT"])
+        else:
+            index, rest, count = int(environment["JOB_COMPLETION_INDEX"]), 0, int(environment["JOB_COMPLETIONS"])
+    except KeyError as absent:
+        raise ExperimentError(
+            f"--part auto: {absent.args[0]} is not set",
+            fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
+            "or use --part 0/4",
+        ) from None
+    except ValueError as error:
+        raise ExperimentError(f"--part auto: {error}", fix="use --part 0/4") from None
+    if rest or not 0 <= index < count:
+        raise ExperimentError(
+            f"--part auto: task {index} of an array of {count} with gaps",
+            where="SLURM_ARRAY_TASK_ID",
+            fix="use an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
+        )
+    return WorkerShare(index, count, "part")

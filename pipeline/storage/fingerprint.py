@@ -11,6 +11,8 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ ABSENT = object()  # an absent field differs from a null
 LENGTH = 20  # hex digits: 80 bits
 
 DIGEST = re.compile(r"[0-9a-f]{16,}")
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "polars")
+"""Results depend on the versions of these libraries."""
 
 
 def canonical(value: Any) -> str:
@@ -55,6 +60,17 @@ def _shown(value: Any, limit: int = 40) -> str:
     if DIGEST.fullmatch(text):
         return text[:8]
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    versions = {}
+    for library in ("amalgam", *LIBRARIES):
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            versions[library] = "not installed"
+    return versions
 
 
 # ---- files outside the workspace

@@ -9,7 +9,7 @@ from pathlib import Path
 from amalgam.data.sources import find_files
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.session import open_run
 from amalgam.stages.common.load import encoder_files, prepare_teachers
 from amalgam.stages.common.sources import GENERATED, REMOTE, sources_of

@@ -17,7 +17,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.answers.coverage import units_for
 from amalgam.stages.common.answers.load import requests_of, units_of

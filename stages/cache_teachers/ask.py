@@ -11,7 +11,7 @@ from amalgam.data.parquet import matrix, read_table, write_table
 from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.cache_teachers.batching import CacheInputs, UnitResult, run_pooled
 

@@ -18,8 +18,7 @@ from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.versions import library_versions
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles

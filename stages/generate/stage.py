@@ -16,7 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
 from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import fetch, local_files, prepare_teachers, teachers_of

@@ -11,8 +11,7 @@ from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig, PseudoEmbeddings
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.execution.versions import library_versions
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import prepare_teachers, teachers_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.encoders import NewClassifier

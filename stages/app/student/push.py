@@ -21,7 +21,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
 from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.app.student.folder import StudentFolder, finished_student
 from amalgam.stages.common.models import hub

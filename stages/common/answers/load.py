@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
-from amalgam.pipeline.execution.versions import library_versions
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.common.answers.coverage import (
     BucketRequest,
     CachedUnits,

@@ -113,7 +113,7 @@ def read_part(
 
 
 def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
-    """How many texts of one part's folder are in another's too, and the first five by id, or by text without one."""
+    """Returns the number of texts that two parts share, and the first five by id, else by text."""
     import numpy as np
 
     count, examples = 0, list[str]()
@@ -135,7 +135,7 @@ def _bucket_files(folder: Path) -> list[Path]:
 
 
 def _spill_schema() -> Any:
-    """A run or a leading byte may hold more than the 2 GB of text that a plain Arrow string column can."""
+    """Returns a schema for more than 2 GB of text, the limit of a plain Arrow string column."""
     import pyarrow as pa
 
     schema = arrow_schema(CORPUS)
@@ -144,7 +144,7 @@ def _spill_schema() -> Any:
 
 
 class _SkippedFile:
-    """Made with the first row that is left out."""
+    """Created with the first skipped row."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path, self._stack = path, stack
@@ -249,7 +249,7 @@ class CorpusReader:
 
 
 def _names(sources: Sequence[Path]) -> dict[Path, str]:
-    """Each file once, under the shortest unique name, in order of name."""
+    """Returns each file once, under the shortest unique name, in order of name."""
     paths = list(dict.fromkeys(sources))
     names = [path.name for path in paths]
     if len(set(names)) < len(names):

@@ -27,7 +27,7 @@ def text_key(fields: Sequence[str]) -> bytes:
 
 
 def keys_digest(keys: bytes) -> str:
-    """Of many, one after the other in their order."""
+    """Returns the digest of many keys, concatenated in order."""
     return sha256(keys).hexdigest()
 
 
@@ -36,7 +36,7 @@ def prefix_name(number: int, bits: int) -> str:
 
 
 def bits_for(rows: int, rows_per_bucket: int = 512, most: int = 13) -> int:
-    """The fewest bits that leave at most so many rows in an average bucket."""
+    """Returns the fewest bits with at most `rows_per_bucket` rows in an average bucket."""
     return min(most, (max(rows - 1, 0) // rows_per_bucket).bit_length())
 
 
@@ -45,7 +45,7 @@ def overlaps(a: str, b: str) -> bool:
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """Any text, fit for a message: one line, printable characters only, at most `limit` of them."""
+    """Formats text for a message: one line of at most `limit` printable characters."""
     escaped = "".join(map(_printable, text[: limit + 1]))
     return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
 

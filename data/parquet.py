@@ -66,7 +66,7 @@ def read_keys(path: Path, column: str = "key") -> NDArray[np.bytes_]:
 
 
 def key_array(column: Any) -> NDArray[np.bytes_]:
-    """A view of a fixed-binary column; copied only where it came in more than one chunk."""
+    """Returns a view of a fixed-binary column; only a column of several chunks is copied."""
     import numpy as np
     import pyarrow as pa
 
@@ -90,7 +90,7 @@ def key_list(keys: NDArray[np.bytes_]) -> list[bytes]:
 
 
 def matrix(column: Any) -> NDArray[Any]:
-    """A column of fixed-length arrays as rows of numbers."""
+    """Returns a column of fixed-length arrays as rows of numbers."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -158,7 +158,7 @@ class ExternalKeySort:
         return pa.record_batch([key_column(b"".join(keys)), *arrays], schema=self._schema)
 
     def distinct_keys(self, first: int, stop: int) -> int:
-        """How many different keys lead with a byte in [first, stop)."""
+        """Returns the number of distinct keys with a leading byte in [first, stop)."""
         import numpy as np
 
         parts = []
@@ -168,7 +168,7 @@ class ExternalKeySort:
         return len(np.unique(np.frombuffer(b"".join(parts), f"S{KEY_BYTES}")))
 
     def table(self, first: int, stop: int) -> Any:
-        """All rows whose key leads with a byte in [first, stop), sorted by key."""
+        """Returns all rows whose key has a leading byte in [first, stop), sorted by key."""
         import pyarrow as pa
 
         batches = [batch for offsets, _ in self._runs for batch in self._batches(offsets[first : stop + 1])]

@@ -91,10 +91,10 @@ class _Reading(NamedTuple):
     corpus: Corpus
     require_label: bool
     setting: str = "set corpus.{}: "
-    """How a person names a column."""
+    """Format of a column's name in messages."""
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
-        """text, id, label, as far as they are wanted; a wanted column that is not there is an error."""
+        """Returns the wanted ones of text, id and label; a missing column is an error."""
         corpus = self.corpus
         wanted = {"text": corpus.text, "id": [] if corpus.id == "auto" else [corpus.id]}
         if corpus.label and (self.require_label or available is None or corpus.label in available):
@@ -146,7 +146,7 @@ FIXES = {
 def read_rows(
     path: Path, *, corpus: Corpus, name: str | None = None, require_label: bool = False, setting: str | None = None
 ) -> Iterator[Row | BadRow]:
-    """Every row of one local file. A label is read where the file has the column; `require_label` insists on it."""
+    """Yields every row of one local file; a missing label column is an error only with `require_label`."""
     reading = _Reading(path, shown(name or path.name, 200), corpus, require_label)
     reading = reading._replace(setting=setting) if setting else reading
     readers: dict[str, Callable[[_Reading], Iterator[Cells]]] = {
@@ -168,7 +168,7 @@ def read_rows(
 
 
 class _Check:
-    """The rules that hold for every format, applied to one row's values."""
+    """Applies the rules that hold for every format to one row's values."""
 
     def __init__(self, reading: _Reading) -> None:
         corpus = reading.corpus
@@ -199,7 +199,7 @@ class _Check:
         return Row(self._source, number, texts, identity, label, type(id_value) is int)
 
     def _label_of(self, value: object) -> str | None:
-        """The label's name; None if the value is not one."""
+        """Returns the label's name, or None if the value is not a label."""
         value = str(value) if type(value) is int else value
         if type(value) is not str or not value or value.isspace():
             return None
@@ -216,7 +216,7 @@ class _Check:
 
 
 def _is_name(value: object) -> bool:
-    """Whole numbers (True is none) and text that is not blank."""
+    """Returns whether the value is an integer (not a bool) or text that is not blank."""
     return type(value) is int or (type(value) is str and bool(value) and not value.isspace())
 
 
@@ -320,7 +320,7 @@ def _csv_header(reading: _Reading, lines: _Lines, records: Iterator[list[str]]) 
 
 
 def _broken_record(reading: _Reading, number: int, raw: list[bytes], error: csv.Error) -> BadRow:
-    """A record broken within its line can be left out; past that, where the next one starts is anybody's guess."""
+    """Returns a record that is broken within its line; raises otherwise, because the next record's start is unknown."""
     bad = reading.bad(number, "broken", raw[0], detail=f"broken ({error})")
     if len(raw) == 1:
         return bad
@@ -372,7 +372,7 @@ def _jsonl_row(reading: _Reading, number: int, raw: bytes, start: int, wanted: l
 
 
 def _jsonl_columns(reading: _Reading) -> list[str] | None:
-    """The names seen in the first lines; None if they hold no object. A label may still come later."""
+    """Returns the names in the first lines, or None without an object; a label may still come later."""
     names: dict[str, None] = {}
     with reading.path.open("rb") as file:
         for raw in islice(file, SAMPLE_LINES):
@@ -412,7 +412,7 @@ def _parquet_cells(reading: _Reading) -> Iterator[Cells]:
 
 
 def _decoded(column: Any) -> tuple[list[Any], bool]:
-    """The column's values, and whether its texts were all UTF-8: Arrow stores any bytes as text unchecked."""
+    """Returns the column's values and whether all are UTF-8, because Arrow does not check the bytes of a text."""
     import pyarrow as pa
 
     try:

@@ -1,4 +1,4 @@
-"""Where texts come from: the files that a path, a folder, a glob or a remote address means.
+"""Sources of texts: resolves a path, a folder, a glob or a remote address to files.
 
 Remote addresses are streamed into a local file, so that rows.py reads local files only.
 """
@@ -26,7 +26,7 @@ INSTEAD = {
 
 
 def find_files(source: str, base: Path) -> list[Path]:
-    """The files that a path, a folder or a glob means, in order of name; relative to `base`."""
+    """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
     path = base / Path(source).expanduser()
     if path.is_file():
         files = [path]
@@ -101,7 +101,7 @@ def fetch_remote(url: str, folder: Path) -> Path:
 
 
 def column_to_name(name: str, available: Sequence[str], setting: str) -> str:
-    """What to do about a column that is not there, in a file that has these."""
+    """Returns the fix for a missing column in a file that has the `available` ones."""
     other = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
     if other:
         return f"its columns are separated by {other!r}: save it with commas, or with tabs as .tsv"

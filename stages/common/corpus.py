@@ -1,4 +1,4 @@
-"""A part of the corpus (train, validation, test, teachers) as the later stages see it: buckets of keyed rows."""
+"""A part of the corpus (train, validation, test, teachers) for later stages: buckets of keyed rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tables(store: Store, part: Part) -> Iterator[pa.Table]:
 
 
 def fields(table: pa.Table) -> list[tuple[str, ...]]:
-    """Each row's one or two texts."""
+    """Returns each row's one or two texts."""
     first = table.column("text").to_pylist()
     if table.column("text_2").null_count == table.num_rows:
         return [(text,) for text in first]
@@ -76,7 +76,7 @@ UNIT_TEXTS = 1 << 15
 
 
 def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
-    """In key order, as many as hold `most` texts between them. The corpus decides alone, so all processes agree."""
+    """Yields groups of buckets in key order, of at most `most` texts or one bucket, the same in all processes."""
     group: list[Bucket] = []
     for bucket in buckets:
         if group and sum(one.rows for one in group) + bucket.rows > most:

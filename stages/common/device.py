@@ -34,7 +34,7 @@ def _offered() -> torch.device:
 
 
 def dtype_for(device: torch.device) -> str:
-    """bf16 where the hardware computes it, fp16 on older GPUs, fp32 elsewhere."""
+    """Returns bf16 where the hardware computes it, fp16 on older GPUs, fp32 elsewhere."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if device.type == "cpu" and _cpu_computes_bf16() else "fp32"

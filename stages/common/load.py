@@ -157,7 +157,7 @@ def load_new_classifier(
 
 
 def part_of(run: Run, name: str) -> Part | None:
-    """None when the experiment has no such part."""
+    """Returns the part, or None if the experiment has no such part."""
     manifest = run.result("read-corpus")
     facts = manifest.facts["parts"].get(name)
     if facts is None:
@@ -179,7 +179,7 @@ def train_part(run: Run) -> Part:
 
 
 def generated_file(run: Run) -> StoredFile:
-    """Raises NotKnownYetError before they are generated."""
+    """Raises PendingDependencyError before the texts are generated."""
     return texts_file(run.result("generate"))
 
 
@@ -222,7 +222,7 @@ def local_files(run: Run, source: str) -> list[Path]:
 
 
 def fetch(run: Run, sources: Sequence[str]) -> None:
-    """Remote ones that are not here yet."""
+    """Downloads the remote sources that are not local yet."""
     for source in sources:
         if source.startswith(REMOTE) and _fetched(run, source) is None:
             _fetch(run, source)

@@ -1,6 +1,6 @@
-"""What a classifier's probabilities are worth against gold labels over the union, in plain numbers (numpy only).
+"""Computes metrics of a classifier's probabilities against gold labels over the union, with numpy only.
 
-The number that counts is accuracy over the union of all labels; a teacher's slice is called that.
+The main metric is accuracy over the union of all labels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def evaluate(
 
 
 def confusion_of(predictions: Predictions, gold: Ints, labels: int) -> Ints:
-    """Counts, a row per gold label, a column per predicted one."""
+    """Returns counts with a row per gold label and a column per predicted one."""
     result = np.zeros((labels, labels), dtype=np.int64)
     np.add.at(result, (gold, predictions.label), 1)
     return result
@@ -97,7 +97,7 @@ def _check(predictions: Predictions, gold: Ints) -> None:
 
 
 def _f1(confusion: npt.NDArray[np.int64]) -> Floats:
-    """F1 = 2 right / (gold + predicted) by label; nan for labels that occur in neither."""
+    """Returns F1 = 2 right / (gold + predicted) by label; nan for labels that occur in neither."""
     occurs = confusion.sum(axis=0) + confusion.sum(axis=1)
     result: Floats = np.full(len(occurs), np.nan)
     np.divide(2.0 * np.diag(confusion), occurs, out=result, where=occurs > 0)

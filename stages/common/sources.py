@@ -1,4 +1,4 @@
-"""Source files of the corpus: paths, remote addresses, generated texts."""
+"""Sources of the corpus: paths, remote addresses and generated texts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def generated_sources(experiment: ExperimentConfig) -> dict[str, list[str]]:
 
 
 def are_written(experiment: ExperimentConfig) -> bool:
-    """Whether each text was written for a teacher and one of its classes."""
+    """Returns whether each text was generated for a teacher and one of its classes."""
     return experiment.generate is not None and experiment.generate.writes
 
 

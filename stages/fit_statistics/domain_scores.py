@@ -93,7 +93,7 @@ WHOSE = ("own", "background")
 
 
 def folds_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """In turn, the teacher's own texts and the others each for themselves; fewer folds where its own are fewer."""
+    """Assigns folds in turn, separately to own and other texts; a teacher with fewer own texts has fewer folds."""
     own = groups >= 0
     turns = np.where(own, np.cumsum(own), np.cumsum(~own)) - 1
     folds: NDArray[np.int64] = turns % max(1, min(FOLDS, int(own.sum())))

@@ -222,7 +222,7 @@ def smoothed(signal: Array, near: Array) -> Array:
 
 
 def side_by_side(spaces: Sequence[Array]) -> Array:
-    """One space of several: each around its own mean and made of length 1, so that all count alike."""
+    """Joins spaces with equal weight: each is centred and scaled to length 1."""
     parts = [_of_length_1(space - space.mean(axis=0)) for space in spaces]
     return _of_length_1(np.concatenate(parts, axis=1))
 

@@ -51,13 +51,13 @@ def weigh(inputs: WeighInputs) -> tuple[pa.Table, dict[str, Any]]:
     answered = predictions(inputs)
     signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(inputs, answered, facts)
     if signal is None:
-        weights = by_confidence(answered["confidence"], targets.temperature)
+        teacher_weights = by_confidence(answered["confidence"], targets.temperature)
     else:
-        weights = weighed(signal, targets.teacher_weights, facts, shares)
+        teacher_weights = weighed(signal, targets.teacher_weights, facts, shares)
     teachers = inputs.teachers
-    values = pa.array(weights.weights.astype(np.float32).reshape(-1))
+    values = pa.array(teacher_weights.weights.astype(np.float32).reshape(-1))
     columns = [inputs.keys(), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
-    facts["shares"] = dict(zip(teachers, weights.shares.round(4).tolist(), strict=True))
+    facts["shares"] = dict(zip(teachers, teacher_weights.shares.round(4).tolist(), strict=True))
     return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
 

@@ -1,4 +1,4 @@
-"""A family: all cached answers that may be used together, and which of them a set of texts still lacks.
+"""Finds the missing predictions of a family: all cached predictions that may be used together.
 
 Within a family texts are spread over buckets by key prefix. Missing texts and passes are computed by key: an appended
 text costs only itself, and K = 24 after 16 costs 8 passes. A second corpus reuses the texts it shares.
@@ -147,7 +147,7 @@ def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
 
 @dataclass
 class Coverage:
-    """For each text of a bucket: has it the dropout-off logits, and how many of its passes, counted from the first."""
+    """Records for each text of a bucket whether its dropout-off logits exist, and the number of its first passes."""
 
     logits: Any
     passes: Any
@@ -175,7 +175,7 @@ class Coverage:
         return news or len(extends) > 0
 
     def missing(self, wanted: Any) -> Iterator[tuple[Any, bool, int, int]]:
-        """(rows, lacks logits, first missing pass, passes wanted) for every group of texts that lacks the same."""
+        """Yields (rows, lacks logits, first missing pass, wanted passes) by group of texts that lack the same."""
         import numpy as np
 
         wanted_passes = np.broadcast_to(wanted, len(self.logits))

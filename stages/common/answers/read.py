@@ -45,7 +45,7 @@ class FamilyIndex:
     order: list[str] = field(default_factory=list)
 
     def about(self, prefixes: Sequence[str]) -> list[StoredFile]:
-        """The files whose bucket overlaps any of these, each once, in the manifest's order."""
+        """Returns each file whose bucket overlaps any of these, once, in the manifest's order."""
         files = {place: file for prefix in prefixes for bits in self._overlapping(prefix) for place, file in bits}
         return [files[place] for place in sorted(files)]
 
@@ -64,7 +64,7 @@ class AnswerReader:
 
     store: Store
     manifest: Record
-    """Of cache-teachers."""
+    """The manifest of cache-teachers."""
     indexes: Mapping[str, FamilyIndex]
     families: Mapping[str, str]
     """By teacher."""
@@ -197,7 +197,7 @@ def _summed(answers: Sequence[Answers], take: int, measure: str, *, adaptive: bo
 
 
 def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    """The texts of a file by how many passes are summed already."""
+    """Groups the texts of a file by the number of passes summed already."""
     if total.is_empty():
         return [(0, frame)]
     joined = frame.select("key").join(total.select("key", COUNT), on="key", how="left", maintain_order="left")
@@ -206,7 +206,7 @@ def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.Da
 
 
 def _grown(total: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
-    """Add the sums of texts that are all in `total`, or none of them is."""
+    """Adds sums to `total`, which has all of their texts or none."""
     both = total if total.is_empty() else total.join(sums, on="key", how="semi")
     if both.is_empty():
         return pl.concat([frame for frame in (total, sums) if not frame.is_empty()])

@@ -1,4 +1,4 @@
-"""How sure a teacher is, from its cached passes: confidence in [0, 1], one word in the experiment file.
+"""Computes a teacher's confidence in [0, 1] from its cached passes, by the measure in `targets.uncertainty`.
 
 Every measure is computed from sums over passes, so a text's passes may be in several files, and K may differ by text.
 Confidence is 1 - u / (the largest u that C labels allow).
@@ -19,7 +19,7 @@ COUNT = "passes_counted"
 
 
 def sums_over_passes(passes: list[pl.Series], name: str, *, squares: bool = False) -> dict[str, pl.Series]:
-    """The additive facts of some passes that the measure `name` needs; those of several files are simply added."""
+    """Returns the sums that the measure `name` needs; the sums of several files are added."""
     raw = np.concatenate([logits.to_numpy() for logits in passes], axis=1)
     return {**counted(len(passes), len(raw)), **sums_over_raw(raw, width(passes[0]), name, squares=squares)}
 
@@ -33,7 +33,7 @@ def mean_probability(sums: pl.DataFrame) -> pl.Series:
 
 
 def confidence(sums: pl.DataFrame, name: str, full: int = 0) -> pl.Series:
-    """`full`: K, to which the entropy of fewer passes is corrected where their squares are known."""
+    """Computes the confidence; with squares, the entropy of fewer passes is corrected to `full` = K."""
     classes = width(sums["probability"])
     largest = {"variation-ratio": 1 - 1 / classes, "max-probability": 1 - 1 / classes, "energy": 1.0}
     measured = MEASURES[name](sums)
@@ -43,7 +43,7 @@ def confidence(sums: pl.DataFrame, name: str, full: int = 0) -> pl.Series:
 
 
 def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
-    """By how much the entropy of the mean of k passes is expected below that of K: (1/2k - 1/2K) sum of var / mean.
+    """Returns the expected entropy deficit of the mean of k passes against K: (1/2k - 1/2K) sum of var / mean.
 
     The plug-in entropy is biased low by 1/2k of it (second order of the delta method). Without the correction, texts
     that stopped early would get more confidence than those with all K passes. Zero where k = K.

@@ -18,7 +18,7 @@ import torch
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.models.model_folder import ATTENTIVE
-from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import ModelFiles, auto_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -193,12 +193,8 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 
 def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
-    if files.config.get("model_type") == ATTENTIVE:
-        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
     with _as_model_error(files, "configuration"):
-        return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
+        return auto_config(files, trust_remote_code=trust_remote_code)
 
 
 def _load(

@@ -65,7 +65,13 @@ def resolve(  # noqa: PLR0913 - one argument per setting of a model
 def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
     """Resolves references with `resolve`'s arguments. One error lists all problems, before weights are downloaded."""
     hub = _Hub()
-    return for_all(lambda finish: finish(), for_all(lambda reference: _finder(hub, **reference).find(), references))
+
+    def find(reference: Mapping[str, Any]) -> Callable[[], ModelFiles]:
+        settings = {"where": None, **reference}
+        base, pins, digest_of, field = (settings.pop(name) for name in ("base", "pins", "digest_of", "where"))
+        return _Finder(Request(**settings, field=field), base, pins, digest_of, hub).find()
+
+    return for_all(lambda finish: finish(), for_all(find, references))
 
 
 def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
@@ -125,21 +131,6 @@ class _Hub:
         model = model_hub.ask(model_id, revision, where=where)
         self.reachable = model is not None
         return model
-
-
-def _finder(  # noqa: PLR0913 - as resolve
-    hub: _Hub,
-    *,
-    given: str,
-    revision: str | None,
-    base: Path,
-    pins: Pins,
-    digest_of: Callable[[Path], str],
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    where: str | None = None,
-) -> _Finder:
-    return _Finder(Request(given, revision, allow_pickle, trust_remote_code, where), base, pins, digest_of, hub)
 
 
 @dataclass(frozen=True)
@@ -365,20 +356,20 @@ def _number(files: ModelFiles, names: Sequence[str]) -> int:
     """Reads one number from config.json, or from transformers' defaults, which the file leaves out."""
     number = next((files.config[name] for name in names if name in files.config), None)
     if number is None:
-        number = getattr(_text_config(files), names[0], None)
+        number = getattr(auto_config(files).get_text_config(), names[0], None)
     if not isinstance(number, int) or number < 1:
         what = f"config.json has no {names[0]}"
         raise ModelError(what, where=str(files.folder), fix="use an architecture of the transformers library")
     return number
 
 
-def _text_config(files: ModelFiles) -> Any:
+def auto_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
+    """Returns the configuration of transformers; registers amalgam's own architecture first if the files need it."""
     from transformers import AutoConfig
 
     if files.config.get("model_type") == ATTENTIVE:
         import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
-
-    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True).get_text_config()
+    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
 
 
 def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:

@@ -1,6 +1,6 @@
 # make demo        distils three small classifiers into one student: offline, in minutes
 # make test        runs the test suite with two workers (WORKERS=8 for more cores)
-# make check       runs ruff and mypy, builds the documentation, builds and installs the wheel
+# make check       runs ruff, mypy and the prose check, builds the documentation, builds and installs the wheel
 # make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
 # make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
 # make docs        builds the documentation into site/
@@ -36,6 +36,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose
 	bash .ci/docs
 	bash .ci/wheel
 

@@ -75,12 +75,12 @@ class CacheFeatures(Stage):
         if run.experiment.objective.read_states == "tokens":
             _check_tokenizers(run)
         for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
-            asked = list(mine)
+            group = list(mine)
             kept = next(kept for kept in required_states(run) if kept.family == family)
             if kept.teacher is None:
-                super().run_units(run, asked)
+                super().run_units(run, group)
             else:
-                _run_teacher(run, kept.teacher, kept.key, asked)
+                _run_teacher(run, kept.teacher, kept.key, group)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.states.compute import feature_table

@@ -42,8 +42,8 @@ def dtype_for(device: torch.device) -> str:
 
 def _cpu_computes_bf16() -> bool:
     """Either instruction set: products of bf16 are then faster than those of fp32, and not emulated."""
-    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(ask is not None and ask() for ask in asked)
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
 
 
 def tokens_at_once(device: torch.device, width: int) -> int:

@@ -108,8 +108,8 @@ class Report(Stage):
         if evaluation:
             system = evaluation["systems"][evaluation["system"]]
             scores = {"scores": {key: system[key] for key in ("n", "accuracy", "macro_f1", "nll_nats", "ece")}}
-        asked = "cache-teachers" in run.results
-        costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if asked else []
+        has_predictions = "cache-teachers" in run.results
+        costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if has_predictions else []
         with run.store.draft(unit.folder, unit.name) as draft:
             for name, block in ((EVALUATION, evaluation), (FINDINGS, findings)):
                 if block is not None:

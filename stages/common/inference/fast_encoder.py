@@ -109,7 +109,7 @@ class FastEncoder:
         **_rest: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         hidden = hidden_states
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  the mode is asked by name below, not call by call
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  the mode is checked by name below, not call by call
             for layer in self.layers:
                 last = self.first_token and layer is self.layers[-1]
                 hidden = self._layer(layer, hidden, attention_mask, dropout, first_token=last)

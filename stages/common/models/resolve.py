@@ -340,16 +340,10 @@ def for_all(
 
 DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
-WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
-
 
 def depth_of(files: ModelFiles) -> int:
     """Returns the number of transformer layers; the embedding does not count."""
     return _number(files, DEPTH)
-
-
-def width_of(files: ModelFiles) -> int:
-    return _number(files, WIDTH)
 
 
 def _number(files: ModelFiles, names: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ from amalgam.data.tokens import Tokens
 from amalgam.stages.common.device import dtype_for, tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.cuda import CudaCapture, Graphs
-from amalgam.stages.common.inference.masks import Axis, Bank, row_words, site_words
+from amalgam.stages.common.inference.dropout import Axis, Bank, row_words, site_words
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 
 if TYPE_CHECKING:

@@ -107,9 +107,9 @@ def _experiment(
 
 def _material(run: Run, name: str) -> Material:
     from amalgam.data.tokens import encode
+    from amalgam.stages.common.cached.load import load_encoder
     from amalgam.stages.common.corpus import fields, tables
     from amalgam.stages.common.load import label_space, part_of
-    from amalgam.stages.common.states.load import load_encoder
 
     part = part_of(run, name)
     if part is None:

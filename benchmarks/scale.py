@@ -210,7 +210,7 @@ def _run(arguments: list[str]) -> float:
 def _list(what: str, config: Path) -> float:
     from amalgam.benchmarks.synthetic_workspace import quiet_run
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.common.answers.load import families_of, unit_keys, units_of
+    from amalgam.stages.common.cached.load import families_of, unit_keys, units_of
     from amalgam.stages.registry import STAGES
 
     run = quiet_run(config)

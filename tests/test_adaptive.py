@@ -13,8 +13,8 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
-from amalgam.stages.common.answers.pass_statistics import statistics
-from amalgam.stages.common.answers.uncertainty import confidence, sums_over_passes
+from amalgam.stages.common.cached.pass_statistics import statistics
+from amalgam.stages.common.cached.uncertainty import confidence, sums_over_passes
 from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")

@@ -268,9 +268,9 @@ def test_an_import_of_a_lower_layer_is_no_upward_arrow(tmp_path: Path) -> None:
     root = _tree(
         tmp_path,
         stages__registry=REGISTRY,
-        stages__early__stage="from amalgam.stages.common.answers import read\nimport amalgam.pipeline.errors\n",
+        stages__early__stage="from amalgam.stages.common.cached import read\nimport amalgam.pipeline.errors\n",
         stages__late__stage="from amalgam.stages.early.stage import x\n",
-        stages__common__answers__read="from amalgam.data.keys import x\nimport torch\n",
+        stages__common__cached__read="from amalgam.data.keys import x\nimport torch\n",
         data__keys="from amalgam.pipeline.config.schema import x\n",
         pipeline__config__schema="from amalgam.pipeline.errors import x\n",
         pipeline__errors=EMPTY,
@@ -349,8 +349,8 @@ def test_run_is_imported_at_the_edge_of_a_stage_alone(tmp_path: Path) -> None:
         stages__report__stage=run,
         stages__report__figures="def f():\n    " + run,
         stages__common__load=run,
-        stages__common__answers__load=run,
-        stages__common__answers__read=run.replace("Run, ", ""),
+        stages__common__cached__load=run,
+        stages__common__cached__read=run.replace("Run, ", ""),
         stages__common__device="if TYPE_CHECKING:\n    " + run,
         stages__app__cost__survey=run,
     )

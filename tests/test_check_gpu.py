@@ -13,7 +13,7 @@ import torch
 
 from amalgam.benchmarks import check_gpu
 from amalgam.benchmarks.cache_teachers import Bench
-from amalgam.stages.common.inference.masks import Bank
+from amalgam.stages.common.inference.dropout import Bank
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.tests.stages.test_fused import Uncompiled
 from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of

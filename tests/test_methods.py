@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.stages.common.states.compute import words_of
+from amalgam.stages.common.inference.states import words_of
 from amalgam.stages.methods import METHODS, method_of, objective_in
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, write_texts
 

@@ -20,8 +20,8 @@ from amalgam.benchmarks.synthetic_workspace import (
 )
 from amalgam.pipeline.execution.plan import StageState, plan
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.common.answers.coverage import KEPT_UNITS
-from amalgam.stages.common.answers.load import families_of, unit_keys, units_of
+from amalgam.stages.common.cached.coverage import KEPT_UNITS
+from amalgam.stages.common.cached.load import families_of, unit_keys, units_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import flip_bit
 
@@ -82,7 +82,7 @@ def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made
 
 
 def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amalgam.stages.common.answers.coverage.KEPT_UNITS", 2)
+    monkeypatch.setattr("amalgam.stages.common.cached.coverage.KEPT_UNITS", 2)
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
     update(STAGES, run, target="read-corpus")

@@ -14,7 +14,7 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.session import open_run
-from amalgam.stages.common.states.load import states_of
+from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import TRAIN, Workspace, word_list, write_model
 

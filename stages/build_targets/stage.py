@@ -12,7 +12,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, passes_counted
+from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence

@@ -19,13 +19,20 @@ from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.coverage import units_for
-from amalgam.stages.common.answers.load import requests_of, units_of
-from amalgam.stages.common.answers.question import Reader
+from amalgam.stages.common.cached.coverage import units_for
+from amalgam.stages.common.cached.load import (
+    ENCODER,
+    CachedStates,
+    load_encoder,
+    parts_of,
+    requests_of,
+    required_states,
+    units_of,
+)
+from amalgam.stages.common.cached.question import Reader
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.states.load import ENCODER, CachedStates, load_encoder, parts_of, required_states
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.target_methods import measure_of
 
@@ -83,7 +90,7 @@ class CacheFeatures(Stage):
                 _run_teacher(run, kept.teacher, kept.key, group)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.common.states.compute import feature_table
+        from amalgam.stages.common.inference.states import feature_table
 
         bucket = next(one for one in train_part(run).buckets if one.prefix == unit.payload.prefix)
         table = feature_table(run.store, run.console, load_encoder(run), bucket, unit.payload.rows)
@@ -122,7 +129,7 @@ def _units(run: Run) -> Iterator[Unit]:
 
 def _run_teacher(run: Run, resolved: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
     """Computes the states of one teacher; `key` is that of the family."""
-    from amalgam.stages.common.states.compute import write_states
+    from amalgam.stages.common.inference.states import write_states
     from amalgam.stages.common.token_cache import tokenizer_digest
 
     teacher = load_teacher(run, resolved, key["dtype"], passes=0)

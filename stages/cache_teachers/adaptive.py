@@ -14,7 +14,7 @@ from amalgam.data.parquet import key_column, matrix, read_keys, read_table, writ
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.stages.common.answers.coverage import CachedUnit, CachedUnits
+from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
 from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class CachedPasses:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
         import numpy as np
 
-        from amalgam.stages.common.answers.pass_statistics import statistics
+        from amalgam.stages.common.cached.pass_statistics import statistics
 
         prefix = decision.bucket.prefix
         summaries = [statistics(self.read(family, prefix, keys, passes)) for family in decision.families]

@@ -97,7 +97,7 @@ def _pass_columns(passes: Array) -> dict[str, Any]:
     import numpy as np
     import pyarrow as pa
 
-    from amalgam.stages.common.answers.pass_statistics import statistics
+    from amalgam.stages.common.cached.pass_statistics import statistics
 
     summary = statistics(passes)
     return {

@@ -20,7 +20,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.retry import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.answers.question import TokenizedUnit
+from amalgam.stages.common.cached.question import TokenizedUnit
 from amalgam.stages.common.inference.load import TeacherLoader
 from amalgam.stages.common.teachers import ResolvedTeacher
 

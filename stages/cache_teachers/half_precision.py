@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.answers.pass_statistics import statistics
+from amalgam.stages.common.cached.pass_statistics import statistics
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.load import TeacherLoader

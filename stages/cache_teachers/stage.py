@@ -19,13 +19,13 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
 from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit
-from amalgam.stages.common.answers.coverage import (
+from amalgam.stages.common.cached.coverage import (
     UnitRequest,
     family_in,
     has_answers,
     units_for,
 )
-from amalgam.stages.common.answers.load import (
+from amalgam.stages.common.cached.load import (
     dtype_of,
     families_of,
     family_key,
@@ -35,7 +35,7 @@ from amalgam.stages.common.answers.load import (
     units_folder,
     units_of,
 )
-from amalgam.stages.common.answers.question import Reader
+from amalgam.stages.common.cached.question import Reader
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.inference.load import teacher_loader
 from amalgam.stages.common.load import check_gold, extra_parts, part_of, prepare_teachers, teachers_of, train_part

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amalgam.pipeline.config.schema import COMPARATIVE
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics.gaussians import Array, Gaussians, Moments
 
 Pair = tuple[Gaussians, Gaussians]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax, top_margin
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics.domain_scores import Statistics, in_parts
 from amalgam.stages.fit_statistics.gaussians import Array
 

@@ -16,9 +16,8 @@ from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.load import answer_reader
+from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
-from amalgam.stages.common.states.load import state_of, states_of, statistics_states
 from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.target_methods import Evidence, measure_of
 

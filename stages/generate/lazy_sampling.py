@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from amalgam.pipeline.storage.fingerprint import canonical
-from amalgam.stages.common.inference.masks import GOLDEN, MIX_B, mixed
+from amalgam.stages.common.inference.dropout import GOLDEN, MIX_B, mixed
 
 Floats = NDArray[np.float64]
 

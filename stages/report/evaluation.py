@@ -23,11 +23,11 @@ from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.answers.read import FamilyIndex
+from amalgam.stages.common.cached.read import FamilyIndex
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
+from amalgam.stages.common.inference.states import Encoder, words_of
 from amalgam.stages.common.metrics import Predictions, evaluate
-from amalgam.stages.common.states.compute import Encoder, words_of
 from amalgam.stages.report.blocks import Scores
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,7 +14,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.stages.common.answers.coverage import family_in
+from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
     DataFacts,

@@ -21,11 +21,17 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.cache_teachers.adaptive import audit_lines
-from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, family_indexes, passes_counted
+from amalgam.stages.common.cached.load import (
+    answer_reader,
+    dtype_of,
+    families_of,
+    family_indexes,
+    load_encoder,
+    passes_counted,
+)
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket
 from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
-from amalgam.stages.common.states.load import load_encoder
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts

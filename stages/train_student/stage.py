@@ -12,6 +12,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import (
@@ -24,7 +25,6 @@ from amalgam.stages.common.load import (
     train_part,
 )
 from amalgam.stages.common.models.output_folder import check_target, publish_folder
-from amalgam.stages.common.states.load import states_of
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 from amalgam.stages.common.training.settings import Training

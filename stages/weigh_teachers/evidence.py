@@ -23,9 +23,8 @@ from amalgam.data.labels import LabelSpace
 from amalgam.data.parquet import key_array, read_table
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.answers.read import AnswerReader
+from amalgam.stages.common.cached.read import AnswerReader, States
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
-from amalgam.stages.common.states.read import States
 from amalgam.stages.weigh_teachers.mixture import standard
 
 Array = np.ndarray[Any, np.dtype[Any]]

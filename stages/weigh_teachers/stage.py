@@ -13,10 +13,18 @@ from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.answers.load import answer_reader, dtype_of, families_of, passes_counted
+from amalgam.stages.common.cached.load import (
+    answer_reader,
+    dtype_of,
+    families_of,
+    features_of,
+    last_states,
+    load_encoder,
+    passes_counted,
+    states_of,
+)
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.common.sources import are_written
-from amalgam.stages.common.states.load import features_of, last_states, load_encoder, states_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.stages.common.answers.coverage import BucketRequest, CachedUnit, CachedUnits
+from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnit, CachedUnits
 from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference import dropout
-from amalgam.stages.common.inference.dropout import Attention, KeyedDropout, Site, attended
-from amalgam.stages.common.inference.masks import Axis, Bank
+from amalgam.stages.common.inference.dropout import Attention, Axis, Bank, KeyedDropout, Site, attended
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, tiny
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.stages.common.inference.masks import Axis, Bank, bank_levels, row_words, scattered, site_words
+from amalgam.stages.common.inference.dropout import Axis, Bank, bank_levels, row_words, scattered, site_words
 
 DIGEST = "5e" * 32
 CPU = torch.device("cpu")

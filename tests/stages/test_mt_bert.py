@@ -15,7 +15,7 @@ from amalgam.data.labels import LabelSpace, union_of
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import fit
 from amalgam.stages.common.training.settings import Training

@@ -11,7 +11,7 @@ import torch
 
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.train_student.objectives.amalgamation import (
     Adapter,

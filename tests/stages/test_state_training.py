@@ -12,7 +12,7 @@ import torch
 
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective, WeightedKL
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit

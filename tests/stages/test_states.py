@@ -12,9 +12,9 @@ import torch
 from amalgam.data.parquet import read_table
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.cached.read import States
+from amalgam.stages.common.inference.states import in_blocks, shares, write_states
 from amalgam.stages.common.inference.teacher import Rows, Teacher
-from amalgam.stages.common.states.compute import in_blocks, shares, write_states
-from amalgam.stages.common.states.read import States
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = [("word1 word2 word3 word4 word5 word6",), ("word7",), ("word8 word9 word10",)]

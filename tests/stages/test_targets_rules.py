@@ -9,7 +9,7 @@ import pytest
 
 from amalgam.data.labels import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.answers.uncertainty import MEASURES, confidence, sums_over_passes
+from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
 from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
 
 LN2, LN3 = math.log(2), math.log(3)

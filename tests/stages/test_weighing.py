@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from amalgam.data.arrays import top_margin
-from amalgam.stages.common.states.compute import mean_over_tokens
+from amalgam.stages.common.inference.states import mean_over_tokens
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,

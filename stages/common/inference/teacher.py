@@ -31,9 +31,17 @@ from amalgam.stages.common.inference.cuda import (
     start_transfer,
     to_device,
 )
-from amalgam.stages.common.inference.dropout import KeyedDropout, Recorder, Site, sites_of, unsupported_dropout
+from amalgam.stages.common.inference.dropout import (
+    Bank,
+    KeyedDropout,
+    Recorder,
+    Site,
+    row_words,
+    site_words,
+    sites_of,
+    unsupported_dropout,
+)
 from amalgam.stages.common.inference.fast_encoder import FastEncoder, close_enough, describe_fast_encoder
-from amalgam.stages.common.inference.masks import Bank, row_words, site_words
 
 DROPOUT_OFF = -1
 

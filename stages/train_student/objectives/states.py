@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.batches import RowNumbers
-from amalgam.stages.common.states.compute import in_blocks, mean_over_tokens
-from amalgam.stages.common.states.read import States
+from amalgam.stages.common.inference.states import in_blocks, mean_over_tokens
 from amalgam.stages.common.training.learner import Objective
 
 

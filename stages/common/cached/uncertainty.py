@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from amalgam.data.arrays import entropy_column, flat, shaped, width
-from amalgam.stages.common.answers.pass_statistics import sums_over_raw
+from amalgam.stages.common.cached.pass_statistics import sums_over_raw
 
 COUNT = "passes_counted"
 

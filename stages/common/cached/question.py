@@ -10,7 +10,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.answers.coverage import UnitRequest
+from amalgam.stages.common.cached.coverage import UnitRequest
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.teachers import ResolvedTeacher
 

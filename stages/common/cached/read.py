@@ -1,6 +1,6 @@
-"""Reads cached predictions: which files hold the rows of some buckets, and one teacher's evidence on their texts.
+"""Reads cached predictions and hidden states of texts by key.
 
-The manifest's files are indexed once. All files of one pass range are read as one frame: few large steps for any size.
+A manifest's files are indexed once. All files of one pass range are read as one frame: few large steps for any size.
 """
 
 from __future__ import annotations
@@ -8,20 +8,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax_column, width
 from amalgam.data.keys import ALL
-from amalgam.data.parquet import read_table
+from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import COMPARATIVE, Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.answers.coverage import family_in, prefix_in
-from amalgam.stages.common.answers.pass_statistics import sums_over_raw
-from amalgam.stages.common.answers.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
+from amalgam.stages.common.cached.coverage import family_in, prefix_in
+from amalgam.stages.common.cached.pass_statistics import sums_over_raw
+from amalgam.stages.common.cached.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
+from amalgam.stages.common.corpus import Bucket, read_bucket
 from amalgam.stages.target_methods import Evidence
 
 COLUMNS = ("key", "logits", "passes")
@@ -213,3 +217,69 @@ def _grown(total: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
     after = both.select("key").join(sums, on="key", how="left", maintain_order="left")
     added = {name: both[name] + after[name] for name in both.columns if name != "key"}
     return pl.concat([total.join(sums, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
+
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class States:
+    """A teacher's states of some texts, in the order of the requested keys, read from mapped files on demand."""
+
+    teacher: str
+    files: list[Array]
+    """[n, blocks, width] fp16 each, memory-mapped."""
+    file_of: NDArray[np.int64]
+    """The file of each text."""
+    starts: NDArray[np.int64]
+    """The first row of each text in its file."""
+    lengths: NDArray[np.int64]
+    """Rows of each text: its tokens, or 1 for pooled states."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def blocks(self) -> int:
+        return int(self.files[0].shape[1])
+
+    @property
+    def width(self) -> int:
+        return int(self.files[0].shape[2])
+
+    def take(self, rows: NDArray[np.integer[Any]], blocks: slice = slice(None)) -> Array:
+        """Returns [texts, tokens, blocks, width] in fp16, padded with zeros; pooled states have one token."""
+        longest = int(self.lengths[rows].max(initial=0))
+        states = np.zeros((len(rows), longest, len(range(self.blocks)[blocks]), self.width), np.float16)
+        for place, row in enumerate(rows):
+            start, length = self.starts[row], self.lengths[row]
+            states[place, :length] = self.files[self.file_of[row]][start : start + length, blocks]
+        return states
+
+
+def open_states(teacher: str, pairs: Sequence[tuple[Path, Path]], wanted: NDArray[np.bytes_]) -> States:
+    """Maps the states of the wanted keys from pairs of files: keys.parquet and states.npy."""
+    tables = [read_table(path) for path, _ in pairs]
+    mapped = [np.load(path, mmap_mode="r") for _, path in pairs]
+    lengths = [table.column("rows").to_numpy().astype(np.int64) for table in tables]
+    starts = [np.cumsum(sizes) - sizes for sizes in lengths]
+    file_of = [np.full(len(sizes), place) for place, sizes in enumerate(lengths)]
+    keys = np.concatenate([key_array(table.column("key")) for table in tables])
+    order = np.argsort(keys, kind="stable")
+    places = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+    if not np.array_equal(keys[places], wanted):
+        what = f"the cached states of teacher {teacher} lack texts of the corpus"
+        raise WorkError(what, fix="run `amalgam verify`, then the same command again")
+    columns = [np.concatenate(part)[places] for part in (file_of, starts, lengths)]
+    return States(teacher, mapped, *columns)
+
+
+def read_features(store: Store, paths: Sequence[Path], buckets: Sequence[Bucket]) -> Array:
+    """Returns the encoder's states [texts, width] in float32, in the order of the buckets' texts."""
+    tables = [read_table(path) for path in paths]
+    keys = np.concatenate([key_array(table.column("key")) for table in tables])
+    values = np.concatenate([matrix(table.column("features")) for table in tables])
+    order = np.argsort(keys, kind="stable")
+    wanted = np.concatenate([key_array(read_bucket(store, bucket, ["key"]).column("key")) for bucket in buckets])
+    features: Array = values[order[np.searchsorted(keys[order], wanted)]].astype(np.float32)
+    return features

@@ -1,1 +1,0 @@
-"""Cached logits of the teachers: families, passes, confidence."""

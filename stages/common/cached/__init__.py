@@ -1,0 +1,1 @@
+"""Cached predictions and hidden states of texts, by key."""

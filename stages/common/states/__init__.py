@@ -1,1 +1,0 @@
-"""Cached hidden states of texts."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.keys import shown
+from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
-from amalgam.pipeline.config.template import TEACHERS, write_template
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
@@ -67,7 +67,7 @@ def introduce(given: Sequence[str], into: Path) -> list[DetectedTeacher]:
 
 
 def section(teachers: Sequence[DetectedTeacher]) -> str:
-    lines = [TEACHERS.splitlines()[0]]
+    lines = ["teachers:                       # each predicts its own labels; the student predicts all of them"]
     owners: dict[str, list[str]] = {}
     for teacher in teachers:
         for label in teacher.labels:
@@ -77,7 +77,7 @@ def section(teachers: Sequence[DetectedTeacher]) -> str:
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
         lines += _about(teacher, owners)
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def _about(teacher: DetectedTeacher, owners: Mapping[str, Sequence[str]]) -> list[str]:

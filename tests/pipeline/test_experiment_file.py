@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment
+from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment, write_template
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.config.template import write_template
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
 
@@ -165,8 +164,8 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("corpus: \0", ["not YAML", "#x0000"]),
         ("[" * 5_000, ["not YAML"]),
         ("a: " + "{a: " * 3_000, ["not YAML"]),
-        (ALIASES, ["line 1: ", "aliases", "100,000"]),
-        ("a: &a [*a]", ["line 1: ", "aliases", "100,000"]),
+        (ALIASES, ["line 1, ", "aliases", "100,000"]),
+        ("a: &a [*a]", ["line 1, ", "aliases", "100,000"]),
         ("a: !!python/object:os.system {}", ["line 1, a: ", "tag:yaml.org,2002:python/object:os.system"]),
         ("a: !!python/object/apply:os.system [x]", ["line 1, a: ", "tag:yaml.org,2002:python/object/apply:os.s"]),
         ("a: !!python/name:os.system x", ["line 1, a: ", "tag:yaml.org,2002:python/name:os.system"]),

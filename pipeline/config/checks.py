@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from amalgam.pipeline.config.schema import COMPARATIVE, TEACHER, ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import COMPARATIVE, TEACHER, ExperimentConfig
 
 
 class Problem(NamedTuple):
@@ -14,154 +15,109 @@ class Problem(NamedTuple):
     message: str
 
 
+Checks = Iterator[tuple[bool, str, str]]
+"""Whether the fields contradict each other, the field to change, and the message."""
+
+
 def check_consistency(experiment: ExperimentConfig) -> list[Problem]:
-    return [
-        *_teacher_problems(experiment),
-        *_method_problems(experiment),
-        *_corpus_problems(experiment),
-        *_objective_problems(experiment),
-        *_generate_problems(experiment),
-    ]
-
-
-def _method_problems(experiment: ExperimentConfig) -> list[Problem]:
-    method, encoder, names = str(experiment.student.method), experiment.student.encoder, experiment.teacher_names
-    unknown = f"no teacher has this name (known: {', '.join(names)})"
-    problems = []
-    if encoder.startswith(TEACHER) and encoder.removeprefix(TEACHER) not in names:
-        problems.append(Problem("student.encoder", unknown))
-    if experiment.student.learns:
-        return problems
-    if experiment.corpus.test is None:
-        message = f"{method} trains nothing and is only measured, which needs corpus.test"
-        problems.append(Problem("student.method", message))
-    if method.startswith(TEACHER) and method.removeprefix(TEACHER) not in names:
-        problems.append(Problem("student.method", unknown))
-    return problems
-
-
-def _teacher_problems(experiment: ExperimentConfig) -> list[Problem]:
-    names = experiment.teacher_names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    problems = [Problem("teachers", f"the name {name!r} is given twice") for name in twice]
-    if not names and experiment.train_teachers is None and experiment.targets.mode != "supervised":
-        problems.append(Problem("teachers", "name at least one, or a train_teachers section that makes them"))
-    problems += _training_problems(experiment)
-    problems += [
-        Problem("teachers", f"{teacher.name}: trust_remote_code needs revision to be a full commit hash")
-        for teacher in experiment.teachers
-        if teacher.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "")
-    ]
-    return problems
-
-
-def _training_problems(experiment: ExperimentConfig) -> list[Problem]:
-    section = experiment.train_teachers
-    if section is None:
-        return []
-    given = [name for name in ("encoder", "groups", "revision") if getattr(section, name) is not None]
-    if section.co_train:
-        message = "is not for teachers that are trained together"
-        return [Problem(f"train_teachers.{name}", message) for name in given]
-    return [Problem(f"train_teachers.{name}", "is required") for name in ("encoder", "groups") if name not in given]
-
-
-def _generate_problems(experiment: ExperimentConfig) -> list[Problem]:
-    section, corpus, mode = experiment.generate, experiment.corpus, experiment.targets.mode
-    if section is None:
-        if corpus.train or not experiment.reads_texts:
-            return []
-        return [Problem("corpus.train", "is required, or a generate section that makes texts")]
-    trains = experiment.train_teachers is not None
-    crosses = section.source == "cross-domain"
-    checks = [
-        (bool(corpus.train), "corpus.train", "leave it out, or the generate section"),
-        (len(corpus.text) > 1, "corpus.text", "generated texts are single, so name one column"),
-        (not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"),
-        (trains, "train_teachers", "make teachers in an experiment of their own, and name their folders as teachers"),
-        (mode == "supervised", "targets.mode", "supervised needs gold labels, and generated texts have none"),
-        (section.writes and section.language_model is None, "generate.language_model", f"{section.source} needs one"),
-        (crosses and section.corpus is None, "generate.corpus", "cross-domain needs texts"),
-        (not crosses and section.corpus is not None, "generate.corpus", "only cross-domain reads texts"),
-    ]
+    groups = (_teacher_checks, _corpus_checks, _student_checks, _target_checks, _objective_checks, _generate_checks)
+    checks = [check for group in groups for check in group(experiment)]
     return [Problem(field, message) for wrong, field, message in checks if wrong]
 
 
-def _corpus_problems(experiment: ExperimentConfig) -> list[Problem]:
-    needs_label = {
-        "train_teachers": experiment.train_teachers is not None,
-        "corpus.validation": experiment.corpus.validation is not None,
-        "corpus.test": experiment.corpus.test is not None,
-        f"targets.mode: {experiment.targets.mode}": experiment.targets.reads_gold,
-    }
-    problems = [
-        Problem("corpus.label", f"{reader} needs the name of the label column")
-        for reader, needed in needs_label.items()
-        if needed and experiment.corpus.label is None
-    ]
-    if experiment.train_teachers and experiment.train_teachers.limit and experiment.train_teachers.texts is None:
+def _teacher_checks(experiment: ExperimentConfig) -> Checks:
+    names, section = experiment.teacher_names, experiment.train_teachers
+    for name in sorted(set(names)):
+        yield names.count(name) > 1, "teachers", f"the name {name!r} is given twice"
+    needs_teacher = section is None and experiment.targets.mode != "supervised"
+    yield needs_teacher and not names, "teachers", "name at least one, or a train_teachers section that makes them"
+    if section is not None:
+        for field in ("encoder", "groups", "revision"):
+            absent = getattr(section, field) is None
+            message = "is not for teachers that are trained together"
+            yield bool(section.co_train) and not absent, f"train_teachers.{field}", message
+            yield not section.co_train and absent and field != "revision", f"train_teachers.{field}", "is required"
         message = "needs train_teachers.texts; corpus.limit cuts the training part"
-        problems.append(Problem("train_teachers.limit", message))
-    if experiment.student.select == "validation" and experiment.corpus.validation is None:
-        problems.append(Problem("student.select", "validation needs corpus.validation"))
-    if experiment.targets.passes is not None and experiment.targets.passes > experiment.cache.passes:
-        message = f"{experiment.targets.passes} is more than cache.passes, {experiment.cache.passes}"
-        problems.append(Problem("targets.passes", message))
-    return [*problems, *_uncertainty_problems(experiment.targets)]
+        yield section.limit is not None and section.texts is None, "train_teachers.limit", message
+    for teacher in experiment.teachers:
+        pinned = re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "") is not None
+        message = f"{teacher.name}: trust_remote_code needs revision to be a full commit hash"
+        yield teacher.trust_remote_code and not pinned, "teachers", message
 
 
-def _uncertainty_problems(targets: Targets) -> list[Problem]:
+def _student_checks(experiment: ExperimentConfig) -> Checks:
+    student, names = experiment.student, experiment.teacher_names
+    unmeasured = not student.learns and experiment.corpus.test is None
+    message = f"{student.method} trains nothing and is only measured, which needs corpus.test"
+    yield unmeasured, "student.method", message
+    for field, model in (("encoder", student.encoder), ("method", student.method or "")):
+        unknown = model.startswith(TEACHER) and model.removeprefix(TEACHER) not in names
+        yield unknown, f"student.{field}", f"no teacher has this name (known: {', '.join(names)})"
+    unselected = student.select == "validation" and experiment.corpus.validation is None
+    yield unselected, "student.select", "validation needs corpus.validation"
+
+
+def _corpus_checks(experiment: ExperimentConfig) -> Checks:
+    corpus, targets = experiment.corpus, experiment.targets
+    readers = {
+        "train_teachers": experiment.train_teachers is not None,
+        "corpus.validation": corpus.validation is not None,
+        "corpus.test": corpus.test is not None,
+        f"targets.mode: {targets.mode}": targets.reads_gold,
+    }
+    for reader, reads in readers.items():
+        yield reads and corpus.label is None, "corpus.label", f"{reader} needs the name of the label column"
+
+
+def _target_checks(experiment: ExperimentConfig) -> Checks:
     """The COMPARATIVE measures weigh teachers against each other; the others measure one teacher's confidence."""
-    compares, name = targets.uncertainty in COMPARATIVE, targets.uncertainty
-    if targets.mode == "stratanet" and not compares:
-        message = f"{name} does not measure how far a text is from a teacher's domain, which stratanet needs"
-        return [Problem("targets.uncertainty", f"{message}: {', '.join(COMPARATIVE)}")]
-    if compares and targets.weighs_together:
-        message = f"{name} is a weight of its own, for targets.teacher_weights=muka: not with {targets.teacher_weights}"
-        return [Problem("targets.uncertainty", message)]
-    return []
+    targets, passes, measure = experiment.targets, experiment.cache.passes, experiment.targets.uncertainty
+    too_many = targets.passes is not None and targets.passes > passes
+    yield too_many, "targets.passes", f"{targets.passes} is more than cache.passes, {passes}"
+    message = f"{measure} does not measure how far a text is from a teacher's domain, which stratanet needs"
+    no_distance = targets.mode == "stratanet" and measure not in COMPARATIVE
+    yield no_distance, "targets.uncertainty", f"{message}: {', '.join(COMPARATIVE)}"
+    message = f"{measure} is a weight of its own, for targets.teacher_weights=muka: not with {targets.teacher_weights}"
+    yield measure in COMPARATIVE and targets.weighs_together, "targets.uncertainty", message
 
 
-def _objective_problems(experiment: ExperimentConfig) -> list[Problem]:
-    objective, by_token = experiment.objective, experiment.objective.states == "tokens"
-    name = objective.name
+def _objective_checks(experiment: ExperimentConfig) -> Checks:
+    objective, name, mode = experiment.objective, experiment.objective.name, experiment.targets.mode
+    by_token, as_dfd = objective.states == "tokens", name == "as-dfd"
     no_teacher = not experiment.teachers and experiment.train_teachers is None
-    layerwise = (
+    message = f"{name} reads teachers' states, and has no teacher"
+    yield bool(objective.read_states) and no_teacher, "objective.name", message
+    message = (
         "the student's layers read tokens, so layer-wise learning needs tokens, "
         "or objective.schedule=joint where teachers tokenise otherwise"
     )
-    checks = [
-        (
-            bool(objective.read_states) and no_teacher,
-            "objective.name",
-            f"{name} reads teachers' states, and has no teacher",
-        ),
-        (name == "layerwise" and objective.read_states == "pooled", "objective.states", layerwise),
-        (name == "as-dfd" and not experiment.teacher_names, "objective.name", f"{name} needs teachers"),
-        (
-            name == "as-dfd" and experiment.targets.mode != "vanilla-kd",
-            "targets.mode",
-            "as-dfd runs each teacher on its own embeddings alone: vanilla-kd",
-        ),
-        (
-            name == "cfl" and by_token,
-            "objective.states",
-            "cfl compares texts, each by the mean of its tokens: pooled",
-        ),
-        (
-            name == "cfl" and experiment.student.accumulate > 1,
-            "student.accumulate",
-            "cfl compares the texts of a step with each other: 1",
-        ),
-        (
-            name == "stratanet" and by_token,
-            "objective.states",
-            "stratanet measures a text's distance from a domain by the mean of its tokens: pooled",
-        ),
-        (
-            name == "layerwise" and objective.blocks is not None,
-            "objective.blocks",
-            "layer-wise learning needs a block for each layer of the student: null",
-        ),
-    ]
-    return [Problem(field, message) for wrong, field, message in checks if wrong]
+    yield name == "layerwise" and objective.read_states == "pooled", "objective.states", message
+    yield as_dfd and not experiment.teacher_names, "objective.name", f"{name} needs teachers"
+    message = "as-dfd runs each teacher on its own embeddings alone: vanilla-kd"
+    yield as_dfd and mode != "vanilla-kd", "targets.mode", message
+    message = "cfl compares texts, each by the mean of its tokens: pooled"
+    yield name == "cfl" and by_token, "objective.states", message
+    message = "cfl compares the texts of a step with each other: 1"
+    yield name == "cfl" and experiment.student.accumulate > 1, "student.accumulate", message
+    message = "stratanet measures a text's distance from a domain by the mean of its tokens: pooled"
+    yield name == "stratanet" and by_token, "objective.states", message
+    message = "layer-wise learning needs a block for each layer of the student: null"
+    yield name == "layerwise" and objective.blocks is not None, "objective.blocks", message
+
+
+def _generate_checks(experiment: ExperimentConfig) -> Checks:
+    section, corpus = experiment.generate, experiment.corpus
+    if section is None:
+        no_texts = not corpus.train and experiment.reads_texts
+        yield no_texts, "corpus.train", "is required, or a generate section that makes texts"
+        return
+    trains, supervised = experiment.train_teachers is not None, experiment.targets.mode == "supervised"
+    crosses, no_model = section.source == "cross-domain", section.writes and section.language_model is None
+    yield bool(corpus.train), "corpus.train", "leave it out, or the generate section"
+    yield len(corpus.text) > 1, "corpus.text", "generated texts are single, so name one column"
+    yield not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"
+    yield trains, "train_teachers", "make teachers in an experiment of their own, and name their folders as teachers"
+    yield supervised, "targets.mode", "supervised needs gold labels, and generated texts have none"
+    yield no_model, "generate.language_model", f"{section.source} needs one"
+    yield crosses and section.corpus is None, "generate.corpus", "cross-domain needs texts"
+    yield not crosses and section.corpus is not None, "generate.corpus", "only cross-domain reads texts"

@@ -50,7 +50,6 @@ LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
     "stages/app/compare_reports.py": "as cli.py",
     "stages/app/completion.py": "the shell waits for a completion",
-    "stages/app/student/commands.py": "as cli.py",
 }
 """Files that may import light modules inside functions, with the reason."""
 

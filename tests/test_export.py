@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.app.student import export_onnx as onnx_export
-from amalgam.stages.app.student.folder import finished_in
+from amalgam.stages.app import export_onnx as onnx_export
+from amalgam.stages.app.predict import finished_in
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.stages.app.student import predict as predict_module
+from amalgam.stages.app import predict as predict_module
 from amalgam.stages.common.models.output_folder import METADATA
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
 

@@ -9,6 +9,7 @@ import difflib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +26,6 @@ from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
 from amalgam.stages.app.session import open_run, working
-from amalgam.stages.app.student.folder import finished_in
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock
@@ -213,10 +213,10 @@ class Experiment:
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, the probability of its labels."""
         from amalgam.stages.app import frames
-        from amalgam.stages.app.student.predict import PredictOptions, Student
+        from amalgam.stages.app.predict import Student, finished_in
 
-        finished = finished_in(self.student, device=self.said.execution.device)
-        return frames.predictions(Student(finished, PredictOptions(top, explain)), texts)
+        finished = replace(finished_in(self.student), device=self.said.execution.device)
+        return frames.predictions(Student(finished, top=top, explain=explain), texts)
 
     # ----
 

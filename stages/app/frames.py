@@ -9,7 +9,7 @@ import polars as pl
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.student.predict import Student
+from amalgam.stages.app.predict import Student
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.load import part_of, teachers_of

@@ -1,0 +1,340 @@
+"""Predicts with a finished student, whose folder is all it needs (`amalgam predict`).
+
+A file is checked before the model loads, then read in blocks; memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from amalgam.data.arrays import softmax
+from amalgam.data.keys import shown, text_key
+from amalgam.data.parquet import parquet_options
+from amalgam.data.rows import BadRow, Row, read_lines, read_rows
+from amalgam.data.schemas import Column, arrow_schema, predictions
+from amalgam.data.sources import SUFFIXES
+from amalgam.pipeline.config.load import load_experiment
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
+from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.storage.local import atomic_write
+from amalgam.stages.common.models.output_folder import METADATA, read_metadata
+from amalgam.stages.methods import PRESETS
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.classifier import Classifier
+
+SHOWN = 200
+"""Largest number of characters of a text on a terminal."""
+
+BLOCK_ROWS = 8192
+
+BLOCK_CHARACTERS = 1 << 24
+
+PIPE = "-"
+
+OUTPUTS = (".parquet", ".csv")
+
+DIGITS = 6
+"""Decimals of a probability in csv."""
+
+
+# ---- the student
+
+
+@dataclass(frozen=True)
+class StudentFolder:
+    folder: Path
+    teachers: Mapping[str, Sequence[str]]
+    """Labels of each teacher; empty if the folder has no metadata."""
+    max_tokens: int | None
+    device: str = "auto"
+    columns: Sequence[str] = ("text",)
+    """Names of the text columns in input files, from corpus.text."""
+
+    def load(self) -> Classifier:
+        from amalgam.stages.common.inference.classifier import Classifier
+
+        return Classifier.in_folder(self.folder, device=self.device, max_tokens=self.max_tokens, where="the student")
+
+    def positions(self, labels: Sequence[str]) -> dict[str, list[int]]:
+        """Returns the positions of each teacher's labels in the student's outputs."""
+        if not self.teachers:
+            raise ModelError(
+                "the student's folder lists no labels of its teachers",
+                where=f"no teachers in {self.folder / METADATA}",
+                fix="run `amalgam train-student`, which trains nothing again, or omit --explain",
+            )
+        position = {label: index for index, label in enumerate(labels)}
+        missing = [label for own in self.teachers.values() for label in own if label not in position]
+        if missing:
+            raise ModelError(
+                f"the student lacks the label of a teacher: {shown(missing[0])}",
+                where=str(self.folder / METADATA),
+                fix="run `amalgam train-student`, which writes the file again",
+            )
+        return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}
+
+
+def finished_student(config: Path, folder: Path | None) -> StudentFolder:
+    """Returns the student in `folder`, or that of the experiment file."""
+    if folder is not None:
+        return finished_in(folder, f"name the folder of a model, such as students/student, not {shown(str(folder))}")
+    loaded = load_experiment(config, presets=PRESETS)
+    fix = f"run `amalgam run -c {config}`, or name a folder with --student FOLDER"
+    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix)
+    return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
+
+
+def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
+    if not folder.is_dir():
+        raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
+    metadata = read_metadata(folder) or {}
+    limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
+    if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
+        labels = {}
+    teachers = {str(teacher): [str(label) for label in own] for teacher, own in labels.items()}
+    return StudentFolder(folder, teachers, limit if type(limit) is int else None)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions in the order of the texts, the most likely labels first."""
+
+    labels: list[list[str]]
+    probabilities: np.ndarray[Any, np.dtype[Any]]
+    masses: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+    """The summed probability of each teacher's labels, with `explain`."""
+
+
+class Student:
+    """Predicts with a trained student."""
+
+    def __init__(self, finished: StudentFolder, *, top: int, explain: bool) -> None:
+        self._classifier = finished.load()
+        self.labels = self._classifier.labels
+        self.top = min(top, len(self.labels))
+        self.positions = finished.positions(self.labels) if explain else {}
+
+    def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
+        probabilities = softmax(self._classifier.logits(texts))
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
+        return Predictions(
+            [[self.labels[position] for position in row] for row in best],
+            np.take_along_axis(probabilities, best, axis=1),
+            {teacher: probabilities[:, positions].sum(axis=1) for teacher, positions in self.positions.items()},
+        )
+
+
+# ---- the command
+
+
+def predict(  # noqa: PLR0913 - the options of the command
+    texts: Sequence[str],
+    source: str | None,
+    out: Path | None,
+    *,
+    config: Path,
+    student: Path | None,
+    columns: Sequence[str],
+    id_column: str | None,
+    top: int,
+    explain: bool,
+    skip_bad_rows: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    if bool(texts) == (source is not None):
+        what = "give texts, or a file of them with --input" + (", not both" if texts else "")
+        raise ExperimentError(what, where="amalgam predict", fix='amalgam predict "some text", or --input texts.csv')
+    if source is None:
+        if out is not None:
+            what = "--out is for texts that come from a file"
+            raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
+        if not all(text.strip() for text in texts):
+            raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
+        _predict_texts(texts, Student(finished_student(config, student), top=top, explain=explain), as_json=as_json)
+        return
+    if as_json:
+        raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
+    _check_output(out, force=force)
+    finished = finished_student(config, student)
+    lines = source == PIPE or source.lower().endswith(".txt")
+    inputs = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
+    signals, console = InterruptHandler(), Console(quiet=quiet)
+    with signals.listening():
+        total = inputs.check()
+        model = Student(finished, top=top, explain=explain)
+        with (
+            _output(out, predictions(model.top, list(model.positions))) as write,
+            console.progress("predict", "texts", total or 0, 0),
+        ):
+            for block in inputs.blocks():
+                values = _columns(block, model([row.fields for row in block]))
+                signals.check()
+                write(values)
+                console.advance(len(block))
+    if inputs.skipped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in inputs.skipped.most_common())
+        console.note(f"rows left out: {reasons}")
+    console.say(f"{inputs.predicted:,} texts -> {out or 'stdout'}")
+
+
+def _predict_texts(texts: Sequence[str], student: Student, *, as_json: bool) -> None:
+    """Prints the predictions of texts from the command line."""
+    result, console = student([(text,) for text in texts]), Console()
+    entries: list[dict[str, Any]] = []
+    for row, text in enumerate(texts):
+        shares = dict(zip(result.labels[row], result.probabilities[row].tolist(), strict=True))
+        masses = {teacher: float(mass[row]) for teacher, mass in result.masses.items()}
+        ranked = [{"label": label, "probability": share} for label, share in shares.items()]
+        entry = {"text": text, "key": text_key((text,)).hex(), "labels": ranked}
+        entries.append(entry | ({"mass": masses} if masses else {}))
+        if not as_json:
+            console.result(shown(text, SHOWN))
+            named = shares | {f"labels of {teacher}": mass for teacher, mass in masses.items()}
+            width = max(map(len, named))
+            for name, value in named.items():
+                console.result(f"  {name.ljust(width)}  {value:.3f}")
+    if as_json:
+        console.json(entries)
+
+
+# ---- texts from a file
+
+
+@dataclass
+class InputTexts:
+    """Source of the input texts, and how to read it."""
+
+    source: str
+    columns: Sequence[str]
+    id_column: str | None
+    skip_bad_rows: bool
+    skipped: Counter[str] = field(default_factory=Counter)
+    predicted: int = 0
+
+    def check(self) -> int | None:
+        """Reads every row once and returns their number, or None for a pipe."""
+        if self.source == PIPE:
+            return None
+        path = Path(self.source)
+        if not path.is_file():
+            fix = "set --input FILE, or - for a pipe"
+            raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
+        if path.suffix.lower() not in (*SUFFIXES, ".txt"):
+            fix = f"supported types: {', '.join(SUFFIXES)} and .txt (one text a line)"
+            raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
+        if path.suffix.lower() == ".txt" and (self.id_column or len(self.columns) > 1):
+            raise ExperimentError("a .txt file has no columns", where=str(path), fix="omit --id, and give --text once")
+        count = sum(isinstance(row, Row) for row in self._rows())
+        if not count:
+            raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
+        return count
+
+    def blocks(self) -> Iterator[list[Row]]:
+        """Yields the usable rows in blocks of bounded size, and counts them and the others."""
+        block, characters = list[Row](), 0
+        for row in self._rows():
+            if isinstance(row, BadRow):
+                self.skipped[row.reason] += 1
+                continue
+            block.append(row)
+            characters += sum(map(len, row.fields))
+            self.predicted += 1
+            if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+                yield block
+                block, characters = [], 0
+        if block:
+            yield block
+
+    def _rows(self) -> Iterator[Row | BadRow]:
+        """Yields every row; a row that cannot be used is an error without --skip-bad-rows."""
+        for row in self._read():
+            if isinstance(row, BadRow) and not self.skip_bad_rows:
+                what = f"a row cannot be used: {row.reason}"
+                raise DataError(what, where=row.where, fix=f"{row.fix}; or skip such rows with --skip-bad-rows")
+            yield row
+
+    def _read(self) -> Iterator[Row | BadRow]:
+        path = Path(self.source)
+        if self.source == PIPE:
+            yield from read_lines(sys.stdin.buffer, "the pipe")
+        elif path.suffix.lower() == ".txt":
+            with path.open("rb") as file:
+                yield from read_lines(file, shown(path.name, 200))
+        else:
+            corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
+            yield from read_rows(path, corpus=corpus, setting="--{} ")
+
+
+# ---- predictions to a file
+
+
+def _check_output(out: Path | None, *, force: bool) -> None:
+    """Refuses an output file that could not be written, before the model loads."""
+    if out is None:
+        return
+    if out.suffix.lower() not in OUTPUTS:
+        what = f"{shown(out.name)} has no supported file type"
+        raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(OUTPUTS)}")
+    if not out.absolute().parent.is_dir():
+        raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+    if out.exists() and not force:
+        raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="add --force, or name another")
+
+
+Values = Sequence[Sequence[Any]]
+"""The values of each column, in the order of data.schemas.predictions."""
+
+
+def _columns(rows: Sequence[Row], result: Predictions) -> Values:
+    ranked = [
+        values
+        for place in range(result.probabilities.shape[1])
+        for values in ([labels[place] for labels in result.labels], result.probabilities[:, place].tolist())
+    ]
+    own = [[row.number for row in rows], [text_key(row.fields) for row in rows], [row.id for row in rows]]
+    return [*own, *ranked, *(mass.tolist() for mass in result.masses.values())]
+
+
+@contextmanager
+def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[Values], None]]:
+    """Yields a function that writes values to a temporary file, which replaces the output once it is complete."""
+    if out is None:
+        yield _csv_writer(sys.stdout, columns)
+        return
+    with atomic_write(out) as temporary:
+        if out.suffix.lower() == ".csv":
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                yield _csv_writer(file, columns)
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            schema = arrow_schema(columns)
+            with pq.ParquetWriter(temporary, schema, **parquet_options(schema)) as writer:
+                yield lambda values: writer.write_table(pa.table(list(values), schema=schema))
+
+
+def _csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], None]:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.name for column in columns])
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return round(value, DIGITS) if isinstance(value, float) else value
+
+    return lambda values: writer.writerows(map(cell, row) for row in zip(*values, strict=True))

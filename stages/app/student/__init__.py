@@ -1,1 +1,0 @@
-"""The finished student: predict, export, push, model card. Needs its folder only."""

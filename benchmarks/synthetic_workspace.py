@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -128,7 +128,7 @@ def write_corpora(experiments: Experiments, shape: Shape) -> None:
             if run.store.record(unit.record_path) is None:
                 with _unsynced(), run.store.draft(unit.folder, unit.name) as draft:
                     facts = _write_part(draft.folder, unit.name, shape, appended=config == experiments.appended)
-                    draft.facts = {"part": unit.name, **facts.to_json()}
+                    draft.facts = {"part": unit.name, **asdict(facts)}
         update(STAGES, run, target="read-corpus")
 
 
@@ -145,7 +145,7 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
             write_table(_corpus_table(keys, letters, "label 0 0" if part == "test" else None), folder / bucket.file)
             digest.update(keys.tobytes())
             buckets.append(bucket)
-    names = tuple(sorted(bucket.file for bucket in buckets))
+    names = sorted(bucket.file for bucket in buckets)
     return PartFacts(
         rows=texts + more,
         texts=texts + more,
@@ -157,7 +157,7 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
         texts_digest=digest.hexdigest(),
         labels_digest=None,
         bits=bits,
-        buckets=tuple(buckets),
+        buckets=buckets,
         files=names,
     )
 

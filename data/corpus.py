@@ -7,15 +7,14 @@ Memory holds one run of rows, then the rows of one leading key byte (1/256 of th
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, text_key
 from amalgam.data.parquet import (
@@ -33,19 +32,18 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from hashlib import _Hash
-
+    pass
 
 Part = Literal["train", "validation", "test", "teachers", "held-out"]
 
-
 SKIPPED_FILE = "skipped.parquet"
-
-BAD_ROWS_TOLD = 5
-
-LOOK_ON = 100_000  # rows read past the first bad one, to report others in the same message
-
 SKIPPED_ROWS = 10_000
+"""Skipped rows that stay in memory until they are written."""
+MOST_REPORTED = 5
+LOOK_ON = 100_000
+"""Rows read past the first bad one, to report others in the same message."""
+SUSPECTS = 100_000
+"""Hashes of ids that occur twice, of which the ids are compared."""
 
 
 @dataclass(frozen=True)
@@ -71,44 +69,38 @@ class PartFacts:
     texts_digest: str
     labels_digest: str | None
     bits: int
-    buckets: tuple[Bucket, ...]
-    files: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "buckets": [asdict(bucket) for bucket in self.buckets], "files": list(self.files)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        buckets = tuple(Bucket(**bucket) for bucket in value["buckets"])
-        return cls(**{**value, "buckets": buckets, "files": tuple(value["files"])})
+    buckets: list[Bucket]
+    files: list[str]
 
 
 def read_part(
     sources: Sequence[Path], corpus: Corpus, *, part: Part, folder: Path, require_label: bool = False
 ) -> PartFacts:
-    """Reads local files (files_of, fetch_remote) into an existing, empty folder."""
+    """Reads local files (find_files, fetch_remote) into an existing, empty folder."""
     labelled = require_label or part not in {"train", "held-out"}
-    with ExternalKeySort(_spill_schema(), folder) as spill, ExitStack() as stack:
-        intake = CorpusReader(sources, corpus, part, labelled)
-        intake.skipped_file = _SkippedFile(folder / SKIPPED_FILE, stack)
-        intake.take_in(spill)
-        intake.settle()
-        bucketed = BucketWriter(spill, folder, corpus.limit if part in {"train", "teachers"} else None)
-        bucketed.write()
-    names = [bucket.file for bucket in bucketed.buckets] + ([SKIPPED_FILE] if intake.skipped else [])
+    with (
+        ExternalKeySort(_spill_schema(), folder) as spill,
+        closing(_SkippedFile(folder / SKIPPED_FILE)) as skipped_file,
+    ):
+        reader = _PartReader(_names(sources), corpus, part, labelled, skipped_file)
+        reader.read(spill)
+        distinct = spill.finish()
+        most = min(distinct, corpus.limit or distinct) if part in {"train", "teachers"} else distinct
+        buckets = _BucketWriter(folder, bits_for(distinct))  # a limit keeps the lowest keys, and the buckets' sizes
+        buckets.write(spill, most)
     return PartFacts(
-        rows=intake.rows,
-        texts=bucketed.kept,
-        duplicates=spill.rows - bucketed.distinct,
-        over_limit=bucketed.distinct - bucketed.kept,
-        conflicts=bucketed.conflicts,
-        skipped=dict(sorted(intake.skipped.items())),
-        labels=dict(sorted(bucketed.labels.items())),
-        texts_digest=bucketed.texts_digest.hexdigest(),
-        labels_digest=bucketed.labels_digest.hexdigest() if bucketed.labels else None,
-        bits=bucketed.bits,
-        buckets=tuple(bucketed.buckets),
-        files=tuple(sorted(names)),
+        rows=reader.rows,
+        texts=most,
+        duplicates=spill.rows - distinct,
+        over_limit=distinct - most,
+        conflicts=buckets.conflicts,
+        skipped=dict(sorted(reader.skipped.items())),
+        labels=dict(sorted(buckets.labels.items())),
+        texts_digest=buckets.texts_digest.hexdigest(),
+        labels_digest=buckets.labels_digest.hexdigest() if buckets.labels else None,
+        bits=buckets.bits,
+        buckets=buckets.written,
+        files=sorted([bucket.file for bucket in buckets.written] + ([SKIPPED_FILE] if reader.skipped else [])),
     )
 
 
@@ -120,14 +112,14 @@ def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
     for bucket in _bucket_files(test):
         keys = read_keys(bucket)
         shared = np.zeros(len(keys), bool)
-        for other in _bucket_files(train):
-            if overlaps(bucket.stem, other.stem):
-                shared |= np.isin(keys, read_keys(other))
+        for train_bucket in _bucket_files(train):
+            if overlaps(bucket.stem, train_bucket.stem):
+                shared |= np.isin(keys, read_keys(train_bucket))
         count += int(shared.sum())
-        if shared.any() and len(examples) < BAD_ROWS_TOLD:
-            rows = read_table(bucket, ["id", "text"]).filter(shared).slice(0, BAD_ROWS_TOLD - len(examples)).to_pylist()
+        if shared.any() and len(examples) < MOST_REPORTED:
+            rows = read_table(bucket, ["id", "text"]).filter(shared).to_pylist()
             examples += [shown(row["text"] if row["id"] is None else row["id"]) for row in rows]
-    return count, examples
+    return count, examples[:MOST_REPORTED]
 
 
 def _bucket_files(folder: Path) -> list[Path]:
@@ -143,111 +135,6 @@ def _spill_schema() -> Any:
     return pa.schema(wide)
 
 
-class _SkippedFile:
-    """Created with the first skipped row."""
-
-    def __init__(self, path: Path, stack: ExitStack) -> None:
-        self._path, self._stack = path, stack
-        self._writer: Any = None
-        self._rows: list[BadRow] = []
-
-    def add(self, bad: BadRow) -> None:
-        self._rows.append(bad)
-        if len(self._rows) >= SKIPPED_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self._rows:
-            return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        schema = arrow_schema(SKIPPED)
-        if self._writer is None:
-            writer = pq.ParquetWriter(self._path, schema, **parquet_options(schema))
-            self._writer = self._stack.enter_context(writer)
-        columns = zip(
-            *((bad.source, bad.number, bad.id, bad.field, bad.reason, bad.value) for bad in self._rows), strict=True
-        )
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        self._rows.clear()
-
-
-class CorpusReader:
-    """Reads the sources into the spill; counts, refuses or leaves out what cannot be used."""
-
-    skipped_file: _SkippedFile
-
-    def __init__(self, sources: Sequence[Path], corpus: Corpus, part: Part, require_label: bool) -> None:
-        self._names = _names(sources)
-        self._corpus, self._part, self._require_label = corpus, part, require_label
-        self._identities = IdChecker(corpus) if corpus.id != "auto" else None
-        self._bad: list[BadRow] = []
-        self._last = 0
-        self.rows = 0
-        self.good = 0
-        self.skipped: Counter[str] = Counter()
-
-    def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
-        return read_rows(path, corpus=self._corpus, name=self._names[path], require_label=self._require_label)
-
-    def take_in(self, spill: ExternalKeySort) -> None:
-        for path, name in self._names.items():
-            before = self.rows
-            for row in self._rows_of(path):
-                self.rows += 1
-                if isinstance(row, BadRow):
-                    self._refuse(row)
-                else:
-                    self._accept(row, spill)
-                if self._bad and (self.rows >= self._last or len(self._bad) == BAD_ROWS_TOLD):
-                    raise self._bad_rows()
-            if self.rows == before:
-                raise DataError(f"no rows in {shown(name)}", where=shown(str(path), 200), fix="fill it or leave it out")
-        if self._bad:
-            raise self._bad_rows()
-
-    def _accept(self, row: Row, spill: ExternalKeySort) -> None:
-        fields = row.fields
-        if self._identities:
-            self._identities.add(row)
-        second = fields[1] if len(fields) > 1 else None
-        self.good += 1
-        spill.add((text_key(fields), fields[0], second, row.id, row.label), len(fields[0]) + len(second or ""))
-
-    def _refuse(self, bad: BadRow) -> None:
-        if self._corpus.on_bad_row == "skip":
-            self.skipped[bad.reason] += 1
-            self.skipped_file.add(bad)
-            return
-        self._last = self._last or self.rows + LOOK_ON
-        self._bad.append(bad)
-
-    def _bad_rows(self) -> DataError:
-        first, count = self._bad[0], len(self._bad)
-        what = f"a row of the {self._part} texts cannot be used: {first.reason}"
-        if count > 1:
-            reasons = "; ".join(f"{bad.source} row {bad.number} {bad.reason}" for bad in self._bad)
-            more = " or more" if count == BAD_ROWS_TOLD else ""
-            what = f"{count}{more} rows of the {self._part} texts cannot be used: {reasons}"
-        return DataError(what, where=first.where, fix=f"{first.fix}; or leave such rows out, corpus.on_bad_row: skip")
-
-    def settle(self) -> None:
-        """Runs the checks that need all rows."""
-        self.skipped_file.flush()
-        if not self.good:
-            names = ", ".join(shown(name) for name in list(self._names.values())[:BAD_ROWS_TOLD])
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.most_common())
-            raise DataError(
-                f"no rows left in {names}: {reasons}",
-                where=f"the {self._part} texts",
-                fix="mend them, or name other files",
-            )
-        if self._identities:
-            self._identities.check(lambda: (row for path in self._names for row in self._rows_of(path)))
-
-
 def _names(sources: Sequence[Path]) -> dict[Path, str]:
     """Returns each file once, under the shortest unique name, in order of name."""
     paths = list(dict.fromkeys(sources))
@@ -258,33 +145,154 @@ def _names(sources: Sequence[Path]) -> dict[Path, str]:
     return dict(sorted(zip(paths, names, strict=True), key=lambda pair: pair[1]))
 
 
-class BucketWriter:
+class _SkippedFile:
+    """The table of skipped rows, created with the first one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: Any = None
+        self._rows: list[BadRow] = []
+
+    def add(self, bad: BadRow) -> None:
+        self._rows.append(bad)
+        if len(self._rows) >= SKIPPED_ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        if self._rows:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = arrow_schema(SKIPPED)
+        self._writer = self._writer or pq.ParquetWriter(self._path, schema, **parquet_options(schema))
+        rows = [dict(zip(schema.names, bad, strict=False)) for bad in self._rows]  # BadRow has two more fields
+        self._writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        self._rows.clear()
+
+
+@dataclass
+class _PartReader:
+    """Reads the sources into the spill; counts, refuses or skips rows that cannot be used."""
+
+    names: dict[Path, str]
+    corpus: Corpus
+    part: Part
+    require_label: bool
+    skipped_file: _SkippedFile
+    rows: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def read(self, spill: ExternalKeySort) -> None:
+        id_hashes = bytearray()
+        usable = 0
+        for row in self._usable_rows():
+            usable += 1
+            if row.id is not None:
+                id_hashes += _id_hash(row.id)
+            text, second = row.fields[0], row.fields[1] if len(row.fields) > 1 else None
+            spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
+        if not usable:
+            names = ", ".join(shown(name) for name in list(self.names.values())[:MOST_REPORTED])
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.most_common())
+            where = f"the {self.part} texts"
+            raise DataError(f"no rows left in {names}: {reasons}", where=where, fix="mend them, or name other files")
+        repeated = _repeated(id_hashes)
+        if repeated:
+            self._check_ids(repeated)
+
+    def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
+        return read_rows(path, corpus=self.corpus, name=self.names[path], require_label=self.require_label)
+
+    def _usable_rows(self) -> Iterator[Row]:
+        bad: list[BadRow] = []
+        last = 0
+        for path, name in self.names.items():
+            before = self.rows
+            for row in self._rows_of(path):
+                self.rows += 1
+                if isinstance(row, Row):
+                    yield row
+                elif self.corpus.on_bad_row == "skip":
+                    self.skipped[row.reason] += 1
+                    self.skipped_file.add(row)
+                else:
+                    last = last or self.rows + LOOK_ON
+                    bad.append(row)
+                if bad and (self.rows >= last or len(bad) == MOST_REPORTED):
+                    raise self._unusable(bad)
+            if self.rows == before:
+                raise DataError(f"no rows in {shown(name)}", where=shown(str(path), 200), fix="fill it or leave it out")
+        if bad:
+            raise self._unusable(bad)
+
+    def _unusable(self, bad: list[BadRow]) -> DataError:
+        first, count = bad[0], len(bad)
+        what = f"a row of the {self.part} texts cannot be used: {first.reason}"
+        if count > 1:
+            reasons = "; ".join(f"{row.source} row {row.number} {row.reason}" for row in bad)
+            more = " or more" if count == MOST_REPORTED else ""
+            what = f"{count}{more} rows of the {self.part} texts cannot be used: {reasons}"
+        return DataError(what, where=first.where, fix=f"{first.fix}; or leave such rows out, corpus.on_bad_row: skip")
+
+    def _check_ids(self, repeated: set[bytes]) -> None:
+        """Reads the rows again to compare the ids with equal hashes."""
+        first: dict[str, str] = {}
+        twice: dict[str, str] = {}
+        for row in (row for path in self.names for row in self._rows_of(path)):
+            if isinstance(row, Row) and row.id is not None and _id_hash(row.id) in repeated:
+                place = f"{row.source} row {row.number}"
+                if row.id in first:
+                    twice.setdefault(row.id, f"{shown(row.id)} in {first[row.id]} and {place}")
+                first.setdefault(row.id, place)
+            if len(twice) == MOST_REPORTED:
+                break
+        if twice:
+            more = " or more" if len(twice) == MOST_REPORTED else ""
+            what = f"{len(twice)}{more} ids in {shown(self.corpus.id)} are given more than once"
+            raise DataError(what, where="; ".join(twice.values()), fix="make each id unique, or corpus.id: auto")
+
+
+def _id_hash(identity: str) -> bytes:
+    return blake2b(identity.encode(), digest_size=8).digest()
+
+
+def _repeated(hashes: bytearray) -> set[bytes]:
+    """Returns the hashes of 8 bytes each that occur more than once."""
+    import numpy as np
+
+    ordered = np.sort(np.frombuffer(hashes, np.uint64))
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])[:SUSPECTS]
+    return {number.tobytes() for number in repeated}
+
+
+class _BucketWriter:
     """Cuts the sorted rows into buckets, equal texts made one."""
 
-    def __init__(self, spill: ExternalKeySort, folder: Path, limit: int | None) -> None:
-        spill.flush()
-        self._spill, self._folder = spill, folder
-        self.distinct = sum(spill.distinct_keys(leading, leading + 1) for leading in range(256))
-        self.kept = min(self.distinct, limit or self.distinct)
-        self.bits = bits_for(self.distinct)  # a limit keeps the lowest keys: buckets of all rows keep their size
+    def __init__(self, folder: Path, bits: int) -> None:
+        self.folder, self.bits = folder, bits
         self.conflicts = 0
         self.labels: Counter[str] = Counter()
         self.texts_digest, self.labels_digest = sha256(), sha256()
-        self.buckets: list[Bucket] = []
+        self.written: list[Bucket] = []
 
-    def write(self) -> None:
+    def write(self, spill: ExternalKeySort, most: int) -> None:
+        """Writes the first `most` texts."""
         span = 256 >> min(self.bits, 8)
-        left = self.kept
         for first in range(0, 256, span):
-            rows = self._spill.table(first, first + span)
-            if len(rows) and left:
-                texts = self._one_of_each(rows, left)
-                left -= len(texts)
+            rows = spill.table(first, first + span)
+            if len(rows) and most:
+                texts = self._one_of_each(rows, most)
+                most -= len(texts)
                 self._digest(texts)
                 self._write_buckets(texts)
 
     def _one_of_each(self, rows: Any, most: int) -> Any:
-        """The first `most` texts; of several copies the one with the smallest id, then the first read."""
+        """Returns the first `most` texts; of several copies the one with the smallest id, then the first read."""
         import numpy as np
         import pyarrow as pa
 
@@ -300,11 +308,9 @@ class BucketWriter:
             chosen[at] += ids.index(min(ids, key=lambda identity: identity or ""))
         texts = rows.take(chosen)
         if voted and rows.column("label").null_count < len(rows):
-            labels = texts.column("label").to_pylist()
-            for at, label in voted.items():
-                labels[at] = label
-            field = texts.schema.field("label")
-            texts = texts.set_column(texts.schema.get_field_index("label"), field, pa.array(labels, field.type))
+            labels = [voted.get(at, label) for at, label in enumerate(texts.column("label").to_pylist())]
+            place, field = texts.schema.get_field_index("label"), texts.schema.field("label")
+            texts = texts.set_column(place, field, pa.array(labels, field.type))
         return texts
 
     def _vote(self, labels: list[str | None]) -> str | None:
@@ -318,7 +324,9 @@ class BucketWriter:
         labels = texts.column("label").to_pylist()
         self.labels.update(label for label in labels if label is not None)
         for key, label in zip(key_list(keys), labels, strict=True) if self.labels else ():
-            _add_label(self.labels_digest, key, label)
+            if label is not None:
+                data = label.encode()
+                self.labels_digest.update(key + len(data).to_bytes(4, "big") + data)
 
     def _write_buckets(self, texts: Any) -> None:
         import numpy as np
@@ -332,79 +340,5 @@ class BucketWriter:
             prefix = prefix_name(int(numbers[start]), self.bits)
             digest = keys_digest(keys[start:stop].tobytes())
             bucket = Bucket(prefix, stop - start, digest, f"{prefix}.parquet")
-            write_table(final.slice(start, stop - start), self._folder / bucket.file)
-            self.buckets.append(bucket)
-
-
-def _add_label(digest: _Hash, key: bytes, label: str | None) -> None:
-    if label is not None:
-        data = label.encode()
-        digest.update(key + len(data).to_bytes(4, "big") + data)
-
-
-SUSPECTS = 100_000
-
-TOLD = 5
-
-
-def _hash(identity: str) -> bytes:
-    return blake2b(identity.encode(), digest_size=8).digest()
-
-
-class IdChecker:
-    def __init__(self, corpus: Corpus) -> None:
-        self._column = corpus.id
-        self._kinds_may_mix = corpus.id_type == "string"
-        self._hashes = bytearray()
-        self._first: Row | None = None
-
-    def add(self, row: Row) -> None:
-        if self._first is None:
-            self._first = row
-        elif row.id_is_number is not self._first.id_is_number and not self._kinds_may_mix:
-            raise self._mixed(self._first, row)
-        self._hashes += _hash(row.id or "")
-
-    def _mixed(self, one: Row, other: Row) -> DataError:
-        kinds = [
-            f"{_place(row)}: {'number' if row.id_is_number else 'text'} {shown(row.id or '')}" for row in (one, other)
-        ]
-        fix = 'store all ids as text, or corpus.id_type: string, which takes 1 and "1" for the same id'
-        return DataError(f"the ids in {shown(self._column)} mix numbers and text", where="; ".join(kinds), fix=fix)
-
-    def check(self, again: Callable[[], Iterable[Row | BadRow]]) -> None:
-        """Raises if an id was given twice; `again` reads the same rows once more."""
-        import numpy as np
-
-        hashes = np.frombuffer(self._hashes, np.uint64)
-        hashes.sort()
-        suspects = {int(value) for value in np.unique(hashes[1:][hashes[1:] == hashes[:-1]])[:SUSPECTS]}
-        if not suspects:
-            return
-        twice = _given_twice(again(), suspects)
-        if twice:
-            more = " or more" if len(twice) == TOLD else ""
-            what = f"{len(twice)}{more} ids in {shown(self._column)} are given more than once"
-            raise DataError(what, where="; ".join(twice), fix="make each id unique, or corpus.id: auto")
-
-
-def _given_twice(rows: Iterable[Row | BadRow], suspects: set[int]) -> list[str]:
-    first: dict[str, Row] = {}
-    twice: dict[str, str] = {}
-    for row in rows:
-        if isinstance(row, BadRow) or row.id is None or _number(row.id) not in suspects:
-            continue
-        other = first.setdefault(row.id, row)
-        if other is not row:
-            twice.setdefault(row.id, f"{shown(row.id)} in {_place(other)} and {_place(row)}")
-        if len(twice) == TOLD:
-            break
-    return list(twice.values())
-
-
-def _number(identity: str) -> int:
-    return int.from_bytes(_hash(identity), sys.byteorder)
-
-
-def _place(row: Row) -> str:
-    return f"{row.source} row {row.number}"
+            write_table(final.slice(start, stop - start), self.folder / bucket.file)
+            self.written.append(bucket)

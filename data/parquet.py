@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from amalgam.data.keys import KEY_BYTES
@@ -18,11 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 ROW_GROUP_BYTES = 64 << 20
-
 RUN_ROWS = 1 << 15
-
 RUN_CHARACTERS = 16 << 20
 
 
@@ -102,87 +98,69 @@ def matrix(column: Any) -> NDArray[Any]:
 class ExternalKeySort:
     """Takes any number of rows, the key first, and gives them back by the key's leading byte, in key order.
 
-    Rows are gathered into runs; a run is sorted and laid down in a scratch file as one record batch per leading byte.
+    Rows are gathered into runs; a run is sorted and written to a scratch file as one record batch per leading byte.
     A reader then needs memory for a run, or for the rows of the requested bytes. Equal keys keep their order.
     """
 
     def __init__(self, schema: Any, folder: Path) -> None:
+        import pyarrow as pa
+
         self._schema = schema
-        self._scratch = [folder / "spill.rows", folder / "spill.keys"]
-        self._rows_file, self._keys_file = (path.open("w+b") for path in self._scratch)
-        self._rows: list[tuple[Any, ...]] = []
+        self._path = folder / "spill.arrow"
+        self._writer = pa.ipc.new_file(str(self._path), schema)
+        self._run: list[tuple[Any, ...]] = []
         self._characters = 0
-        self._runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self._runs = 0
         self.rows = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._rows_file.close()
-        self._keys_file.close()
-        for path in self._scratch:
-            path.unlink(missing_ok=True)
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+        self._path.unlink()
 
     def add(self, row: tuple[Any, ...], characters: int) -> None:
-        self._rows.append(row)
+        self._run.append(row)
         self._characters += characters
-        if len(self._rows) >= RUN_ROWS or self._characters >= RUN_CHARACTERS:
-            self.flush()
+        if len(self._run) >= RUN_ROWS or self._characters >= RUN_CHARACTERS:
+            self._write_run()
 
-    def flush(self) -> None:
-        if not self._rows:
-            return
+    def _write_run(self) -> None:
         import numpy as np
-
-        batch = _sorted_by_key(self._batch())
-        keys = key_array(batch.column(0))
-        first_rows = np.searchsorted(keys.view(np.uint8)[::KEY_BYTES], np.arange(257))
-        offsets = np.empty(257, np.int64)
-        for leading, (start, stop) in enumerate(pairwise(first_rows)):
-            offsets[leading] = self._rows_file.tell()
-            if stop > start:
-                self._rows_file.write(batch.slice(start, stop - start).serialize())
-        offsets[256] = self._rows_file.tell()
-        self._keys_file.write(keys.tobytes())
-        self._runs.append((offsets, first_rows + self.rows))
-        self.rows += len(keys)
-        self._rows, self._characters = [], 0
-
-    def _batch(self) -> Any:
         import pyarrow as pa
 
-        keys, *others = zip(*self._rows, strict=True)
-        fields = list(self._schema)[1:]
-        arrays = [pa.array(values, field.type) for values, field in zip(others, fields, strict=True)]
-        return pa.record_batch([key_column(b"".join(keys)), *arrays], schema=self._schema)
+        keys, *others = zip(*self._run, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(others, list(self._schema)[1:], strict=True)]
+        batch = _sorted_by_key(pa.record_batch([key_column(b"".join(keys)), *arrays], schema=self._schema))
+        leading_bytes = key_array(batch.column(0)).view(np.uint8)[::KEY_BYTES]
+        for start, stop in pairwise(np.searchsorted(leading_bytes, np.arange(257)).tolist()):
+            self._writer.write_batch(batch.slice(start, stop - start))
+        self._runs += 1
+        self.rows += len(batch)
+        self._run, self._characters = [], 0
 
-    def distinct_keys(self, first: int, stop: int) -> int:
-        """Returns the number of distinct keys with a leading byte in [first, stop)."""
+    def finish(self) -> int:
+        """Ends the writing, so that tables can be read; returns the number of distinct keys."""
         import numpy as np
 
-        parts = []
-        for _, rows in self._runs:
-            self._keys_file.seek(int(rows[first]) * KEY_BYTES)
-            parts.append(self._keys_file.read(int(rows[stop] - rows[first]) * KEY_BYTES))
-        return len(np.unique(np.frombuffer(b"".join(parts), f"S{KEY_BYTES}")))
+        if self._run:
+            self._write_run()
+        self._writer.close()
+        keys = (key_array(self._read(byte, byte + 1, [0]).column(0)) for byte in range(256))
+        return sum(len(np.unique(own)) for own in keys)
 
     def table(self, first: int, stop: int) -> Any:
         """Returns all rows whose key has a leading byte in [first, stop), sorted by key."""
+        return _sorted_by_key(self._read(first, stop).combine_chunks())
+
+    def _read(self, first: int, stop: int, columns: Sequence[int] | None = None) -> Any:
         import pyarrow as pa
 
-        batches = [batch for offsets, _ in self._runs for batch in self._batches(offsets[first : stop + 1])]
-        return _sorted_by_key(pa.Table.from_batches(batches, self._schema).combine_chunks())
-
-    def _batches(self, offsets: NDArray[np.int64]) -> list[Any]:
-        import pyarrow as pa
-
-        batches = []
-        for start, stop in pairwise(offsets):
-            if stop > start:
-                self._rows_file.seek(int(start))
-                batches.append(pa.ipc.read_record_batch(self._rows_file.read(int(stop - start)), self._schema))
-        return batches
+        options = pa.ipc.IpcReadOptions(included_fields=columns)
+        with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file, options=options) as reader:
+            numbers = (256 * run + byte for run in range(self._runs) for byte in range(first, stop))
+            return pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
 
 
 def _sorted_by_key(rows: Any) -> Any:

@@ -9,46 +9,34 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from amalgam.data.keys import shown
-from amalgam.data.sources import column_to_name
+from amalgam.data.sources import nearest
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
-
-def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
-    number = 0
-    while line := file.readline(FIELD_LIMIT):
-        number += 1
-        if len(line) == FIELD_LIMIT and not line.endswith(b"\n"):
-            where = f"{name} line {number}"
-            raise DataError(f"a line is longer than {FIELD_LIMIT:,} bytes", where=where, fix="put each text on a line")
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            value = shown(line.decode("utf-8", "surrogateescape").rstrip("\r\n"))
-            where = f"{name} line {number}: not UTF-8: {value}"
-            yield BadRow(name, number, None, None, "not UTF-8", value, where, "re-encode it: iconv -f latin1 -t utf-8")
-            continue
-        if text and not text.isspace():
-            yield Row(name, number, (text,), None, None)
-
-
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
-
 SAMPLE_LINES = 64
-
 BATCH_ROWS = 4096
-
 BOM = b"\xef\xbb\xbf"
 
-
 Reason = Literal["not UTF-8", "broken", "ragged", "missing", "null", "not text", "empty", "lone surrogate", "bad label"]
+
+FIXES: dict[Reason, str] = {
+    "not UTF-8": "re-encode it: iconv -f latin1 -t utf-8 {name} > utf8-{copy}",
+    "broken": "mend or remove it",
+    "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
+    "missing": "give every row this field",
+    "null": "fill it in or remove the row",
+    "not text": "store it as text",
+    "empty": "fill it in or remove the row",
+    "lone surrogate": "write the character in full; \\ud83d alone is half of one",
+    "bad label": "corpus.labels allows: {labels}",
+}
 
 
 class Row(NamedTuple):
@@ -58,7 +46,6 @@ class Row(NamedTuple):
     fields: tuple[str, ...]
     id: str | None
     label: str | None
-    id_is_number: bool = False
 
 
 class BadRow(NamedTuple):
@@ -72,179 +59,164 @@ class BadRow(NamedTuple):
     fix: str
 
 
-class _Missing:
-    """Marks a value that a row does not have, which differs from null."""
-
-
-MISSING = _Missing()
-
-Values = tuple[Any, ...]
-
-Cells = tuple[int, Values] | BadRow
-
-
-class _Reading(NamedTuple):
-    """The columns to read from one file, and its name in messages."""
-
-    path: Path
-    name: str
-    corpus: Corpus
-    require_label: bool
-    setting: str = "set corpus.{}: "
-    """Format of a column's name in messages."""
-
-    def columns(self, available: Sequence[str] | None) -> list[str]:
-        """Returns the wanted ones of text, id and label; a missing column is an error."""
-        corpus = self.corpus
-        wanted = {"text": corpus.text, "id": [] if corpus.id == "auto" else [corpus.id]}
-        if corpus.label and (self.require_label or available is None or corpus.label in available):
-            wanted["label"] = [corpus.label]
-        for setting, names in wanted.items():
-            for name in names if available is not None else []:
-                self._must_have(name, available or [], setting)
-        return [name for names in wanted.values() for name in names]
-
-    def _must_have(self, name: str, available: Sequence[str], setting: str) -> None:
-        if list(available).count(name) == 1:
-            return
-        where = f"{self.name} has the columns: {', '.join(shown(column) for column in available[:20])}"
-        if name in available:
-            raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
-        fix = column_to_name(name, available, self.setting.format(setting))
-        raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
-
-    def bad(self, number: int, reason: Reason, value: object, *, field: str | None = None, **more: str) -> BadRow:
-        unit = "line" if self.path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
-        at = f" (byte {more['byte']})" if "byte" in more else ""
-        field_note = f", field {shown(field)}" if field else ""
-        value = _shown_value(value)
-        where = f"{self.name} {unit} {number}{at}{field_note}: {more.get('detail', reason)}" + (
-            f": {value}" if value else ""
-        )
-        fix = more.get("fix") or self._fix(reason)
-        return BadRow(self.name, number, more.get("id"), field, reason, value, where, fix)
-
-    def _fix(self, reason: Reason) -> str:
-        if reason == "not UTF-8":
-            return f"re-encode it: iconv -f latin1 -t utf-8 {self.name} > utf8-{self.name.replace('/', '-')}"
-        if reason == "bad label":
-            return f"corpus.labels allows: {', '.join(map(shown, (self.corpus.labels or [])[:20]))}"
-        return FIXES[reason]
-
-
-FIXES = {
-    "broken": "mend or remove it",
-    "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
-    "missing": "give every row this field",
-    "null": "fill it in or remove the row",
-    "not text": "store it as text",
-    "empty": "fill it in or remove the row",
-    "lone surrogate": "write the character in full; \\ud83d alone is half of one",
-}
+MISSING = object()
+"""Marks a value that a row does not have, which differs from null."""
 
 
 def read_rows(
-    path: Path, *, corpus: Corpus, name: str | None = None, require_label: bool = False, setting: str | None = None
+    path: Path, *, corpus: Corpus, name: str = "", require_label: bool = False, setting: str = "set corpus.{}: "
 ) -> Iterator[Row | BadRow]:
-    """Yields every row of one local file; a missing label column is an error only with `require_label`."""
-    reading = _Reading(path, shown(name or path.name, 200), corpus, require_label)
-    reading = reading._replace(setting=setting) if setting else reading
-    readers: dict[str, Callable[[_Reading], Iterator[Cells]]] = {
-        ".csv": _csv_cells,
-        ".tsv": _csv_cells,
-        ".parquet": _parquet_cells,
-    }
-    cells = readers.get(path.suffix.lower(), _jsonl_cells)(reading)
-    check = _Check(reading)
+    """Yields every row of one local file; `setting` is the format of a column's name in messages.
+
+    A missing label column is an error only with `require_label`.
+    """
+    table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
+    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
     try:
-        for cell in cells:
-            yield cell if isinstance(cell, BadRow) else check.row(*cell)
+        yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
     except OSError as error:
         raise DataError(
-            f"{reading.name} cannot be read: {error.strerror or error}",
+            f"{table.name} cannot be read: {error.strerror or error}",
             where=shown(str(path), 200),
             fix="check that it is there and that you may read it",
         ) from error
 
 
-class _Check:
-    """Applies the rules that hold for every format to one row's values."""
+def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
+    """Yields each line that is not blank as a row."""
+    number = 0
+    while line := file.readline(FIELD_LIMIT):
+        number += 1
+        if len(line) == FIELD_LIMIT and not line.endswith(b"\n"):
+            where = f"{name} line {number}"
+            raise DataError(f"a line is longer than {FIELD_LIMIT:,} bytes", where=where, fix="put each text on a line")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            value = _shown_value(line)
+            where = f"{name} line {number}: not UTF-8: {value}"
+            yield BadRow(name, number, None, None, "not UTF-8", value, where, "re-encode it: iconv -f latin1 -t utf-8")
+            continue
+        if text and not text.isspace():
+            yield Row(name, number, (text,), None, None)
 
-    def __init__(self, reading: _Reading) -> None:
-        corpus = reading.corpus
-        self._bad, self._source, self._require_label = reading.bad, reading.name, reading.require_label
-        self._text, self._id, self._label, self._rename = corpus.text, corpus.id, corpus.label, corpus.rename
-        self._width, self._has_id = len(corpus.text), corpus.id != "auto"
-        self._size = self._width + self._has_id
+
+class _Table:
+    """One file: the columns to read, the rules for their values, and the messages about its rows."""
+
+    def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
+        self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
+        self._setting = setting
+        self._width = len(corpus.text)
+        self._id = None if corpus.id == "auto" else corpus.id
+        self._size = self._width + (corpus.id != "auto")
         labels = corpus.labels or []
-        self._names = {label: label for label in labels}
+        self._labels = {label: label for label in labels}
         # Whole numbers are positions, unless a label is a number itself: 1 among ["1", "2"] is the label "1".
         if not any(label.isdecimal() for label in labels):
-            self._names |= {str(position): label for position, label in enumerate(labels)}
+            self._labels |= {str(position): label for position, label in enumerate(labels)}
 
-    def row(self, number: int, values: Values) -> Row | BadRow:
-        texts = values if len(values) == self._width else values[: self._width]
-        id_value = values[self._width] if self._has_id else None
-        for text in texts:
-            if type(text) is not str or not text or text.isspace():
-                return self._bad_text(number, texts, id_value)
-        if self._has_id and not _is_name(id_value):
-            return self._bad(number, _why_not_text(id_value), id_value, field=self._id)
-        label = None
+    def columns(self, available: Sequence[str] | None) -> list[str]:
+        """Returns the columns of text, id and label; a missing one is an error, if the `available` ones are known."""
+        corpus = self.corpus
+        wanted = {"text": corpus.text, "id": [self._id] if self._id else []}
+        if corpus.label and (self.require_label or available is None or corpus.label in available):
+            wanted["label"] = [corpus.label]
+        for setting, names in wanted.items():
+            for name in names if available is not None else []:
+                self._check_column(name, list(available or []), self._setting.format(setting))
+        return [name for names in wanted.values() for name in names]
+
+    def _check_column(self, name: str, available: list[str], setting: str) -> None:
+        where = f"{self.name} has the columns: {', '.join(shown(column) for column in available[:20])}"
+        if available.count(name) > 1:
+            raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
+        if name not in available:
+            separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
+            near = nearest(name, available)
+            fix = setting + (shown(near[0]) if near else "one of them")
+            if separator:
+                fix = f"its columns are separated by {separator!r}: save it with commas, or with tabs as .tsv"
+            raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
+
+    def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:
+        """Applies the rules that hold for every format to the values of `columns`."""
+        texts, identity, label = values[: self._width], None, None
+        if self._id:
+            identity = _as_text(values[self._width])
+        for place, text in enumerate(texts):
+            if reason := _why_not_text(text):
+                return self.bad(number, reason, text, field=self.corpus.text[place], identity=identity)
+        if self._id and (reason := _why_not_text(identity)):
+            return self.bad(number, reason, identity, field=self._id)
         if len(values) > self._size:
-            label = self._label_of(values[-1])
-            if label is None and (self._require_label or not _absent(values[-1])):
-                return self._bad_label(number, values[-1], id_value)
-        identity = str(id_value) if self._has_id else None
-        return Row(self._source, number, texts, identity, label, type(id_value) is int)
+            value = _as_text(values[-1])
+            reason = _why_not_text(value)
+            label = self._label_of(value) if reason is None else None
+            if label is None and (self.require_label or reason not in ABSENT):
+                return self.bad(number, reason or "bad label", value, field=self.corpus.label, identity=identity)
+        return Row(self.name, number, tuple(texts), identity, label)
 
-    def _label_of(self, value: object) -> str | None:
-        """Returns the label's name, or None if the value is not a label."""
-        value = str(value) if type(value) is int else value
-        if type(value) is not str or not value or value.isspace():
-            return None
-        value = self._rename.get(value, value)
-        return self._names.get(value) if self._names else value
+    def _label_of(self, value: str) -> str | None:
+        value = self.corpus.rename.get(value, value)
+        return self._labels.get(value) if self._labels else value
 
-    def _bad_text(self, number: int, texts: Values, id_value: object) -> BadRow:
-        at = next(at for at, text in enumerate(texts) if type(text) is not str or not text or text.isspace())
-        return self._bad(number, _why_not_text(texts[at]), texts[at], field=self._text[at], **_given_id(id_value))
+    def bad(  # noqa: PLR0913 - the parts of a message
+        self,
+        number: int,
+        reason: Reason,
+        value: object,
+        *,
+        field: str | None = None,
+        identity: object = None,
+        byte: int | None = None,
+        detail: str | None = None,
+    ) -> BadRow:
+        unit = "line" if self.path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+        at = f" (byte {byte})" if byte is not None else ""
+        at += f", field {shown(field)}" if field else ""
+        value = _shown_value(value)
+        where = f"{self.name} {unit} {number}{at}: {detail or reason}" + (f": {value}" if value else "")
+        labels = ", ".join(map(shown, (self.corpus.labels or [])[:20]))
+        fix = FIXES[reason].format(name=self.name, copy=self.name.replace("/", "-"), labels=labels)
+        own_id = None if _why_not_text(identity) else shown(str(identity))
+        return BadRow(self.name, number, own_id, field, reason, value, where, fix)
 
-    def _bad_label(self, number: int, value: object, id_value: object) -> BadRow:
-        reason = "bad label" if _is_name(value) else _why_not_text(value)
-        return self._bad(number, reason, value, field=self._label, **_given_id(id_value))
+    def undecoded(self, number: int, record: Mapping[str, object], byte: int | None = None) -> BadRow:
+        """Returns the bad row of a record that is not UTF-8; it was decoded with surrogates for the bad bytes."""
+        field = next((name for name, value in record.items() if _has_surrogate(value)), None)
+        return self.bad(number, "not UTF-8", record[field] if field else "", field=field, byte=byte)
 
 
-def _is_name(value: object) -> bool:
-    """Returns whether the value is an integer (not a bool) or text that is not blank."""
-    return type(value) is int or (type(value) is str and bool(value) and not value.isspace())
+ABSENT: set[Reason | None] = {"missing", "null", "empty"}
 
 
-def _absent(value: object) -> bool:
-    blank = isinstance(value, str) and (not value or value.isspace())
-    return value is None or value is MISSING or blank or (isinstance(value, float) and math.isnan(value))
-
-
-def _why_not_text(value: object) -> Reason:
+def _why_not_text(value: object) -> Reason | None:
+    if isinstance(value, str):
+        return None if value and not value.isspace() else "empty"
     if value is MISSING:
         return "missing"
-    if isinstance(value, str):
-        return "empty"
-    return "null" if _absent(value) else "not text"
+    return "null" if value is None or (isinstance(value, float) and math.isnan(value)) else "not text"
 
 
-def _given_id(value: object) -> dict[str, str]:
-    return {"id": shown(str(value))} if _is_name(value) else {}
+def _as_text(value: Any) -> Any:
+    """Returns a whole number (not a bool) as text, and any other value as it is."""
+    return str(value) if type(value) is int else value
 
 
 def _shown_value(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape").rstrip("\r\n")
-    if isinstance(value, str):
-        return shown(value)
     if value is MISSING:
         return ""
     return "null" if value is None else shown(str(value))
+
+
+def _has_surrogate(value: object) -> bool:
+    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
+
+
+# ---- csv
 
 
 class _Lines:
@@ -275,14 +247,13 @@ class _Lines:
             yield line.removeprefix("\ufeff") if self.count == 1 else line
 
 
-def _csv_cells(reading: _Reading) -> Iterator[Cells]:
+def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
     csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
-    with reading.path.open("rb") as file:
+    with table.path.open("rb") as file:
         lines = _Lines(file)
-        records = csv.reader(lines, strict=True, delimiter="\t" if reading.path.suffix.lower() == ".tsv" else ",")
-        header = _csv_header(reading, lines, records)
-        at = [header.index(name) for name in reading.columns(header)] if header else []
-        pick: Callable[[list[str]], Values] = itemgetter(*at) if len(at) > 1 else lambda record: (record[at[0]],)
+        records = csv.reader(lines, strict=True, delimiter="\t" if table.path.suffix.lower() == ".tsv" else ",")
+        header = _csv_header(table, lines, records)
+        places = [header.index(name) for name in table.columns(header)] if header else []
         while True:
             number = lines.next_record()
             try:
@@ -290,125 +261,116 @@ def _csv_cells(reading: _Reading) -> Iterator[Cells]:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield _broken_record(reading, number, lines.raw, error)
+                yield _broken_record(table, number, lines.raw, error)
                 continue
             if lines.bad_byte is not None:
-                yield _undecoded_record(reading, number, lines.bad_byte, header, record)
+                yield table.undecoded(number, dict(zip(header, record, strict=False)), lines.bad_byte)
             elif len(record) == len(header):
-                yield number, pick(record)
+                yield table.row(number, [record[place] for place in places])
             elif record:
                 detail = f"{len(record)} fields where the header has {len(header)}"
-                yield reading.bad(number, "ragged", lines.raw[0], detail=detail)
+                yield table.bad(number, "ragged", lines.raw[0], detail=detail)
 
 
-def _csv_header(reading: _Reading, lines: _Lines, records: Iterator[list[str]]) -> list[str]:
+def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> list[str]:
     try:
         header = next((record for record in records if record), [])
     except csv.Error as error:
         raise DataError(
-            f"{reading.name}: the header cannot be read: {error}",
+            f"{table.name}: the header cannot be read: {error}",
             where=_shown_value(lines.raw[0]),
             fix="the first line names the columns: mend it there",
         ) from error
     if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
-        fix = f"re-encode it: iconv -f utf-16 -t utf-8 {reading.name} > utf8-{reading.name}"
-        raise DataError(f"{reading.name} is UTF-16, not UTF-8", where=reading.name, fix=fix)
+        fix = f"re-encode it: iconv -f utf-16 -t utf-8 {table.name} > utf8-{table.name}"
+        raise DataError(f"{table.name} is UTF-16, not UTF-8", where=table.name, fix=fix)
     if lines.bad_byte is not None:
-        bad = _undecoded_record(reading, 1, lines.bad_byte, [], header)
+        bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)
         raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix)
     return header
 
 
-def _broken_record(reading: _Reading, number: int, raw: list[bytes], error: csv.Error) -> BadRow:
+def _broken_record(table: _Table, number: int, raw: list[bytes], error: csv.Error) -> BadRow:
     """Returns a record that is broken within its line; raises otherwise, because the next record's start is unknown."""
-    bad = reading.bad(number, "broken", raw[0], detail=f"broken ({error})")
+    bad = table.bad(number, "broken", raw[0], detail=f"broken ({error})")
     if len(raw) == 1:
         return bad
     fix = 'close the quote; a quote within a quoted field is written ""'
-    raise DataError(f"{reading.name} row {number}: a quoted field does not end as it should", where=bad.where, fix=fix)
+    raise DataError(f"{table.name} row {number}: a quoted field does not end as it should", where=bad.where, fix=fix)
 
 
-def _undecoded_record(reading: _Reading, number: int, byte: int, header: list[str], record: list[str]) -> BadRow:
-    at = next((at for at, value in enumerate(record) if _has_surrogate(value)), len(header))
-    field = header[at] if at < len(header) else None
-    value = record[at] if at < len(record) else ""
-    return reading.bad(number, "not UTF-8", value, field=field, byte=str(byte))
+# ---- jsonl
 
 
-def _has_surrogate(value: object) -> bool:
-    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _jsonl_cells(reading: _Reading) -> Iterator[Cells]:
-    wanted = reading.columns(_jsonl_columns(reading))
+def _jsonl_rows(table: _Table) -> Iterator[Row | BadRow]:
+    columns = table.columns(_jsonl_columns(table))
     start = 0
-    with reading.path.open("rb") as file:
+    with table.path.open("rb") as file:
         for number, line in enumerate(file, 1):
             raw = line.removeprefix(BOM) if number == 1 else line
             if raw.strip():
-                yield _jsonl_row(reading, number, raw, start, wanted)
+                yield _jsonl_row(table, number, raw, start, columns)
             start += len(line)
 
 
-def _jsonl_row(reading: _Reading, number: int, raw: bytes, start: int, wanted: list[str]) -> Cells:
+def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list[str]) -> Row | BadRow:
+    bad_byte = None
     try:
-        line, whole = raw.decode(), True
+        line = raw.decode()
     except UnicodeDecodeError as error:
-        line, whole, start = raw.decode("utf-8", "surrogateescape"), False, start + error.start + 1
+        line, bad_byte = raw.decode("utf-8", "surrogateescape"), start + error.start + 1
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return reading.bad(number, "broken", raw, detail=f"broken ({str(error).partition(': line')[0]})")
+        return table.bad(number, "broken", raw, detail=f"broken ({str(error).partition(': line')[0]})")
     if not isinstance(record, dict):
-        return reading.bad(number, "broken", raw, detail="broken (not an object)")
-    if not whole:
-        field = next((name for name, value in record.items() if _has_surrogate(value)), None)
-        return reading.bad(number, "not UTF-8", record.get(field), field=field, byte=str(start))
-    if "\\u" in line:
-        for name in wanted:
-            if _has_surrogate(record.get(name)):
-                return reading.bad(number, "lone surrogate", record[name], field=name)
-    return number, tuple([record.get(name, MISSING) for name in wanted])
+        return table.bad(number, "broken", raw, detail="broken (not an object)")
+    if bad_byte is not None:
+        return table.undecoded(number, record, bad_byte)
+    values = [record.get(name, MISSING) for name in columns]
+    for name, value in zip(columns, values, strict=True) if "\\u" in line else ():
+        if _has_surrogate(value):
+            return table.bad(number, "lone surrogate", value, field=name)
+    return table.row(number, values)
 
 
-def _jsonl_columns(reading: _Reading) -> list[str] | None:
+def _jsonl_columns(table: _Table) -> list[str] | None:
     """Returns the names in the first lines, or None without an object; a label may still come later."""
     names: dict[str, None] = {}
-    with reading.path.open("rb") as file:
+    with table.path.open("rb") as file:
         for raw in islice(file, SAMPLE_LINES):
             try:
                 record = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))
             except (ValueError, RecursionError):
                 continue
             names |= dict.fromkeys(record) if isinstance(record, dict) else {}
-    if names and reading.corpus.label and not reading.require_label:
-        names[reading.corpus.label] = None
+    if names and table.corpus.label and not table.require_label:
+        names[table.corpus.label] = None
     return list(names) or None
 
 
-def _parquet_cells(reading: _Reading) -> Iterator[Cells]:
+# ---- parquet
+
+
+def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    number = 0
     try:
-        with pq.ParquetFile(reading.path, pre_buffer=False, buffer_size=1 << 20) as file:
-            wanted = reading.columns(file.schema_arrow.names)
-            number = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=list(dict.fromkeys(wanted)), use_threads=False):
-                columns = [_decoded(batch.column(name)) for name in wanted]
-                whole = all(decoded for _, decoded in columns)
-                for values in zip(*[values for values, _ in columns], strict=True):
+        with pq.ParquetFile(table.path, pre_buffer=False, buffer_size=1 << 20) as file:
+            names = table.columns(file.schema_arrow.names)
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(dict.fromkeys(names)), use_threads=False):
+                columns, decoded = zip(*(_decoded(batch.column(name)) for name in names), strict=True)
+                for values in zip(*columns, strict=True):
                     number += 1
-                    damaged = (
-                        -1 if whole else next((at for at, value in enumerate(values) if _has_surrogate(value)), -1)
-                    )
-                    if damaged < 0:
-                        yield number, values
+                    if not all(decoded) and any(map(_has_surrogate, values)):
+                        yield table.undecoded(number, dict(zip(names, values, strict=True)))
                     else:
-                        yield reading.bad(number, "not UTF-8", values[damaged], field=wanted[damaged])
+                        yield table.row(number, values)
     except pa.ArrowException as error:
         fix = "write it again from where it came"
-        raise DataError(f"{reading.name} is not a whole parquet file", where=shown(str(error), 200), fix=fix) from error
+        raise DataError(f"{table.name} is not a whole parquet file", where=shown(str(error), 200), fix=fix) from error
 
 
 def _decoded(column: Any) -> tuple[list[Any], bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -98,15 +98,6 @@ def fetch_remote(url: str, folder: Path) -> Path:
         )
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
-
-
-def column_to_name(name: str, available: Sequence[str], setting: str) -> str:
-    """Returns the fix for a missing column in a file that has the `available` ones."""
-    other = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
-    if other:
-        return f"its columns are separated by {other!r}: save it with commas, or with tabs as .tsv"
-    near = nearest(name, available)
-    return setting + (shown(near[0]) if near else "one of them")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

@@ -34,10 +34,10 @@ CASES = {
         3, ("train.jsonl", "2"), b'{"text": "one", "label": "law"}\n{"text": "tw\n', "texts/train.jsonl"
     ),
     "a lone surrogate": Case(3, ("train.jsonl", "1"), b'{"text": "one \\ud83d"}\n', "texts/train.jsonl"),
-    "ids that mix kinds": Case(
+    "an id given as a number and as text": Case(
         3,
-        ("mix", "id_type: string"),
-        b'{"text": "one", "id": 1}\n{"text": "two", "id": "x"}\n',
+        ("1 in train.jsonl row 1", "corpus.id: auto"),
+        b'{"text": "one", "id": 1}\n{"text": "two", "id": "1"}\n',
         "texts/train.jsonl",
         ("corpus.id=id",),
     ),

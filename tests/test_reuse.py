@@ -44,7 +44,6 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "corpus.test": (["corpus.test=texts/validation.csv"], ALL),
     "corpus.text": (["corpus.text=[text, label]"], ALL),
     "corpus.id": (["corpus.id=text"], ALL),
-    "corpus.id_type": (["corpus.id_type=string"], ALL),
     "corpus.label": (["corpus.label=text"], ALL),
     "corpus.labels": (["corpus.labels=[banking, law]"], ALL),
     "corpus.rename": (["corpus.rename={banking: money}"], ALL),

@@ -198,9 +198,8 @@ class Corpus(ConfigSection):
     text: Annotated[Texts, Field(max_length=2)] = ["text"]
     """Name of the text column, or of two columns for pairs of texts."""
     id: Text = "auto"
-    """Name of a column with unique ids; auto: texts are identified by their content."""
-    id_type: Literal["auto", "string"] = "auto"
-    """Type of the ids. auto: the type in the file. string: 1 and "1" are the same id, and refused as duplicates."""
+    """Name of a column with unique ids, where 1 and "1" are the same id; auto: texts are identified by their
+    content."""
     label: Text | None = None
     """Name of the column with gold labels."""
     labels: Annotated[list[Text], Field(min_length=2)] | None = None

@@ -38,8 +38,8 @@ def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
 
 
 def corpus_settings(corpus: Corpus) -> dict[str, Any]:
-    """Returns the settings that parts depend on; an empty `rename` is left out, so older parts stay valid."""
-    return corpus.model_dump(exclude=PATHS if corpus.rename else {*PATHS, "rename"})
+    """Returns the settings that parts depend on; older parts stay valid: with id_type, without an empty `rename`."""
+    return {"id_type": "auto", **corpus.model_dump(exclude=PATHS if corpus.rename else {*PATHS, "rename"})}
 
 
 def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:

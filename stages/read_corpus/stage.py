@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class ReadCorpus(Stage):
                 folder=draft.folder,
                 require_label=needs_label,
             )
-            draft.facts = {"part": unit.name, **facts.to_json(), **gates}
+            draft.facts = {"part": unit.name, **asdict(facts), **gates}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002

@@ -6,11 +6,14 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
+
+T = TypeVar("T")
 
 
 class LocalStorage:
@@ -34,18 +37,17 @@ class LocalStorage:
             ) from error
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        contents = {}
-        for path in paths:
-            with contextlib.suppress(OSError):
-                contents[path] = (self.root / path).read_bytes()
-        return contents
+        return self._of_each(paths, Path.read_bytes)
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        sizes = {}
+        return self._of_each(paths, lambda path: path.stat().st_size)
+
+    def _of_each(self, paths: Sequence[str], value_of: Callable[[Path], T]) -> dict[str, T]:
+        values = {}
         for path in paths:
             with contextlib.suppress(OSError):
-                sizes[path] = (self.root / path).stat().st_size
-        return sizes
+                values[path] = value_of(self.root / path)
+        return values
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         for parent, _, names in sorted(os.walk(self.root / folder)):
@@ -82,12 +84,8 @@ class LocalStorage:
             if isinstance(content, Path):
                 content.replace(target)
             else:
-                temporary = temporary_path(target.parent)
-                try:
+                with replacing(target) as temporary:
                     _write_synced(temporary, content)
-                    temporary.replace(target)
-                finally:
-                    temporary.unlink(missing_ok=True)
         for folder in sorted(changed):
             sync(folder)
 
@@ -115,18 +113,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     If the block raises an exception, the temporary is removed and `path` stays as it is.
     """
-    temporary = temporary_path(path.parent)
     make_folder(path.parent)
-    try:
+    with replacing(path) as temporary:
         yield temporary
         sync(temporary)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Does the same in an existing folder for a file that may get lost, or that the block syncs."""
+    temporary = temporary_path(path.parent)
+    try:
+        yield temporary
         temporary.replace(path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
-    sync(path.parent)
 
 
 def temporary_path(folder: Path) -> Path:

@@ -7,22 +7,29 @@ to this machine's cache and read there; digests verify the copies.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo
-from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.local import temporary_path
-
-ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
-"""Environment variables that name a server other than the provider's own."""
+from amalgam.pipeline.storage.local import replacing
+from amalgam.pipeline.storage.packing import cache_folder, endpoint
 
 PROBE = "put-if-absent.json"
 """Object that `check` puts twice: the second put must be refused."""
@@ -54,13 +61,6 @@ class ObjectStorage:
                 where="execution.workspace",
                 fix="s3://bucket/prefix; keys come from the environment (AWS_ACCESS_KEY_ID, ...), never from the file",
             )
-        try:
-            import obstore  # noqa: F401
-        except ImportError as error:
-            scheme = self.address.partition(":")[0]
-            raise ExperimentError(
-                f"a workspace in {scheme}:// needs obstore", where=self.address, fix=f"pip install 'amalgam[{scheme}]'"
-            ) from error
         self.root = cache_folder(self.address)
         self._listings: dict[str, tuple[float, dict[str, int]]] = {}
 
@@ -68,15 +68,11 @@ class ObjectStorage:
 
     @cached_property
     def _client(self) -> Any:
-        from obstore.store import from_url
-
-        plain = (_endpoint(self.address) or "").startswith("http://")
+        plain = (endpoint(self.address) or "").startswith("http://")
         return from_url(self.address, client_options={"allow_http": plain})
 
     def _request(self, path: str, work: Callable[[Any], T]) -> T | None:
         """Returns None if the object does not exist; any other failure raises, so an outage is not an empty store."""
-        from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-
         try:
             return work(self._client)
         except (NotFoundError, FileNotFoundError):
@@ -116,8 +112,6 @@ class ObjectStorage:
         return {path: content for path, content in contents if content is not None}
 
     def _read(self, path: str) -> bytes | None:
-        import obstore
-
         return self._request(path, lambda client: bytes(obstore.get(client, path).bytes()))
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
@@ -128,8 +122,6 @@ class ObjectStorage:
         return sizes | {path: size for path, size in requested if size is not None}
 
     def _size(self, path: str) -> int | None:
-        import obstore
-
         return self._request(path, lambda client: int(obstore.head(client, path)["size"]))
 
     def _listed(self, paths: Iterable[str]) -> dict[str, int]:
@@ -147,8 +139,6 @@ class ObjectStorage:
         return {path: size for sizes in listings.values() for path, size in sizes.items()}
 
     def files_below(self, folder: str) -> list[FileInfo]:
-        import obstore
-
         def entries(client: Any) -> list[FileInfo]:
             return [_entry(meta) for chunk in obstore.list(client, folder or None, chunk_size=1000) for meta in chunk]
 
@@ -156,7 +146,6 @@ class ObjectStorage:
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         """Lists the folders of the second level in parallel, because one listing returns page after page."""
-        import obstore
 
         def level(path: str) -> Any:
             return self._request(path, lambda client: obstore.list_with_delimiter(client, path or None))
@@ -174,34 +163,25 @@ class ObjectStorage:
         return {path for path, exists in copied if exists}
 
     def _get(self, path: str) -> bool:
-        import obstore
-
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(target.parent)
 
         def download(client: Any) -> bool:
-            with temporary.open("wb") as file:
-                for chunk in obstore.get(client, path).stream():
+            content = obstore.get(client, path)
+            with replacing(target) as temporary, temporary.open("wb") as file:
+                for chunk in content.stream():
                     file.write(chunk)
             return True
 
-        try:
-            exists = bool(self._request(path, download))
-            if exists:
-                temporary.replace(target)
-            else:
-                target.unlink(missing_ok=True)
-        finally:
-            temporary.unlink(missing_ok=True)
+        exists = bool(self._request(path, download))
+        if not exists:
+            target.unlink(missing_ok=True)
         return exists
 
     # ---- writing
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """A retried put whose first answer was lost returns False; the caller then compares digests."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         def put(client: Any) -> bool:
             with contextlib.suppress(AlreadyExistsError, PreconditionError, FileExistsError):
@@ -220,8 +200,6 @@ class ObjectStorage:
                 content.replace(self.root / path)
 
     def _put(self, path: str, content: bytes | Path) -> None:
-        import obstore
-
         parts = isinstance(content, Path) and content.stat().st_size > MULTIPART_BYTES
         self._request(path, lambda client: obstore.put(client, path, content, use_multipart=parts))
 
@@ -235,26 +213,12 @@ class ObjectStorage:
 
     def _delete(self, paths: Sequence[str]) -> bool:
         """Returns False if one of the objects did not exist."""
-        import obstore
 
         def delete(client: Any) -> bool:
             obstore.delete(client, list(paths))
             return True
 
         return bool(self._request(paths[0], delete))
-
-
-def cache_folder(address: str) -> Path:
-    """Returns the local folder for copies of a workspace's files; it may be deleted while no command runs."""
-    configured = os.environ.get("AMALGAM_CACHE")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amalgam"
-    key = fingerprint([address, _endpoint(address)])[:8]
-    return ((Path(configured) if configured else cache) / f"{PurePosixPath(address).name}-{key}").absolute()
-
-
-def _endpoint(address: str) -> str | None:
-    """Returns the server that the environment names for the address's scheme."""
-    return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
 
 
 def _entry(meta: Any) -> FileInfo:

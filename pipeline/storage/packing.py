@@ -10,26 +10,29 @@ import contextlib
 import gzip
 import hashlib
 import json
+import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo, StorageBackend
-from amalgam.pipeline.storage.local import remove_empty_folders, temporary_path
-from amalgam.pipeline.storage.object_store import cache_folder
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.local import replacing
 
 FOLDER = "packs"
+
+ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
+"""Environment variables that name a server other than the provider's own."""
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class PackEntry:
+class PackEntry(NamedTuple):
     """Locates a file in a pack."""
 
     pack: str
@@ -43,7 +46,7 @@ class PackIndex:
 
     read: int = 0
     """Number of indexes that were read."""
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
     """Records of the packed units."""
     pieces: dict[str, PackEntry] = field(default_factory=dict)
     """Files of the packed units."""
@@ -54,14 +57,13 @@ class PackIndex:
         for path in content["gone"]:
             self.texts.pop(path, None)
             self.pieces.pop(path, None)
-        self.texts |= content["texts"]
+        self.texts |= {path: text.encode() for path, text in content["texts"].items()}
+        self.pieces |= {path: PackEntry(*entry) for path, entry in content["pieces"].items()}
         self.packs |= content["packs"]
-        self.pieces |= {path: PackEntry(str(p), int(o), int(b)) for path, (p, o, b) in content["pieces"].items()}
+        self.read += 1
 
-    def lose(self, packs: Iterable[str]) -> None:
-        """Removes the files of missing or damaged packs, so that their units are computed again."""
-        lost = set(packs)
-        self.pieces = {path: entry for path, entry in self.pieces.items() if entry.pack not in lost}
+
+NOT_PACKED = PackIndex()
 
 
 class PackedStorage:
@@ -86,6 +88,8 @@ class PackedStorage:
 
     def index(self, folder: str, *, refresh: bool = False) -> PackIndex:
         """`refresh`: also reads indexes that another process has added since."""
+        if not may_be_packed(folder):
+            return NOT_PACKED
         index = self._indexes.get(folder)
         if index is None or refresh:
             with self._lock:
@@ -97,10 +101,10 @@ class PackedStorage:
         before = index.read
         while (content := self._read_index(f"{folder}/{FOLDER}/{index.read:06}")) is not None:
             index.add(content)
-            index.read += 1
-        if index.read > before:
+        if index.read > before:  # the files of missing or damaged packs are removed: their units are computed again
             sizes = self.inner.sizes(list(index.packs))
-            index.lose(pack for pack, size in index.packs.items() if sizes.get(pack) != size)
+            lost = {pack for pack, size in index.packs.items() if sizes.get(pack) != size}
+            index.pieces = {path: entry for path, entry in index.pieces.items() if entry.pack not in lost}
 
     def _read_index(self, path: str) -> dict[str, Any] | None:
         """Returns None if no index has this number. A damaged index is read from its copy; a damaged copy is empty."""
@@ -112,7 +116,8 @@ class PackedStorage:
 
     def add(self, folder: str, **content: Any) -> None:
         """Publishes an index under the next free number."""
-        text = gzip.compress(_signed(_content(**content)), mtime=0)
+        body = json.dumps(_content(**content), ensure_ascii=False).encode()
+        text = gzip.compress(_digest(body) + b"\n" + body, mtime=0)
         while True:
             number = self.index(folder, refresh=True).read
             if self.inner.put_if_absent(f"{folder}/{FOLDER}/{number:06}.gz", text):
@@ -120,25 +125,17 @@ class PackedStorage:
         self.inner.put_if_absent(f"{folder}/{FOLDER}/{number:06}.copy.gz", text)
         self.index(folder, refresh=True)
 
-    def _index_of(self, path: str, *, refresh: bool = False) -> PackIndex | None:
-        folder = path.rpartition("/")[0]
-        return self.index(folder, refresh=refresh) if may_be_packed(folder) else None
-
     def _text(self, path: str) -> bytes | None:
-        index = self._index_of(path)
-        text = index.texts.get(path) if index else None
-        return None if text is None else text.encode()
+        return self.index(_parent(path)).texts.get(path)
 
     def _entry(self, path: str, *, refresh: bool = False) -> PackEntry | None:
-        index = self._index_of(path, refresh=refresh)
-        return index.pieces.get(path) if index else None
+        return self.index(_parent(path), refresh=refresh).pieces.get(path)
 
     # ---- reading
 
     def trusts(self, path: str) -> bool:
         """Returns whether an index holds the record: the index has a digest of its own."""
-        index = self._index_of(path)
-        return index is not None and path in index.texts
+        return self._text(path) is not None
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
         return self._packed_or_loose(paths, self._text, self.inner.read)
@@ -147,11 +144,8 @@ class PackedStorage:
         return self._packed_or_loose(paths, self._size, self.inner.sizes)
 
     def _size(self, path: str) -> int | None:
-        index = self._index_of(path)
-        if index is None:
-            return None
-        text, entry = index.texts.get(path), index.pieces.get(path)
-        return len(text.encode()) if text is not None else entry.bytes if entry else None
+        text, entry = self._text(path), self._entry(path)
+        return len(text) if text is not None else entry.bytes if entry else None
 
     def _packed_or_loose(
         self, paths: Sequence[str], packed: Callable[[str], T | None], loose: Callable[[Sequence[str]], dict[str, T]]
@@ -159,17 +153,14 @@ class PackedStorage:
         values = {path: value for path in paths if (value := packed(path)) is not None}
         values |= loose([path for path in paths if path not in values])
         rest = [path for path in paths if path not in values]
-        for folder in {path.rpartition("/")[0] for path in rest}:
-            if may_be_packed(folder):
-                self.index(folder, refresh=True)
+        for folder in {_parent(path) for path in rest}:
+            self.index(folder, refresh=True)
         return values | {path: value for path in rest if (value := packed(path)) is not None}
 
     def local_path(self, path: str) -> Path | None:
         """Returns where this machine can read the file, copied or unpacked if necessary; None if it does not exist."""
-        if (self.root / path).exists():
-            return self.root / path
         entry = self._entry(path)
-        if entry is None and self.inner.get([path]):
+        if (self.root / path).exists() or (entry is None and self.inner.get([path])):
             return self.root / path
         entry = entry or self._entry(path, refresh=True)
         return self._unpack(path, entry) if entry else None
@@ -179,16 +170,9 @@ class PackedStorage:
         pack = None if target.exists() else self.local_path(entry.pack)
         if pack is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_path(target.parent)
-            try:
-                with pack.open("rb") as file:
-                    file.seek(entry.offset)
-                    temporary.write_bytes(file.read(entry.bytes))
-                temporary.replace(target)
-            except FileNotFoundError:
-                return None
-            finally:
-                temporary.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError), pack.open("rb") as file, replacing(target) as temporary:
+                file.seek(entry.offset)
+                temporary.write_bytes(file.read(entry.bytes))
         return target if target.exists() else None
 
     def fetch(self, paths: Sequence[str]) -> None:
@@ -214,10 +198,8 @@ class PackedStorage:
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files and folders in a folder, sorted."""
         names = {entry.path.removeprefix(f"{folder}/").split("/")[0] for entry in self.inner.list(folder)} - {FOLDER}
-        if may_be_packed(folder):
-            index = self.index(folder, refresh=True)
-            names |= {path.rpartition("/")[2] for path in (*index.texts, *index.pieces)}
-        return sorted(names)
+        index = self.index(folder, refresh=True)
+        return sorted(names | {PurePosixPath(path).name for path in (*index.texts, *index.pieces)})
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         """Yields packed units at their own paths, and indexes and packs with their sizes."""
@@ -225,13 +207,12 @@ class PackedStorage:
         yield from loose.values()
         for first in [path for path in loose if path.endswith(f"/{FOLDER}/000000.gz")]:
             index = self.index(str(PurePosixPath(first).parents[1]), refresh=True)
-            modified = {pack: loose[pack].modified for pack in index.packs if pack in loose}
-            for path, text in index.texts.items():
+            packed = {path: (len(text), first) for path, text in index.texts.items()}
+            packed |= {path: (entry.bytes, entry.pack) for path, entry in index.pieces.items()}
+            for path, (size, source) in packed.items():
                 if path not in loose:
-                    yield FileInfo(path, len(text.encode()), loose[first].modified, packed=True)
-            for path, entry in index.pieces.items():
-                if path not in loose:
-                    yield FileInfo(path, entry.bytes, modified.get(entry.pack, 0.0), packed=True)
+                    modified = loose[source].modified if source in loose else 0.0
+                    yield FileInfo(path, size, modified, packed=True)
 
     # ---- writing
 
@@ -244,15 +225,13 @@ class PackedStorage:
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         self.inner.put(files)
 
-    def delete(self, paths: Iterable[str]) -> None:
-        named = list(paths)
-        self._forget(named)
-        self.inner.delete(named)
+    def delete(self, paths: Sequence[str]) -> None:
+        self._forget(paths)
+        self.inner.delete(paths)
 
-    def quarantine(self, paths: Iterable[str]) -> None:
+    def quarantine(self, paths: Sequence[str]) -> None:
         """Moves files to the quarantine folder, where a person can inspect them."""
-        named = list(paths)
-        for path in named:
+        for path in paths:
             content, entry = self._text(path), self._entry(path)
             if content is None and entry is not None:
                 unpacked = self._unpack(path, entry)
@@ -260,8 +239,8 @@ class PackedStorage:
             if content is not None:
                 self.inner.put({_quarantined(path): content})
                 (self.unpacked / path).unlink(missing_ok=True)
-        self._forget(named)
-        self._quarantine_loose(named)
+        self._forget(paths)
+        self._quarantine_loose(paths)
 
     def _quarantine_loose(self, paths: Sequence[str]) -> None:
         self.inner.get([path for path in paths if not (self.root / path).exists()])
@@ -278,17 +257,30 @@ class PackedStorage:
         for path in packed:
             if self.unpacked != self.root:
                 (self.unpacked / path).unlink(missing_ok=True)
-        for folder, gone in groupby(sorted(packed), key=lambda path: path.rpartition("/")[0]):
+        for folder, gone in groupby(sorted(packed), key=_parent):
             self.add(folder, gone=list(gone))
-
-    def remove_empty_folders(self) -> None:
-        if not self.is_remote:
-            remove_empty_folders(self.root)
 
 
 def may_be_packed(folder: str) -> bool:
     """Returns whether a folder can have thousands of units; other folders have no index."""
     return folder.endswith("/units") or (folder.startswith("tokens/") and folder.count("/") == 1)
+
+
+def cache_folder(address: str) -> Path:
+    """Returns the local folder for copies of a workspace's files; it may be deleted while no command runs."""
+    configured = os.environ.get("AMALGAM_CACHE")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amalgam"
+    key = fingerprint([address, endpoint(address)])[:8]
+    return ((Path(configured) if configured else cache) / f"{PurePosixPath(address).name}-{key}").absolute()
+
+
+def endpoint(address: str) -> str | None:
+    """Returns the server that the environment names for the address's scheme."""
+    return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _quarantined(path: str) -> str:
@@ -299,9 +291,8 @@ def _content(**content: Any) -> dict[str, Any]:
     return {"texts": {}, "pieces": {}, "packs": {}, "gone": [], **content}
 
 
-def _signed(content: Mapping[str, Any]) -> bytes:
-    body = json.dumps(content, ensure_ascii=False).encode()
-    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
@@ -310,7 +301,5 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         digest, _, body = gzip.decompress(text).partition(b"\n")
     except (OSError, EOFError, ValueError):
         return None
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        return None
-    content: dict[str, Any] = json.loads(body)
+    content: dict[str, Any] | None = json.loads(body) if _digest(body) == digest else None
     return content

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
-from amalgam.pipeline.storage.backend import StorageBackend
+from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
 from amalgam.pipeline.storage.local import LocalStorage, temporary_path
-from amalgam.pipeline.storage.object_store import ObjectStorage
-from amalgam.pipeline.storage.packing import PackedStorage
+from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, may_be_packed
 
 MANIFEST = "MANIFEST.json"
 
@@ -52,7 +51,7 @@ class Record:
     identity: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, text: str, *, trusted: bool = False) -> Record:
+    def from_json(cls, text: str | bytes, *, trusted: bool = False) -> Record:
         """Parses a record and verifies its digest; `trusted`: the text comes from an index that was verified."""
         raw = json.loads(text)
         digest = raw.pop("sha256") if isinstance(raw, dict) else None
@@ -303,24 +302,35 @@ def _is_complete(record: Record, sizes: Mapping[str, int]) -> bool:
 
 def _record(content: bytes | None, *, trusted: bool = False) -> Record | None:
     try:
-        return None if content is None else Record.from_json(content.decode("utf-8"), trusted=trusted)
+        return None if content is None else Record.from_json(content, trusted=trusted)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
+def _object_storage(address: str) -> StorageBackend:
+    try:
+        from amalgam.pipeline.storage.object_store import ObjectStorage
+    except ImportError as error:
+        scheme = address.partition(":")[0]
+        raise ExperimentError(
+            f"a workspace in {scheme}:// needs obstore", where=address, fix=f"pip install 'amalgam[{scheme}]'"
+        ) from error
+    return ObjectStorage(address)
+
+
 BACKENDS: Mapping[str, Callable[[str], StorageBackend]] = {
-    "s3://": ObjectStorage,
-    "gs://": ObjectStorage,
-    "az://": ObjectStorage,
+    "s3://": _object_storage,
+    "gs://": _object_storage,
+    "az://": _object_storage,
 }
 """The backends of execution.workspace by the start of its address; any other address is a folder."""
 
 
 def open_store(workspace: str, base: Path) -> Store:
     """Opens execution.workspace: an address of BACKENDS, or a folder relative to `base`."""
-    for scheme, backend_class in BACKENDS.items():
+    for scheme, backend_of in BACKENDS.items():
         if workspace.startswith(scheme):
-            backend = backend_class(workspace)
+            backend = backend_of(workspace)
             return Store(backend.root, backend)
     return Store((base / workspace).absolute())
 
@@ -348,3 +358,113 @@ def _synced_digest(path: Path) -> str:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return file_digest(path)
+
+
+# ---- many small units
+
+SMALL = 4 << 20
+"""Size limit of a packed file."""
+
+PACK_BYTES = 64 << 20
+"""Approximate size of a pack."""
+
+LEAST = 16
+"""Number of loose units from which a folder is packed."""
+
+AT_ONCE = 256
+"""Number of units whose files are fetched together."""
+
+
+@dataclass(frozen=True)
+class PackCandidates:
+    """The small units of a folder, by the paths of their records."""
+
+    folder: str
+    new: tuple[str, ...]
+    packed: tuple[str, ...]
+    """Units that are packed already: an earlier run was stopped before it removed their loose files."""
+
+
+def loose_units(store: Store, entries: Iterable[FileInfo]) -> Iterator[PackCandidates]:
+    """Yields the folders with many small units."""
+    large: set[str] = set()
+    records: dict[str, list[str]] = {}
+    for entry in entries:
+        folder, _, name = entry.path.rpartition("/")
+        if may_be_packed(folder) and not entry.packed:
+            if name.endswith(".json"):
+                records.setdefault(folder, []).append(entry.path)
+            elif entry.bytes > SMALL:
+                large.add(entry.path.rpartition("-")[0] + ".json")
+    for folder, paths in sorted(records.items()):
+        texts = store.backend.index(folder, refresh=True).texts
+        packed = tuple(path for path in sorted(paths) if path in texts)
+        new = tuple(path for path in sorted(paths) if path not in large and path not in texts)
+        if packed or len(new) >= LEAST:
+            yield PackCandidates(folder, new if len(new) >= LEAST else (), packed)
+
+
+def compact(store: Store, candidates: PackCandidates) -> int:
+    """Packs the units and returns their number; damaged and incomplete units stay loose.
+
+    A kill loses nothing, because the index with the units is complete before their loose records are removed.
+    """
+    texts: dict[str, str] = {}
+    pieces: dict[str, tuple[str, int, int]] = {}
+    packs: dict[str, int] = {}
+    for group in _groups(_small_units(store, candidates.new)):
+        content = b"".join(data for _, _, _, data in group)
+        pack = f"{candidates.folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
+        store.backend.put({pack: content})
+        packs[pack], offset = len(content), 0
+        for path, text, file, data in group:
+            texts[path], pieces[file.path] = text.decode(), (pack, offset, len(data))
+            offset += len(data)
+    if texts:
+        store.backend.add(candidates.folder, texts=texts, pieces=pieces, packs=packs)
+    _remove_loose(store, candidates)
+    return len(texts)
+
+
+SmallUnit = tuple[str, bytes, StoredFile, bytes]
+"""Path and text of the record, the unit's file and its content."""
+
+
+def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
+    """Yields the units of one small file that matches its digest."""
+    for start in range(0, len(paths), AT_ONCE):
+        texts = store.backend.inner.read(paths[start : start + AT_ONCE])
+        records = {path: record for path, text in texts.items() if (record := _record(text)) is not None}
+        files = {path: record.files[0] for path, record in records.items() if len(record.files) == 1}
+        files = {path: file for path, file in files.items() if file.bytes <= SMALL}
+        store.backend.fetch([file.path for file in files.values()])
+        for path, file in files.items():
+            if store.check_file(file) is None:
+                yield path, texts[path], file, store.verified_path(file).read_bytes()
+
+
+def _groups(units: Iterable[SmallUnit]) -> Iterator[list[SmallUnit]]:
+    group: list[SmallUnit] = []
+    size = 0
+    for unit in units:
+        group.append(unit)
+        size += len(unit[-1])
+        if size >= PACK_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _remove_loose(store: Store, candidates: PackCandidates) -> None:
+    """Removes loose records that equal their packed ones, and the units' files in an object store.
+
+    On a disk the files stay for a day, for processes that are about to read them; object stores' readers have copies.
+    """
+    backend, index = store.backend, store.backend.index(candidates.folder)
+    contents = backend.inner.read([path for path in (*candidates.packed, *candidates.new) if path in index.texts])
+    same = [path for path, content in contents.items() if content == index.texts[path]]
+    backend.inner.delete(same)
+    if backend.is_remote:
+        files = {file.path for path in same for file in Record.from_json(index.texts[path], trusted=True).files}
+        backend.inner.delete(sorted(files & index.pieces.keys()))

@@ -9,9 +9,9 @@ from typing import Any
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
-from amalgam.pipeline.storage.compaction import PackCandidates, compact, loose_units
+from amalgam.pipeline.storage.local import remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.store import MANIFEST, Record
+from amalgam.pipeline.storage.store import MANIFEST, PackCandidates, Record, compact, loose_units
 from amalgam.stages.common.models.resolve import newer_revision
 from amalgam.stages.registry import STAGES
 
@@ -126,7 +126,8 @@ def remove(run: Run, rows: list[dict[str, Any]]) -> None:
     whole = sorted((row["path"] for row in rows if "loose" not in row), key=lambda path: not path.endswith(".json"))
     run.store.backend.delete(whole)
     run.store.backend.inner.delete([row["path"] for row in rows if "loose" in row])
-    run.store.backend.remove_empty_folders()
+    if not run.store.backend.is_remote:
+        remove_empty_folders(run.store.root)
 
 
 def _leftovers(

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.storage import compaction
-from amalgam.pipeline.storage.compaction import compact, loose_units
-from amalgam.pipeline.storage.store import Record, Store, open_store
+from amalgam.pipeline.storage import store as store_module
+from amalgam.pipeline.storage.store import Record, Store, compact, loose_units, open_store
 from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
 from amalgam.tests.workspaces import flip_bit
@@ -98,7 +97,7 @@ def test_packed_units_are_what_they_were_and_few_files_remain(
 
 
 def test_later_units_are_packed_into_files_of_their_own(workspace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "PACK_BYTES", 500)
+    monkeypatch.setattr(store_module, "PACK_BYTES", 500)
     filled(workspace, 20)
     assert pack_all(workspace) == 20
     records = filled(workspace)
@@ -115,7 +114,7 @@ def test_few_units_large_ones_and_those_of_several_files_stay_as_they_are(
     filled(workspace, 10)
     assert pack_all(workspace) == 0
     records = filled(workspace)
-    monkeypatch.setattr(compaction, "SMALL", 119)
+    monkeypatch.setattr(store_module, "SMALL", 119)
     store = opened(workspace)
     with store.draft(store.root / FOLDER, "two") as draft:
         (draft.folder / "a").write_bytes(b"a")

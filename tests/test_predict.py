@@ -15,7 +15,7 @@ import pytest
 
 from amalgam.data.keys import text_key
 from amalgam.stages.app import predict as predict_module
-from amalgam.stages.common.models.output_folder import METADATA
+from amalgam.stages.common.models.model_folder import METADATA
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
 
 TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]

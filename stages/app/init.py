@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import ModelFiles, Request, for_all, label_names, place_of
+from amalgam.stages.common.models.resolve import ModelFiles, for_all, label_names, place_of
 
 LABELS_SHOWN = 20
 
@@ -97,11 +97,11 @@ def _about(teacher: DetectedTeacher, owners: Mapping[str, Sequence[str]]) -> lis
 
 
 def _introduce(given: str, into: Path, taken: Sequence[str]) -> DetectedTeacher:
-    request = Request(_folder_or_id(given), None, field=WHERE)
-    place = place_of(request, Path.cwd())
+    reference = _folder_or_id(given)
+    where, place = f"{WHERE}: {reference}", place_of(reference, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
-    config = model_folder.read_config(folder, where=request.where, trust_remote_code=False)
-    _refuse_headless(config, request.where)
+    config = model_folder.read_config(folder, where=where)
+    _refuse_headless(config, where)
     name = _name(given, taken)
     labels = label_names(
         ModelFiles(given, folder, "", commit, "safetensors", config), labels=None, rename={}, teacher=name

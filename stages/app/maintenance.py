@@ -12,6 +12,7 @@ from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
 from amalgam.pipeline.storage.local import remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.store import MANIFEST, PackCandidates, Record, compact, loose_units
+from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
 from amalgam.stages.registry import STAGES
 
@@ -84,7 +85,7 @@ def _family_line(run: Run, stage: str, name: str, files: Collection[str]) -> str
 
 def _newer_models(run: Run) -> Iterator[str]:
     for teacher in run.experiment.teachers:
-        newer = newer_revision(teacher.model, revision=teacher.revision, base=run.base, pins=run.store)
+        newer = newer_revision(model_reference(run, teacher.model, teacher.revision))
         if newer:
             yield f"teacher {teacher.name}: the Hub has a newer version, {newer[:12]}; revision: {newer} takes it"
 

@@ -31,8 +31,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.app.session import open_run, working
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import read_contents
-from amalgam.stages.common.models.output_folder import read_metadata
+from amalgam.stages.common.models.model_folder import read_contents, read_metadata
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import Evaluation

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from amalgam.data.labels import LabelSpace, union_of
 from amalgam.data.sources import fetch_remote, find_files
@@ -17,6 +17,7 @@ from amalgam.stages.common.corpus import Bucket, Part, part_name
 from amalgam.stages.common.encoders import NewClassifier, new_classifier
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
+    Reference,
     label_names,
     needs_network,
     resolve,
@@ -48,7 +49,7 @@ def label_space(run: Run) -> LabelSpace:
 def prepare_teachers(run: Run) -> None:
     """Resolves every model that the experiment names before any work starts; one error lists all missing models."""
     teachers = run.experiment.teachers
-    files = resolve_all([_reference(run, teacher) for teacher in teachers])
+    files = resolve_all(_teacher_reference(run, teacher) for teacher in teachers)
     named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
     for names in same_models(named) if not run.cache.get("same models noted") else []:
         run.console.note(f"teachers {' and '.join(names)} are the same model")
@@ -71,9 +72,10 @@ def check_gold(run: Run) -> None:
 def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
     cache = run.experiment.cache
     for teacher in run.experiment.teachers:
-        if needs_network(teacher.model, revision=teacher.revision, base=run.base, pins=run.store):
+        reference = _teacher_reference(run, teacher)
+        if needs_network(reference):
             raise PendingDependencyError(teacher.model)
-        files = resolve(**_reference(run, teacher))
+        files = resolve(reference)
         labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
         yield ResolvedTeacher(
             teacher.name,
@@ -86,17 +88,14 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         )
 
 
-def _reference(run: Run, teacher: Teacher) -> dict[str, Any]:
-    return {
-        "given": teacher.model,
-        "revision": teacher.revision,
-        "base": run.base,
-        "pins": run.store,
-        "digest_of": run.digest_of,
-        "allow_pickle": teacher.allow_pickle,
-        "trust_remote_code": teacher.trust_remote_code,
-        "where": f"teacher {teacher.name}",
-    }
+def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> Reference:
+    """Returns a reference to a model, with the workspace that pins it."""
+    return Reference(model, revision, run.base, run.store, run.digest_of, field=where)
+
+
+def _teacher_reference(run: Run, teacher: Teacher) -> Reference:
+    reference = model_reference(run, teacher.model, teacher.revision, where=f"teacher {teacher.name}")
+    return replace(reference, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
@@ -105,7 +104,7 @@ def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         return
     for name in run.result("train-teachers").facts["teachers"]:
         folder = trained_folder(run, name)
-        files = resolve(str(folder), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of)
+        files = resolve(model_reference(run, str(folder)))
         labels = label_names(files, labels=None, rename={}, teacher=name)
         yield ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.dropout)
 
@@ -123,22 +122,15 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
     if name is not None:  # validation has checked that the teacher exists
         return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
     if where not in run.cache:
-        run.cache[where] = resolve(
-            str(settings.encoder),
-            revision=settings.revision,
-            base=run.base,
-            pins=run.store,
-            digest_of=run.digest_of,
-            where=where,
-        )
+        run.cache[where] = resolve(model_reference(run, str(settings.encoder), settings.revision, where=where))
     files: ModelFiles = run.cache[where]
     return files
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
     """Returns the encoder's digest for an identity, without any request to the Hub."""
-    name, revision = str(settings.encoder), settings.revision
-    if _teacher_in(settings) is None and needs_network(name, revision=revision, base=run.base, pins=run.store):
+    name = str(settings.encoder)
+    if _teacher_in(settings) is None and needs_network(model_reference(run, name, settings.revision)):
         raise PendingDependencyError(name)
     return encoder_files(run, settings, where).digest
 

@@ -19,8 +19,8 @@ from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, R
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import fetch, local_files, prepare_teachers, teachers_of
-from amalgam.stages.common.models.resolve import ModelFiles, needs_network, resolve
+from amalgam.stages.common.load import fetch, local_files, model_reference, prepare_teachers, teachers_of
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, needs_network, resolve
 from amalgam.stages.common.sources import texts_file
 from amalgam.stages.generate.requests import (
     Block,
@@ -138,14 +138,14 @@ def text_plan(run: Run) -> TextPlan:
 
 def language_model_files(run: Run) -> ModelFiles:
     if LANGUAGE_MODEL not in run.cache:
-        run.cache[LANGUAGE_MODEL] = resolve(**_reference(run), digest_of=run.digest_of, where=LANGUAGE_MODEL)
+        run.cache[LANGUAGE_MODEL] = resolve(_reference(run))
     files: ModelFiles = run.cache[LANGUAGE_MODEL]
     return files
 
 
 def language_model_digest(run: Run) -> str:
     """Returns the language model's digest without network access."""
-    if LANGUAGE_MODEL not in run.cache and needs_network(**_reference(run)):
+    if LANGUAGE_MODEL not in run.cache and needs_network(_reference(run)):
         raise PendingDependencyError(str(generate_config(run).language_model))
     return language_model_files(run).digest
 
@@ -172,10 +172,9 @@ def _corpus_files(run: Run) -> list[Path]:
     return [path for source in generate_config(run).corpus or [] for path in local_files(run, source)]
 
 
-def _reference(run: Run) -> dict[str, Any]:
+def _reference(run: Run) -> Reference:
     settings = generate_config(run)
-    where = {"base": run.base, "pins": run.store}
-    return {"given": settings.language_model, "revision": settings.revision, **where}
+    return model_reference(run, str(settings.language_model), settings.revision, where=LANGUAGE_MODEL)
 
 
 # ---- units

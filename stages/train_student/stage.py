@@ -24,7 +24,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
-from amalgam.stages.common.models.output_folder import check_target, publish_folder
+from amalgam.stages.common.models.model_folder import check_target, publish_folder
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 from amalgam.stages.common.training.settings import Training
@@ -124,9 +124,8 @@ class TrainStudent(Stage):
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
             "max_tokens": student.max_tokens,
         }
-        placed = publish_folder(
-            student_folder(run), run.base, "students", student.name, run.fingerprint(self.name), about
-        )
+        target = check_target(run.base, "students", student.name)
+        publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
         if fresh:
             facts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
@@ -135,7 +134,7 @@ class TrainStudent(Stage):
                     f"{facts['steps']:,} steps are few for fine-tuning an encoder: add texts, or raise student.epochs "
                     f"(now {student.epochs}) or student.learning_rate (now {student.learning_rate:g})"
                 )
-        run.console.say(f"  student: {placed.relative_to(run.base)}")
+        run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def describe(self, manifest: Record) -> str:
         facts = manifest.facts

@@ -20,7 +20,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.load import encoder_digest, encoder_files, load_new_classifier, part_of, trained_folder
-from amalgam.stages.common.models.output_folder import check_target, publish_folder
+from amalgam.stages.common.models.model_folder import check_target, publish_folder
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class TrainTeachers(Stage):
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         for name, facts in manifest.facts["teachers"].items():
             folder = trained_folder(run, name)
-            publish_folder(folder, run.base, "teachers", name, folder.name)
+            publish_folder(folder, check_target(run.base, "teachers", name), folder.name)
             if fresh:
                 run.console.say(
                     f"  {name}: {', '.join(facts['labels'])}; accuracy {facts['best_score']:.3f} on its own labels, "

@@ -216,22 +216,3 @@ def small_model(
 def safetensors_bytes(numbers: bytes) -> bytes:
     header = json.dumps({"w": {"dtype": "U8", "shape": [len(numbers)], "data_offsets": [0, len(numbers)]}}).encode()
     return len(header).to_bytes(8, "little") + header + numbers
-
-
-@dataclass
-class FilePins:
-    """Pins that outlive a process, in one JSON file."""
-
-    path: Path
-
-    def pinned(self, kind: str, name: str) -> str | None:
-        value = self._read().get(f"{kind} {name}")
-        return None if value is None else str(value)
-
-    def pin(self, kind: str, name: str, value: str) -> str:
-        pins = {f"{kind} {name}": value, **self._read()}
-        self.path.write_text(json.dumps(pins))
-        return str(pins[f"{kind} {name}"])
-
-    def _read(self) -> dict[str, Any]:
-        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}

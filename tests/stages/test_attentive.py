@@ -16,7 +16,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
-from amalgam.stages.common.models.resolve import ModelFiles, resolve
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.stages.common.training.batches import Examples, collate
 from amalgam.stages.common.training.learner import RestrictedKL
 from amalgam.stages.common.training.loop import fit
@@ -34,9 +34,7 @@ def saved(folder: Path, kind: str, **settings: Any) -> tuple[Any, ModelFiles]:
     torch.manual_seed(1)
     classifier: Any = attentive_classifier(body, head_for(body.config, len(LABELS)), LABELS)
     save_pretrained_folder(classifier, tokenizer, folder)
-    return classifier, resolve(
-        str(folder), revision=None, base=folder, pins=Store(folder / "pins"), digest_of=file_digest
-    )
+    return classifier, resolve(Reference(str(folder), None, folder, Store(folder / "pins"), file_digest))
 
 
 def test_attentive_pooling_is_a_mean_weighted_by_what_a_query_finds_in_each_token() -> None:
@@ -72,9 +70,7 @@ def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     body.config.dtype = torch.float32
     classifier: Any = attentive_classifier(without_pooler(body), head_for(body.config, len(LABELS)), LABELS)
     save_pretrained_folder(classifier, tiny("bert")[1], tmp_path / "teacher")
-    files = resolve(
-        str(tmp_path / "teacher"), revision=None, base=tmp_path, pins=Store(tmp_path / "pins"), digest_of=file_digest
-    )
+    files = resolve(Reference(str(tmp_path / "teacher"), None, tmp_path, Store(tmp_path / "pins"), file_digest))
     model = load_classifier(files, dropout=0.1, dtype="bf16", labels=3)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16

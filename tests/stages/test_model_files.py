@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
+    Reference,
     label_names,
     needs_network,
     resolve,
     resolve_all,
     same_models,
 )
-from amalgam.tests.stages.fake_hub import FilePins, safetensors_bytes, small_model
+from amalgam.tests.stages.fake_hub import safetensors_bytes, small_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +33,12 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def reference(given: str, base: Path, revision: str | None = None, **more: Any) -> Reference:
+    return Reference(given, revision, base, Store(base / "workspace"), sha256, **more)
+
+
 def resolved(given: str, base: Path, **more: Any) -> ModelFiles:
-    return resolve(given, revision=None, base=base, pins=FilePins(base / "pins.json"), digest_of=sha256, **more)
+    return resolve(reference(given, base, **more))
 
 
 def refusal(call: Callable[[], object]) -> ModelError:
@@ -52,7 +58,7 @@ def test_a_folder_is_found_from_the_experiments_own_folder(tmp_path: Path) -> No
         assert files.folder.samefile(tmp_path / "models" / "news")
         assert (files.commit, files.weights, files.given) == (None, "safetensors", given)
         assert files.config["id2label"] == {"0": "a", "1": "b"}
-    assert not (tmp_path / "pins.json").exists()
+    assert not (tmp_path / "workspace").exists()
 
 
 def test_the_digest_is_the_sorted_names_and_sha256s(tmp_path: Path) -> None:
@@ -214,7 +220,7 @@ def test_truncated_weights_are_damaged_without_being_loaded(tmp_path: Path, kept
 def test_weights_with_a_nonsense_header_are_damaged(tmp_path: Path, header: bytes) -> None:
     weights = small_model(tmp_path / "news") / "model.safetensors"
     weights.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
-    assert "no readable header" in refusal(lambda: resolved("./news", tmp_path)).what
+    assert "model.safetensors is damaged" in refusal(lambda: resolved("./news", tmp_path)).what
 
 
 def test_a_local_bit_flip_is_another_model(tmp_path: Path) -> None:
@@ -293,8 +299,7 @@ def test_weights_that_config_json_names_are_the_ones_that_count(tmp_path: Path) 
 def test_all_problems_come_in_one_error(tmp_path: Path) -> None:
     small_model(tmp_path / "good")
     small_model(tmp_path / "code", auto_map={"AutoModel": "code.Model"})
-    common = {"revision": None, "base": tmp_path, "pins": FilePins(tmp_path / "pins.json"), "digest_of": sha256}
-    references = [{"given": given, **common} for given in ("./good", "./code", "./gone", "./good")]
+    references = [reference(given, tmp_path) for given in ("./good", "./code", "./gone", "./good")]
     with pytest.raises(ModelError) as caught:
         resolve_all(references)
     assert caught.value.what.startswith("2 models ")
@@ -306,13 +311,12 @@ def test_all_problems_come_in_one_error(tmp_path: Path) -> None:
 
 def test_folders_need_no_network_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
     small_model(tmp_path / "news")
-    pins = FilePins(tmp_path / "pins.json")
-    assert not needs_network("./news", revision=None, base=tmp_path, pins=pins)
-    assert not needs_network(str(tmp_path / "news"), revision="v1", base=tmp_path, pins=pins)
+    assert not needs_network(reference("./news", tmp_path))
+    assert not needs_network(reference(str(tmp_path / "news"), tmp_path, "v1"))
     code = (
-        "import sys; from pathlib import Path; from amalgam.stages.common.models.resolve import resolve\n"
-        "from amalgam.tests.stages.fake_hub import FilePins\n"
-        "resolve('./news', revision=None, base=Path(), pins=FilePins(Path('p')), digest_of=lambda path: 'x')\n"
+        "import sys; from pathlib import Path; from amalgam.stages.common.models.resolve import Reference, resolve\n"
+        "from amalgam.pipeline.storage.store import Store\n"
+        "resolve(Reference('./news', None, Path(), Store(Path('p')), lambda path: 'x'))\n"
         "print({'torch', 'transformers', 'huggingface_hub', 'polars', 'httpx2'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -394,6 +398,6 @@ def test_digests_come_from_the_callers_memo(tmp_path: Path) -> None:
         asked.append(path.name)
         return "0" * 64
 
-    resolve("./news", revision=None, base=tmp_path, pins=FilePins(tmp_path / "pins"), digest_of=digest_of)
+    resolve(Reference("./news", None, tmp_path, Store(tmp_path / "pins"), digest_of))
     assert asked == ["config.json", "model.safetensors", "tokenizer.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["news"]

@@ -24,19 +24,20 @@ import hashlib, json, sys
 from pathlib import Path
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.common.models import resolve as model_files
-from amalgam.tests.stages.fake_hub import FilePins
+from amalgam.pipeline.storage.store import Store
 
 spoken = []
-common = {"base": Path(), "pins": FilePins(Path("pins.json"))}
-read = {"digest_of": lambda path: hashlib.sha256(path.read_bytes()).hexdigest()}
+def reference(given, revision=None, where=None):
+    digest_of = lambda path: hashlib.sha256(path.read_bytes()).hexdigest()
+    return model_files.Reference(given, revision, Path(), Store(Path("workspace")), digest_of, field=where)
+
 for question in json.loads(sys.argv[1]):
     function = getattr(model_files, question.pop("function"))
     try:
         if "references" in question:
-            found = function([{**common, **read, "revision": None, **one} for one in question["references"]])
+            found = function([reference(**one) for one in question["references"]])
         else:
-            more = read if function is model_files.resolve else {}
-            found = function(**common, **more, **{"revision": None} | question)
+            found = function(reference(**question))
         if isinstance(found, model_files.ModelFiles):
             found = {"commit": found.commit, "digest": found.digest, "folder": str(found.folder)}
         spoken.append(found if not isinstance(found, list) else len(found))
@@ -181,6 +182,8 @@ def test_the_error_of_a_gated_model_has_the_address_of_its_licence(
     [error] = ask(RESOLVE)
     assert "gated" in error["what"]
     assert all(piece in error["fix"] for piece in (f"{hub.address}/org/news", "hf auth login"))
+    pins = list((ask.folder / "workspace/pins").iterdir())
+    assert pins
     assert "canary" not in json.dumps(error)
 
 
@@ -193,7 +196,9 @@ def test_neither_token_nor_password_reaches_a_message_or_a_pin(hub: FakeHub, ask
     assert "no model org/gone" in spoken[1]["what"]
     hub.busy = True
     spoken += ask({**RESOLVE, "given": "org/other"})
-    assert "canary" not in json.dumps(spoken) + (ask.folder / "pins.json").read_text()
+    pins = list((ask.folder / "workspace/pins").iterdir())
+    assert pins
+    assert "canary" not in json.dumps(spoken) + "".join(path.read_text() for path in pins)
 
 
 def test_a_missing_revision_differs_from_a_missing_model(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.loading import (
     POSITIONS_AFTER_PADDING,
     check_tokens,
@@ -22,8 +23,7 @@ from amalgam.stages.common.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
-from amalgam.stages.common.models.resolve import ModelFiles, resolve
-from amalgam.tests.stages.fake_hub import FilePins
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def sha256(path: Path) -> str:
 
 
 def files_of(folder: Path, **more: Any) -> ModelFiles:
-    pins = FilePins(folder.parent / "pins.json")
-    return resolve(str(folder), revision=None, base=folder, pins=pins, digest_of=sha256, **more)
+    pins = Store(folder.parent / "pins")
+    return resolve(Reference(str(folder), None, folder, pins, sha256, **more))
 
 
 def saved(

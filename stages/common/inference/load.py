@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import resolve
 from amalgam.stages.common.teachers import ResolvedTeacher
 
@@ -101,9 +102,7 @@ def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -
     """Loads a finished student whose logits follow these labels; refuses one with other labels."""
     from amalgam.stages.common.inference.classifier import Classifier
 
-    files = resolve(
-        str(folder.absolute()), revision=None, base=run.base, pins=run.store, digest_of=run.digest_of, where=where
-    )
+    files = resolve(model_reference(run, str(folder.absolute()), where=where))
     device, limit = run.experiment.execution.device, run.experiment.student.max_tokens
     classifier = Classifier(files, device=device, max_tokens=limit)
     classifier.reorder(labels, where=where)

@@ -11,8 +11,8 @@ import glob
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +23,10 @@ from amalgam.pipeline.errors import DiskFullError, ModelError
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-
 DEFAULT_REVISION = "main"
-
 SECONDS_TO_ANSWER = 10
-
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
 MODEL_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
-
 BUSY = (408, 429)
 
 
@@ -64,9 +59,8 @@ def ask(model_id: str, revision: str | None, *, where: str | None) -> HubModel |
         raise _refusal(error, model_id, revision, where) from None
     except (HTTPError, OSError, ValueError):
         return None
-    if not info.sha:
-        return None
-    return HubModel(model_id, info.sha, tuple(sibling.rfilename for sibling in info.siblings or ()))
+    names = tuple(sibling.rfilename for sibling in info.siblings or ())
+    return HubModel(model_id, info.sha, names) if info.sha else None
 
 
 def cached(model_id: str, revision: str | None) -> Path | None:
@@ -74,17 +68,12 @@ def cached(model_id: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    revision, patterns = revision or DEFAULT_REVISION, ["config.json"]
     try:
         with silent():
-            folder = snapshot_download(
-                model_id,
-                revision=revision or DEFAULT_REVISION,
-                local_files_only=True,
-                allow_patterns=["config.json"],
-            )
+            return Path(snapshot_download(model_id, revision=revision, local_files_only=True, allow_patterns=patterns))
     except (LocalEntryNotFoundError, OSError):
         return None
-    return Path(folder)
 
 
 def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision: str | None = None) -> Path:
@@ -108,11 +97,8 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "make room, then run the command again: finished files are kept"
             raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
-        raise ModelError(
-            f"the download of {model.id} broke off ({type(error).__name__})",
-            where=where,
-            fix="run the command again: finished files are kept",
-        ) from None
+        what = f"the download of {model.id} broke off ({type(error).__name__})"
+        raise ModelError(what, where=where, fix="run the command again: finished files are kept") from None
 
 
 def address(model_id: str) -> str:
@@ -126,38 +112,42 @@ def address(model_id: str) -> str:
 def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: str | None) -> ModelError:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    status = error.response.status_code
-    login = "hf auth login"
+    page, login, status = address(model_id), "hf auth login", error.response.status_code
+    what, fix = f"the Hub refused {model_id} with status {status}", f"look at {page}"
     if isinstance(error, GatedRepoError):
         what = f"{model_id} is gated: the Hub gives it only to those who accepted its licence"
-        return ModelError(what, where=where, fix=f"accept the licence at {address(model_id)}, then {login}")
-    if isinstance(error, RevisionNotFoundError):
+        fix = f"accept the licence at {page}, then {login}"
+    elif isinstance(error, RevisionNotFoundError):
         what = f"{model_id} has no revision {revision or DEFAULT_REVISION!r} on the Hub"
-        return ModelError(what, where=where, fix=f"see its branches and tags at {address(model_id)}")
-    if "credentials" in (error.response.headers.get("X-Error-Message") or ""):
-        return ModelError(f"the Hub refused the stored token for {model_id}", where=where, fix=login)
-    if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
+        fix = f"see its branches and tags at {page}"
+    elif "credentials" in (error.response.headers.get("X-Error-Message") or ""):
+        what, fix = f"the Hub refused the stored token for {model_id}", login
+    elif isinstance(error, RepositoryNotFoundError) or status in (401, 404):
         what = f"there is no model {model_id} on the Hub, or it is private"
-        fix = f"check the spelling at {address(model_id)}; if it is private, {login}"
-        return ModelError(what, where=where, fix=fix)
-    what = f"the Hub refused {model_id} with status {status}"
-    return ModelError(what, where=where, fix=f"look at {address(model_id)}")
+        fix = f"check the spelling at {page}; if it is private, {login}"
+    return ModelError(what, where=where, fix=fix)
+
+
+def silent() -> AbstractContextManager[None]:
+    """Silences the Hub's client."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    show_bars = None if are_progress_bars_disabled() else enable_progress_bars
+    return silenced("huggingface_hub", disable_progress_bars, show_bars)
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Silences the client's progress bars and warnings; amalgam prints its own errors."""
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    verbosity, bars = hub_logging.get_verbosity(), not are_progress_bars_disabled()
+def silenced(library: str, hide_bars: Callable[[], object], show_bars: Callable[[], None] | None) -> Iterator[None]:
+    """Silences a library's warnings, messages and progress bars, because amalgam raises its own errors."""
+    logger = logging.getLogger(library)
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hub_logging.set_verbosity(logging.CRITICAL)
-        disable_progress_bars()
+        logger.setLevel(logging.CRITICAL)
+        hide_bars()
         try:
             yield
         finally:
-            hub_logging.set_verbosity(verbosity)
-            if bars:
-                enable_progress_bars()
+            logger.setLevel(level)
+            if show_bars:
+                show_bars()

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import pickle
 import re
-import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.models.hub import silenced
 from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
 ALIGNMENT = 64  # bytes of one cache line, to which torch aligns its own CPU allocations
-
 ABSURD_LENGTH = 1_000_000  # tokenizers without a limit report 1e30, or a rounded form of it
-
 # Their positions start after the padding id, so that many of the position embeddings are never reached.
 POSITIONS_AFTER_PADDING = frozenset(
     {
@@ -37,11 +33,6 @@ POSITIONS_AFTER_PADDING = frozenset(
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
-
-HEADLESS = {
-    "classification": "name a fine-tuned classifier; an encoder alone has no labels",
-    "language model": "name a model that was trained to continue texts, such as a GPT-2",
-}
 
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
@@ -72,9 +63,8 @@ def load_classifier(  # noqa: PLR0913 - one argument per setting of a teacher
     if dropout is not None:
         apply_rate(config, dropout)
     model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype), trust_remote_code=trust_remote_code)
-    _refuse_sizes(files, model, loading["mismatched_keys"])
-    _refuse_missing(files, model, loading["missing_keys"])
-    _refuse_left_over(files, model, loading["unexpected_keys"])
+    fix = "name a fine-tuned classifier; an encoder alone has no labels"
+    _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
     if labels is not None and model.config.num_labels != labels:
         what = f"the model has {model.config.num_labels} outputs, but {labels} labels are named for it"
         raise ModelError(what, where=str(files.folder), fix="name each output once, by position")
@@ -83,10 +73,9 @@ def load_classifier(  # noqa: PLR0913 - one argument per setting of a teacher
 
 def load_language_model(files: ModelFiles) -> PreTrainedModel:
     """Loads a causal language model in fp32 with every weight from the files."""
-    model, loading = _load(files, _config(files), dtype="float32", kind="AutoModelForCausalLM")
-    _refuse_sizes(files, model, loading["mismatched_keys"])
-    _refuse_missing(files, model, loading["missing_keys"], wanted="language model")
-    _refuse_left_over(files, model, loading["unexpected_keys"])
+    model, loading = _load(files, _config(files), kind="AutoModelForCausalLM")
+    fix = "name a model that was trained to continue texts, such as a GPT-2"
+    _refuse_incomplete(files, model, loading, head="language model head", fix=fix)
     return model
 
 
@@ -99,7 +88,9 @@ def load_student(
     config = _config(files)
     if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
         config = config.text_config
-    _set_labels(config, labels)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
     if dropout is not None:
         apply_rate(config, dropout)
     if layers is not None:
@@ -110,7 +101,7 @@ def load_student(
             fresh = AutoModelForSequenceClassification.from_config(
                 config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
             )
-        model, loading = _load(files, config, dtype="float32")
+        model, loading = _load(files, config)
     new = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
     body = [key for key in sorted(new) if _in_body(model, key) and "pooler" not in key]
     if body:
@@ -118,9 +109,12 @@ def load_student(
         raise ModelError(what, where=str(files.folder), fix="save the encoder again, or use another one")
     if layers is None:
         _refuse_left_over(files, model, loading["unexpected_keys"])
+    weights, initial = model.state_dict(), fresh.state_dict()
     if not str((files.config.get("architectures") or [""])[0]).endswith(PRETRAINED_HEADS):
-        new.update(key for key in model.state_dict() if not _in_body(model, key))  # another classifier's head
-    _copy(fresh, model, new)
+        new.update(key for key in weights if not _in_body(model, key))  # another classifier's head
+    with torch.no_grad():
+        for key in sorted(new & weights.keys()):
+            weights[key].copy_(initial[key])
     return model
 
 
@@ -136,9 +130,7 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
         what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
-        raise ModelError(
-            what, where=str(tokenizer.name_or_path or "its tokenizer"), fix=f"max_tokens: at least {special + 1}"
-        )
+        raise ModelError(what, where=_name_of(tokenizer), fix=f"max_tokens: at least {special + 1}")
     return min(limits)
 
 
@@ -147,23 +139,23 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if highest >= vocabulary:
-        raise ModelError(
-            f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens",
-            where=str(tokenizer.name_or_path or "its tokenizer"),
-            fix="use the tokenizer that the model was trained with, or save the model with resized embeddings",
-        )
+        what = f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens"
+        fix = "use the tokenizer that the model was trained with, or save the model with resized embeddings"
+        raise ModelError(what, where=_name_of(tokenizer), fix=fix)
     notes = []
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             fix = "set a pad token in the tokenizer and save it again"
-            raise ModelError(
-                f"{name}: its tokenizer has no pad token", where=str(tokenizer.name_or_path or "its tokenizer"), fix=fix
-            )
+            raise ModelError(f"{name}: its tokenizer has no pad token", where=_name_of(tokenizer), fix=fix)
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return notes
+
+
+def _name_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.name_or_path or "its tokenizer")
 
 
 def align_weights(model: torch.nn.Module) -> None:
@@ -187,7 +179,7 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         backend.no_padding()
         backend.no_truncation()
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet():
+    with _silent():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -201,11 +193,11 @@ def _load(
     files: ModelFiles,
     config: PreTrainedConfig,
     *,
-    dtype: str,
+    dtype: str = "float32",
     trust_remote_code: bool = False,
     kind: str = "AutoModelForSequenceClassification",
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Loads weights of any size; `_refuse_sizes` then names the mismatched one, which the loader would not."""
+    """Loads weights of any size; `_refuse_incomplete` then names the mismatched one, which the loader would not."""
     import transformers
 
     with _as_model_error(files, "model"):
@@ -225,26 +217,26 @@ def _load(
     return model, loading
 
 
-def _refuse_sizes(files: ModelFiles, model: PreTrainedModel, mismatched: Collection[tuple[str, Any, Any]]) -> None:
-    if not mismatched:
-        return
-    heads = [entry for entry in mismatched if not _in_body(model, entry[0])]
-    name, stored, wanted = min(heads or mismatched)
-    what = f"{name} has the shape {tuple(stored)} in the weights but {tuple(wanted)} by config.json"
-    if heads and next(iter(wanted)) == model.config.num_labels:
-        what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(stored))} outputs"
-    raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
-
-
-def _refuse_missing(
-    files: ModelFiles, model: PreTrainedModel, missing: Collection[str], wanted: str = "classification"
+def _refuse_incomplete(
+    files: ModelFiles, model: PreTrainedModel, loading: Mapping[str, Any], *, head: str, fix: str
 ) -> None:
-    if not missing:
-        return
-    head = [key for key in sorted(missing) if not _in_body(model, key)]
-    kind = f"no {wanted} head" if head else "weights are missing"
-    fix = HEADLESS[wanted] if head else "save the model again, whole"
-    raise ModelError(f"{kind}: missing {_few(head or sorted(missing))}", where=str(files.folder), fix=fix)
+    """Refuses weights that are of another size, missing or left over; `fix` is for a model without this head."""
+    where = str(files.folder)
+    mismatched = loading["mismatched_keys"]
+    if mismatched:
+        in_head = [entry for entry in mismatched if not _in_body(model, entry[0])]
+        name, stored, wanted = min(in_head or mismatched)
+        what = f"{name} has the shape {tuple(stored)} in the weights but {tuple(wanted)} by config.json"
+        if in_head and next(iter(wanted)) == model.config.num_labels:
+            what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(stored))} outputs"
+        raise ModelError(what, where=where, fix="restore the config.json that belongs to the weights")
+    missing = sorted(loading["missing_keys"])
+    missing_head = [key for key in missing if not _in_body(model, key)]
+    if missing_head:
+        raise ModelError(f"no {head}: missing {_few(missing_head)}", where=where, fix=fix)
+    if missing:
+        raise ModelError(f"weights are missing: {_few(missing)}", where=where, fix="save the model again, whole")
+    _refuse_left_over(files, model, loading["unexpected_keys"])
 
 
 def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Collection[str]) -> None:
@@ -264,12 +256,6 @@ def _few(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def _set_labels(config: PreTrainedConfig, labels: list[str]) -> None:
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: index for index, label in enumerate(labels)}
-    config.problem_type = "single_label_classification"
-
-
 def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
     """Sets the number of layers through num_hidden_layers, which every architecture's config maps to its own name."""
     here = config.num_hidden_layers
@@ -283,16 +269,8 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
         config.num_hidden_layers = layers
     except NotImplementedError:
         what = f"a model of the kind {config.model_type} cannot be cut to its first layers"
-        raise ModelError(
-            what, where=str(files.folder), fix="leave out student.layers, or use another encoder"
-        ) from None
-
-
-def _copy(source: PreTrainedModel, target: PreTrainedModel, keys: Collection[str]) -> None:
-    given, taken = source.state_dict(), target.state_dict()
-    with torch.no_grad():
-        for key in sorted(set(keys) & set(taken)):
-            taken[key].copy_(given[key])
+        fix = "leave out student.layers, or use another encoder"
+        raise ModelError(what, where=str(files.folder), fix=fix) from None
 
 
 def _is_relative(config: PreTrainedConfig) -> bool:
@@ -315,7 +293,7 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with _quiet():
+        with _silent():
             yield
     except (
         *(OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError),
@@ -326,22 +304,11 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
         raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences progress bars, load reports and warnings; amalgam raises its own errors for the relevant ones."""
+def _silent() -> AbstractContextManager[None]:
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.set_verbosity(logging.CRITICAL)
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(verbosity)
-            if bars:
-                logging.enable_progress_bar()
+    show_bars = logging.enable_progress_bar if logging.is_progress_bar_enabled() else None
+    return silenced("transformers", logging.disable_progress_bar, show_bars)
 
 
 def apply_rate(config: Any, rate: float) -> tuple[str, ...]:

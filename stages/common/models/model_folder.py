@@ -1,7 +1,7 @@
 """Reads a model's folder: its configuration, the weights that would be loaded, and the digest of its files.
 
 The digest covers configuration, weights, tokenizer, and trusted code. READMEs, optimizer states and exports to other
-formats do not change it.
+formats do not change it. Finished models are published to students/NAME and teachers/NAME.
 """
 
 from __future__ import annotations
@@ -11,90 +11,86 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.storage.local import atomic_write, temporary_path
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-
-# Every name under which an installed tokenizer class looks for its vocabulary; any one of the first is enough.
 VOCABULARIES = (
     *("tokenizer.json", "*.model", "*.spm", "*vocab*", "*.tokenizer", "*.tiktoken", "dict.txt", "bpe.codes"),
     *("tekken.json", "byte_maps.json"),
 )
-
+"""Every name under which an installed tokenizer class looks for its vocabulary; any one of them is enough."""
 TOKENIZERS = (
     *VOCABULARIES,
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "merges.txt", "emoji.json", "normalizer.json"),
     "word_*.json",
 )
-
 ADAPTER = "adapter_config.json"
-
 DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
+ATTENTIVE = "amalgam-attentive"
+"""amalgam's own architecture, in attentive.py."""
+METADATA = ".amalgam.json"
+"""File that marks a published folder."""
 
 
 @dataclass(frozen=True)
 class Contents:
     names: tuple[str, ...]
     weights: Literal["safetensors", "pickle"]
-    config: dict[str, object]
+    config: dict[str, Any]
 
 
-def read_contents(folder: Path, *, where: str, allow_pickle: bool, trust_remote_code: bool) -> Contents:
+def read_contents(folder: Path, *, where: str, allow_pickle: bool = False, trust_remote_code: bool = False) -> Contents:
     config = read_config(folder, where=where, trust_remote_code=trust_remote_code)
     present = [path.name for path in folder.iterdir() if path.is_file()]
     chosen, kind = choose_weights(present, config, where=where, allow_pickle=allow_pickle)
     weights = [chosen, *shards(folder / chosen, where=where)]
     for name in weights:
-        _refuse_truncated(folder / name, where=where)
+        _refuse_damaged_weights(folder / name, where=where)
     if not any(matches(name, VOCABULARIES) for name in present):
         fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
         raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
-    names = {"config.json", *weights, *light_names(present, trust_remote_code=False)}
+    names = {"config.json", *weights, *light_names(present)}
     if trust_remote_code:
         names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     return Contents(tuple(sorted(names)), kind, config)
 
 
-def digest(folder: Path, names: Iterable[str], digest_of: Callable[[Path], str], *, where: str) -> str:
-    """sha256 over the sorted (name, sha256) of the files."""
-    pairs = []
-    for name in sorted(names):
-        sha256 = digest_of(folder / name)
-        _refuse_damaged_blob(folder / name, sha256, where=where)
-        pairs.append((name, sha256))
-    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def light_names(present: Iterable[str], *, trust_remote_code: bool) -> list[str]:
-    """Returns all files but the weights: enough to refuse a model before the weights are downloaded."""
-    fixed = ("config.json", ADAPTER, SAFETENSORS[1], PICKLES[1])
-    return [
-        name
-        for name in present
-        if name in fixed or matches(name, TOKENIZERS) or (trust_remote_code and name.endswith(".py"))
-    ]
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Reads config.json; refuses code that is not trusted, or that cannot be pinned."""
+    if (folder / ADAPTER).is_file():
+        fix = "merge it into its base model (merge_and_unload) and save the whole"
+        raise ModelError("the model is a PEFT adapter", where=f"{where}: {folder}", fix=fix)
+    if not (folder / "config.json").is_file():
+        what = "the folder has no config.json, so it is no model"
+        raise ModelError(what, where=f"{where}: {folder}", fix="name the folder that save_pretrained wrote")
+    names = [name for name in ("config.json", "tokenizer_config.json") if (folder / name).is_file()]
+    configs = {name: _read_json(folder / name, where=where) for name in names}
+    for name, config in configs.items():
+        auto_map = config.get("auto_map")
+        if auto_map and not trust_remote_code:
+            what = f"the model needs its own code ({name} has an auto_map)"
+            fix = "use a model of transformers' own; or read the code, then trust_remote_code: true and a full commit"
+            raise ModelError(what, where=where, fix=fix)
+        if "--" in json.dumps(auto_map):
+            what = f"the model's code is in another repository, which cannot be pinned ({name}: auto_map)"
+            fix = "copy the .py files next to config.json and remove 'owner/name--' from auto_map"
+            raise ModelError(what, where=where, fix=fix)
+    return configs["config.json"]
 
 
 def choose_weights(
     present: Collection[str], config: dict[str, Any], *, where: str, allow_pickle: bool
 ) -> tuple[str, Literal["safetensors", "pickle"]]:
     """Returns the file that transformers would load first, and its kind."""
-    if ADAPTER in present:
-        fix = "merge it into its base model (merge_and_unload) and save the whole"
-        raise ModelError("the model is a PEFT adapter", where=where, fix=fix)
     if any(DISTRIBUTED_SHARD.fullmatch(name) for name in present):
         raise ModelError("the weights are a distributed checkpoint", where=where, fix="save them with save_pretrained")
     explicit = config.get("transformers_weights")
@@ -103,9 +99,9 @@ def choose_weights(
             return str(name), "safetensors"
     pickles = [name for name in PICKLES if name in present]
     if explicit or not pickles:
-        wanted = explicit or SAFETENSORS[0]
-        fix = "save it with save_pretrained" if not explicit else "restore the file that config.json names"
-        raise ModelError(f"the model has no weights: there is no {wanted}", where=where, fix=fix)
+        fix = "restore the file that config.json names" if explicit else "save it with save_pretrained"
+        what = f"the model has no weights: there is no {explicit or SAFETENSORS[0]}"
+        raise ModelError(what, where=where, fix=fix)
     if not allow_pickle:
         fix = "convert them (load once, then save_pretrained), or, if you made the file yourself, allow_pickle: true"
         raise ModelError("the model has only pickle weights, which can run code when loaded", where=where, fix=fix)
@@ -125,39 +121,33 @@ def shards(index: Path, *, where: str) -> list[str]:
     return names
 
 
-def read_config(folder: Path, *, where: str, trust_remote_code: bool) -> dict[str, object]:
-    if not (folder / "config.json").is_file():
-        adapter = (folder / ADAPTER).is_file()
-        what = "the folder holds only a PEFT adapter" if adapter else "the folder has no config.json, so it is no model"
-        fix = (
-            "merge it into its base model and save the whole"
-            if adapter
-            else "name the folder that save_pretrained wrote"
-        )
-        raise ModelError(what, where=f"{where}: {folder}", fix=fix)
-    config = _read_json(folder / "config.json", where=where)
-    for name in ("config.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            _refuse_code(folder / name, where=where, trust_remote_code=trust_remote_code)
-    return config
+def light_names(present: Iterable[str], *, trust_remote_code: bool = False) -> list[str]:
+    """Returns all files but the weights: enough to refuse a model before the weights are downloaded."""
+    fixed = ("config.json", ADAPTER, SAFETENSORS[1], PICKLES[1])
+    return [
+        name
+        for name in present
+        if name in fixed or matches(name, TOKENIZERS) or (trust_remote_code and name.endswith(".py"))
+    ]
 
 
-def _refuse_code(path: Path, *, where: str, trust_remote_code: bool) -> None:
-    auto_map = _read_json(path, where=where).get("auto_map")
-    if not auto_map:
-        return
-    if not trust_remote_code:
-        raise ModelError(
-            f"the model needs its own code ({path.name} has an auto_map)",
-            where=where,
-            fix="use a model of transformers' own; or read the code, then trust_remote_code: true and a full commit",
-        )
-    if "--" in json.dumps(auto_map):
-        raise ModelError(
-            f"the model's code is in another repository, which cannot be pinned ({path.name}: auto_map)",
-            where=where,
-            fix="copy the .py files next to config.json and remove 'owner/name--' from auto_map",
-        )
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def digest(folder: Path, names: Iterable[str], digest_of: Callable[[Path], str], *, where: str) -> str:
+    """sha256 over the sorted (name, sha256) of the files."""
+    pairs = []
+    for name in sorted(names):
+        path, sha256 = folder / name, digest_of(folder / name)
+        # In the Hub's cache a file is a link to a blob, whose name is the sha256 of a large file.
+        blob = os.path.basename(os.readlink(path)) if path.is_symlink() else ""  # noqa: PTH115, PTH119 - one step, unresolved
+        if SHA256.fullmatch(blob) and blob != sha256:
+            what = f"the bytes of {name} have changed since the download"
+            fix = f"delete {path.parent.parent.parent} and run again, which downloads it again"
+            raise ModelError(what, where=f"{where}: {path}", fix=fix)
+        pairs.append((name, sha256))
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _read_json(path: Path, *, where: str) -> dict[str, Any]:
@@ -172,43 +162,63 @@ def _read_json(path: Path, *, where: str) -> dict[str, Any]:
     return parsed
 
 
-def _refuse_truncated(path: Path, *, where: str) -> None:
-    """Compares a safetensors file with the size in its header; the loader checks pickles."""
+def _refuse_damaged_weights(path: Path, *, where: str) -> None:
+    """Lets safetensors compare the header with the size of the file; pickles are checked when they are loaded."""
     if not path.is_file():
         raise ModelError(f"a weight file is missing: {path.name}", where=f"{where}: {path.parent}", fix="restore it")
     if path.suffix != ".safetensors":
         return
-    size, expected = path.stat().st_size, _safetensors_size(path)
-    if size != expected:
-        what = f"{path.name} is damaged: it has {size} bytes, " + (
-            f"its header implies {expected}" if expected else "and no readable header"
-        )
-        raise ModelError(what, where=f"{where}: {path}", fix="copy or download the file again")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        what, fix = f"{path.name} is damaged: {error}", "copy or download the file again"
+        raise ModelError(what, where=f"{where}: {path}", fix=fix) from None
 
 
-def _safetensors_size(path: Path) -> int | None:
-    """Returns the size by the header: 8 bytes of length, a JSON header of that length, then the tensors."""
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > os.fstat(file.fileno()).st_size - 8:
-            return None
-        try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            return 8 + length + max(ends, default=0)
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            return None
+# ---- published folders
 
 
-def _refuse_damaged_blob(path: Path, sha256: str, *, where: str) -> None:
-    """Compares a file with its blob's name, which in the Hub's cache is the sha256 of a large file."""
-    blob = os.path.basename(os.readlink(path)) if path.is_symlink() else ""  # noqa: PTH115, PTH119 - one step, unresolved
-    if SHA256.fullmatch(blob) and blob != sha256:
-        what = f"the bytes of {path.name} have changed since the download"
-        fix = f"delete {path.parent.parent.parent} and run again, which downloads it again"
-        raise ModelError(what, where=f"{where}: {path}", fix=fix)
+def publish_folder(source: Path, target: Path, fingerprint: str, about: Mapping[str, Any] | None = None) -> None:
+    """Copies a finished model out of the workspace, which changes to the copy then cannot damage.
+
+    `about` holds facts for users of the model; they are stored in the metadata file.
+    """
+    metadata, present = {"fingerprint": fingerprint, **(about or {})}, read_metadata(target)
+    text = json.dumps(metadata, ensure_ascii=False) + "\n"
+    if present is not None and present["fingerprint"] == fingerprint:
+        if present != metadata:
+            with atomic_write(target / METADATA) as temporary:
+                temporary.write_text(text, "utf-8")
+        return
+    replaced = temporary_path(target.parent)
+    with atomic_write(target) as temporary:
+        shutil.copytree(source, temporary)
+        (temporary / METADATA).write_text(text, "utf-8")
+        if target.exists():
+            target.rename(replaced)
+    if replaced.exists():
+        shutil.rmtree(replaced)
 
 
-ATTENTIVE = "amalgam-attentive"
-"""amalgam's own architecture, in attentive.py."""
+def check_target(base: Path, folder: str, name: str) -> Path:
+    """Returns base/folder/name; raises an error, before any work, if amalgam did not make the present folder."""
+    target = base / folder / name
+    if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
+        what = f"{folder}/{name} is a link to a folder outside the experiment's folder"
+        raise ExperimentError(what, where=str(target), fix="remove the link, or choose another name")
+    if target.exists() and read_metadata(target) is None:
+        what = f"{folder}/{name} exists and was not made by amalgam"
+        raise ExperimentError(what, where=str(target), fix="move it away, or choose another name")
+    return target
+
+
+def read_metadata(folder: Path) -> dict[str, Any] | None:
+    """Returns the metadata of a published folder, or None."""
+    try:
+        metadata = json.loads((folder / METADATA).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return metadata if isinstance(metadata, dict) and isinstance(metadata.get("fingerprint"), str) else None

@@ -15,24 +15,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.model_folder import ATTENTIVE
 
 _Item = TypeVar("_Item")
-
 _Result = TypeVar("_Result")
 
+DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
-class Pins(Protocol):
-    """Values that a workspace decided once: the first value of a name wins and is returned from then on."""
 
-    def pinned(self, kind: str, name: str) -> str | None: ...
+@dataclass(frozen=True)
+class Reference:
+    """A model as the experiment names it, the workspace that pins it, and the code that it may run."""
 
-    def pin(self, kind: str, name: str, value: str) -> str: ...
+    given: str
+    revision: str | None
+    base: Path
+    """Folder from which relative paths start."""
+    pins: Store
+    """Store of the workspace, where the first value of a name is kept."""
+    digest_of: Callable[[Path], str]
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    field: str | None = None
+    """Field of the experiment, for messages."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.field}: {self.given}" if self.field else self.given
 
 
 @dataclass(frozen=True)
@@ -46,53 +61,35 @@ class ModelFiles:
     config: dict[str, Any]
 
 
-def resolve(  # noqa: PLR0913 - one argument per setting of a model
-    given: str,
-    *,
-    revision: str | None,
-    base: Path,
-    pins: Pins,
-    digest_of: Callable[[Path], str],
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    where: str | None = None,
-) -> ModelFiles:
-    """Resolves one reference; relative folders start from `base`, and messages name the field `where`."""
-    request = Request(given, revision, allow_pickle, trust_remote_code, where)
-    return _Finder(request, base, pins, digest_of, _Hub()).find()()
+def resolve(reference: Reference) -> ModelFiles:
+    return resolve_all([reference])[0]
 
 
-def resolve_all(references: Sequence[Mapping[str, Any]]) -> list[ModelFiles]:
-    """Resolves references with `resolve`'s arguments. One error lists all problems, before weights are downloaded."""
-    hub = _Hub()
-
-    def find(reference: Mapping[str, Any]) -> Callable[[], ModelFiles]:
-        settings = {"where": None, **reference}
-        base, pins, digest_of, field = (settings.pop(name) for name in ("base", "pins", "digest_of", "where"))
-        return _Finder(Request(**settings, field=field), base, pins, digest_of, hub).find()
-
-    return for_all(lambda finish: finish(), for_all(find, references))
+def resolve_all(references: Iterable[Reference]) -> list[ModelFiles]:
+    """Resolves references. One error lists all problems, before weights are downloaded."""
+    finishers = for_all(_Finder().check, references)
+    return for_all(lambda finish: finish(), finishers)
 
 
-def needs_network(given: str, *, revision: str | None, base: Path, pins: Pins) -> bool:
+def needs_network(reference: Reference) -> bool:
     """Returns whether `resolve` would send a request: not for folders, packages, and pinned models in the cache."""
-    place = place_of(Request(given, revision), base)
+    place = place_of(reference.given, reference.base, field=reference.field)
     if not isinstance(place, str):
         return False
-    commit = _known_commit(place, revision, pins)
-    pinned = commit and any(pins.pinned("digest", _digest_name(place, commit, code=code)) for code in (False, True))
+    commit = _known_commit(reference, place)
+    pinned = commit and reference.pins.pinned("digest", _digest_name(reference, place, commit))
     return not pinned or model_hub.cached(place, commit) is None
 
 
-def newer_revision(given: str, *, revision: str | None, base: Path, pins: Pins) -> str | None:
+def newer_revision(reference: Reference) -> str | None:
     """Returns the current commit of the revision if it differs from the pinned one, else None.
 
     Folders, packages, full commits and an unreachable Hub give None, never an error.
     """
     try:
-        place = place_of(Request(given, revision), base)
-        pinned = pins.pinned("hub", _revision_name(place, revision)) if isinstance(place, str) else None
-        now = model_hub.ask(place, revision, where=given) if isinstance(place, str) and pinned else None
+        place = place_of(reference.given, reference.base)
+        pinned = isinstance(place, str) and reference.pins.pinned("hub", _revision_name(reference, place))
+        now = model_hub.ask(str(place), reference.revision, where=reference.given) if pinned else None
     except ModelError:
         return None
     return now.commit if now and now.commit != pinned else None
@@ -106,165 +103,157 @@ def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-@dataclass(frozen=True)
-class Request:
-    given: str
-    revision: str | None
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    field: str | None = None
-
-    @property
-    def where(self) -> str:
-        return f"{self.field}: {self.given}" if self.field else self.given
-
-
 @dataclass
-class _Hub:
-    """Sends no further request after the first one without a response."""
+class _Finder:
+    """Finds models. It sends no further request to the Hub after the first one without a response."""
 
-    reachable: bool = True
+    hub_is_reachable: bool = True
 
-    def ask(self, model_id: str, revision: str | None, where: str) -> model_hub.HubModel | None:
-        if not self.reachable:
+    def check(self, reference: Reference) -> Callable[[], ModelFiles]:
+        """Checks everything but the weights, and returns a function that downloads and digests them."""
+        place = place_of(reference.given, reference.base, field=reference.field)
+        if isinstance(place, str):
+            return self._check_on_hub(reference, place)
+        model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
+        return partial(_identify, reference, place, pin=_package_pin(reference.given))
+
+    def _check_on_hub(self, reference: Reference, model_id: str) -> Callable[[], ModelFiles]:
+        commit = _known_commit(reference, model_id)
+        used = commit and _as_first_used(reference, model_id, commit)
+        if used:
+            return lambda: used
+        model = self._ask(reference, model_id, commit or reference.revision)
+        if model is None:
+            folder = _cached(reference, model_id, commit)
+            _pin_commit(reference, model_id, folder.name)
+            pin = _digest_name(reference, model_id, folder.name)
+            return partial(_identify, reference, folder, pin=pin, commit=folder.name)
+        if _pin_commit(reference, model_id, model.commit) != model.commit:
+            return self._check_on_hub(reference, model_id)  # another process was first: its commit counts
+        return partial(_download, reference, model, _fetch_light(reference, model, commit or reference.revision))
+
+    def _ask(self, reference: Reference, model_id: str, revision: str | None) -> model_hub.HubModel | None:
+        if not self.hub_is_reachable:
             return None
-        model = model_hub.ask(model_id, revision, where=where)
-        self.reachable = model is not None
+        try:
+            model = model_hub.ask(model_id, revision, where=reference.where)
+        except ModelError as error:
+            error.fix = f"{error.fix}; {_folder_hint(reference)}"
+            raise
+        self.hub_is_reachable = model is not None
         return model
 
 
-@dataclass(frozen=True)
-class _Finder:
-    request: Request
-    base: Path
-    pins: Pins
-    digest_of: Callable[[Path], str]
-    hub: _Hub
+def _as_first_used(reference: Reference, model_id: str, commit: str) -> ModelFiles | None:
+    """Returns the cached files of the pinned commit if all exist unchanged, without any request."""
+    pinned = reference.pins.pinned("digest", _digest_name(reference, model_id, commit))
+    folder = model_hub.cached(model_id, commit) if pinned else None
+    try:
+        files = _read(reference, folder, commit) if folder else None
+    except ModelError:
+        return None
+    return files if files and files.digest == pinned else None
 
-    def find(self) -> Callable[[], ModelFiles]:
-        """Checks everything but the weights, and returns a function that downloads and digests them."""
-        place = place_of(self.request, self.base)
-        if isinstance(place, str):
-            return self._find_on_hub(place)
-        request = self.request
-        model_folder.read_config(place, where=request.where, trust_remote_code=request.trust_remote_code)
-        return partial(self._identify, place, _package_pin(request.given), None)
 
-    def _find_on_hub(self, model_id: str) -> Callable[[], ModelFiles]:
-        revision, name = self.request.revision, _revision_name(model_id, self.request.revision)
-        commit = _known_commit(model_id, revision, self.pins)
-        used = self._as_first_used(model_id, commit)
-        if used:
-            return lambda: used
-        model = self._ask(model_id, commit or revision)
-        if model is None:
-            cached = self._find_in_cache(model_id, commit)
-            return lambda: cached
-        if not model_hub.is_commit(revision) and self.pins.pin("hub", name, model.commit) != model.commit:
-            return self._find_on_hub(model_id)  # another process was first: its commit counts
-        return partial(self._download, model, self._check_and_fetch_light(model, commit or revision))
+def _pin_commit(reference: Reference, model_id: str, commit: str) -> str:
+    """Returns the pinned commit of the revision: that of the first call. A full commit needs no pin."""
+    fixed = model_hub.is_commit(reference.revision)
+    return commit if fixed else reference.pins.pin("hub", _revision_name(reference, model_id), commit)
 
-    def _as_first_used(self, model_id: str, commit: str | None) -> ModelFiles | None:
-        """Returns the cached files of the pinned commit if all exist unchanged, without any request."""
-        pinned = self.pins.pinned("digest", self._digest_name(model_id, commit)) if commit else None
-        folder = model_hub.cached(model_id, commit) if pinned else None
-        if folder is None:
-            return None
-        try:
-            files = self._read(folder, commit)
-        except ModelError:
-            return None
-        return files if files.digest == pinned else None
 
-    def _find_in_cache(self, model_id: str, commit: str | None) -> ModelFiles:
-        revision = self.request.revision
-        folder = model_hub.cached(model_id, commit or revision)
-        if folder is None:
-            what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
-            raise ModelError(what, where=self.request.where, fix=f"go online once; {self._folder_hint()}")
-        if not model_hub.is_commit(revision):
-            self.pins.pin("hub", _revision_name(model_id, revision), folder.name)
-        return self._identify(folder, self._digest_name(model_id, folder.name), folder.name)
+def _cached(reference: Reference, model_id: str, commit: str | None) -> Path:
+    folder = model_hub.cached(model_id, commit or reference.revision)
+    if folder is None:
+        what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
+        raise ModelError(what, where=reference.where, fix=f"go online once; {_folder_hint(reference)}")
+    return folder
 
-    def _check_and_fetch_light(self, model: model_hub.HubModel, revision: str | None) -> list[str]:
-        """Downloads the small files, checks that the weights may be loaded, and returns the weights' names."""
-        where, trusted = self.request.where, self.request.trust_remote_code
-        light = model_folder.light_names(model.names, trust_remote_code=trusted)
-        folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
-        config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
-        allowed = self.request.allow_pickle
-        chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=allowed)
-        return [chosen, *model_folder.shards(folder / chosen, where=where)]
 
-    def _download(self, model: model_hub.HubModel, weights: list[str]) -> ModelFiles:
-        folder = model_hub.fetch(model, weights, where=self.request.where)
-        return self._identify(folder, self._digest_name(model.id, model.commit), model.commit)
+def _fetch_light(reference: Reference, model: model_hub.HubModel, revision: str | None) -> list[str]:
+    """Downloads the small files, checks that the weights may be loaded, and returns the weights' names."""
+    where, trusted = reference.where, reference.trust_remote_code
+    light = model_folder.light_names(model.names, trust_remote_code=trusted)
+    folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
+    config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
+    chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=reference.allow_pickle)
+    return [chosen, *model_folder.shards(folder / chosen, where=where)]
 
-    def _identify(self, folder: Path, pin: str | None, commit: str | None) -> ModelFiles:
-        files = self._read(folder, commit)
-        if pin and self.pins.pin("digest", pin, files.digest) != files.digest:
-            raise ModelError(
-                f"the files of {self.request.given} are not those that this workspace first used",
-                where=f"{self.request.where}: {folder}",
-                fix="restore them, or delete the folder and download the model again; after an intended change, "
-                "name a new revision, or a copy of the folder",
-            )
-        return files
 
-    def _read(self, folder: Path, commit: str | None) -> ModelFiles:
-        request = self.request
-        contents = model_folder.read_contents(
-            folder,
-            where=request.where,
-            allow_pickle=request.allow_pickle,
-            trust_remote_code=request.trust_remote_code,
+def _download(reference: Reference, model: model_hub.HubModel, weights: list[str]) -> ModelFiles:
+    folder = model_hub.fetch(model, weights, where=reference.where)
+    return _identify(reference, folder, pin=_digest_name(reference, model.id, model.commit), commit=model.commit)
+
+
+def _identify(reference: Reference, folder: Path, *, pin: str | None, commit: str | None = None) -> ModelFiles:
+    """Reads the folder; refuses files that differ from those that the workspace pinned."""
+    files = _read(reference, folder, commit)
+    if pin and reference.pins.pin("digest", pin, files.digest) != files.digest:
+        raise ModelError(
+            f"the files of {reference.given} are not those that this workspace first used",
+            where=f"{reference.where}: {folder}",
+            fix="restore them, or delete the folder and download the model again; after an intended change, "
+            "name a new revision, or a copy of the folder",
         )
-        digest = model_folder.digest(folder, contents.names, self.digest_of, where=request.where)
-        return ModelFiles(request.given, folder, digest, commit, contents.weights, contents.config)
-
-    def _ask(self, model_id: str, revision: str | None) -> model_hub.HubModel | None:
-        try:
-            return self.hub.ask(model_id, revision, self.request.where)
-        except ModelError as error:
-            error.fix = f"{error.fix}; {self._folder_hint()}"
-            raise
-
-    def _folder_hint(self) -> str:
-        if self.request.given.startswith("hub:"):
-            return "or give a folder"
-        return f"if a folder was meant: {_nearest(self.base / self.request.given)}"
-
-    def _digest_name(self, model_id: str, commit: str | None) -> str:
-        return _digest_name(model_id, commit, code=self.request.trust_remote_code)
+    return files
 
 
-def place_of(request: Request, base: Path) -> Path | str:
+def _read(reference: Reference, folder: Path, commit: str | None) -> ModelFiles:
+    where, code = reference.where, reference.trust_remote_code
+    contents = model_folder.read_contents(
+        folder, where=where, allow_pickle=reference.allow_pickle, trust_remote_code=code
+    )
+    digest = model_folder.digest(folder, contents.names, reference.digest_of, where=where)
+    return ModelFiles(reference.given, folder, digest, commit, contents.weights, contents.config)
+
+
+def _known_commit(reference: Reference, model_id: str) -> str | None:
+    fixed = model_hub.is_commit(reference.revision)
+    return reference.revision if fixed else reference.pins.pinned("hub", _revision_name(reference, model_id))
+
+
+def _revision_name(reference: Reference, model_id: str) -> str:
+    return f"{model_id}@{reference.revision or model_hub.DEFAULT_REVISION}"
+
+
+def _digest_name(reference: Reference, model_id: str, commit: str) -> str:
+    """Returns a separate name with trusted code, because its files change the digest."""
+    return f"{model_id}@{commit}" + ("+code" if reference.trust_remote_code else "")
+
+
+def _folder_hint(reference: Reference) -> str:
+    if reference.given.startswith("hub:"):
+        return "or give a folder"
+    return f"if a folder was meant: {_nearest(reference.base / reference.given)}"
+
+
+# ---- folders and packages
+
+
+def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     """Returns an existing folder, or the id of a model on the Hub."""
-    given, where = request.given, request.where
+    where = f"{field}: {given}" if field else given
     if "://" in given:
         # Not repeated in the message: addresses may carry passwords.
         fix = "write the Hub id (org/name), a folder, or package:module/folder"
-        raise ModelError("a model is not named by a web address", where=request.field, fix=fix)
+        raise ModelError("a model is not named by a web address", where=field, fix=fix)
     if given.startswith("package:"):
         return _package_folder(given.removeprefix("package:"), where)
     if given.startswith("hub:"):
         if not model_hub.is_model_id(given.removeprefix("hub:")):
             raise ModelError(f"{given!r} is not a Hub id", where=where, fix="write hub:org/name")
         return given.removeprefix("hub:")
-    folder = base / Path(given).expanduser()
-    looks_like_id = model_hub.is_model_id(given)
+    folder, looks_like_id = base / Path(given).expanduser(), model_hub.is_model_id(given)
     if folder.is_dir() and looks_like_id and "/" in given:
         what = f"{given} could be the folder {folder} or a model on the Hub"
         raise ModelError(what, where=where, fix=f"write ./{given} for the folder, hub:{given} for the Hub")
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelError(
-            f"{given} is a file, not a model's folder", where=where, fix="name the folder that contains it"
-        )
-    if looks_like_id:
-        return given
-    raise ModelError(f"there is no folder {given}", where=where, fix=_nearest(folder))
+        what = f"{given} is a file, not a model's folder"
+        raise ModelError(what, where=where, fix="name the folder that contains it")
+    if not looks_like_id:
+        raise ModelError(f"there is no folder {given}", where=where, fix=_nearest(folder))
+    return given
 
 
 def _package_folder(reference: str, where: str) -> Path:
@@ -274,17 +263,16 @@ def _package_folder(reference: str, where: str) -> Path:
         spec = importlib.util.find_spec(module) if module.isidentifier() else None
     except (ImportError, ValueError):
         spec = None
-    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
-    if not roots:
+    if spec is None or not spec.submodule_search_locations:
         raise ModelError(f"there is no installed package {module!r}", where=where, fix=f"pip install {module}")
     if ".." in inner:
         raise ModelError("a package reference may not leave the package", where=where, fix="remove the ..")
-    folders = [root.joinpath(*inner) for root in roots]
-    present = [folder for folder in folders if folder.is_dir()]
-    if not present:
+    folders = [Path(root).joinpath(*inner) for root in spec.submodule_search_locations]
+    present = next((folder for folder in folders if folder.is_dir()), None)
+    if present is None:
         what = f"the package {module!r} has no folder {'/'.join(inner)}"
         raise ModelError(what, where=where, fix=_nearest(folders[0]))
-    return present[0]
+    return present
 
 
 def _package_pin(given: str) -> str | None:
@@ -294,19 +282,6 @@ def _package_pin(given: str) -> str | None:
     module = given.removeprefix("package:").split("/", 1)[0].split(".")[0]
     names = importlib.metadata.packages_distributions().get(module, [])
     return "@".join([given, *(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))])
-
-
-def _known_commit(model_id: str, revision: str | None, pins: Pins) -> str | None:
-    return revision if model_hub.is_commit(revision) else pins.pinned("hub", _revision_name(model_id, revision))
-
-
-def _revision_name(model_id: str, revision: str | None) -> str:
-    return f"{model_id}@{revision or model_hub.DEFAULT_REVISION}"
-
-
-def _digest_name(model_id: str, commit: str | None, *, code: bool) -> str:
-    """Returns a separate name with trusted code, because its files change the digest."""
-    return f"{model_id}@{commit}" + ("+code" if code else "")
 
 
 def _nearest(folder: Path) -> str:
@@ -338,23 +313,18 @@ def for_all(
     return results
 
 
-DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+# ---- facts of config.json
 
 
 def depth_of(files: ModelFiles) -> int:
     """Returns the number of transformer layers; the embedding does not count."""
-    return _number(files, DEPTH)
-
-
-def _number(files: ModelFiles, names: Sequence[str]) -> int:
-    """Reads one number from config.json, or from transformers' defaults, which the file leaves out."""
-    number = next((files.config[name] for name in names if name in files.config), None)
-    if number is None:
-        number = getattr(auto_config(files).get_text_config(), names[0], None)
-    if not isinstance(number, int) or number < 1:
-        what = f"config.json has no {names[0]}"
-        raise ModelError(what, where=str(files.folder), fix="use an architecture of the transformers library")
-    return number
+    depth = next((files.config[name] for name in DEPTH if name in files.config), None)
+    if depth is None:  # transformers leaves its defaults out of the file
+        depth = getattr(auto_config(files).get_text_config(), DEPTH[0], None)
+    if not isinstance(depth, int) or depth < 1:
+        fix = "use an architecture of the transformers library"
+        raise ModelError(f"config.json has no {DEPTH[0]}", where=str(files.folder), fix=fix)
+    return depth
 
 
 def auto_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
@@ -379,7 +349,18 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
         what = f"rename: the teacher has no label {', '.join(map(repr, unknown))}"
         raise ModelError(what, where=where, fix=f"its labels are like {', '.join(map(repr, close))}")
     renamed = [rename.get(name, name) for name in names]
-    _refuse_labels(renamed, given=labels is not None, where=where)
+    if len(renamed) < 2:
+        what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
+        fix = "a teacher must choose between labels: leave it out, or give one with two labels or more"
+        raise ModelError(what, where=where, fix=fix)
+    twice = sorted({name for name in renamed if renamed.count(name) > 1})
+    if twice:
+        what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
+        raise ModelError(what, where=where, fix="give labels: a different name for each position")
+    blank = [name for name in renamed if re.fullmatch(r"LABEL_\d+", name)]
+    if blank and labels is None:
+        what = f"the model has no names for its labels: {', '.join(blank[:5])}"
+        raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
     if files.config.get("problem_type") in ("multi_label_classification", "regression"):
         what = f"the teacher does {files.config['problem_type']}: its outputs are no distribution over labels"
         raise ModelError(what, where=where, fix="use a teacher that chooses one label per text")
@@ -391,29 +372,11 @@ def _own_labels(config: Mapping[str, Any], where: str) -> list[str]:
     id2label = config.get("id2label")
     if id2label is None:
         return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]
-    id2label = id2label if isinstance(id2label, dict) else {"": id2label}
-    positions = {int(key): value for key, value in id2label.items() if str(key).isdecimal()}
-    names = [positions.get(index) for index in range(len(id2label))]
+    names = [id2label.get(str(index)) for index in range(len(id2label))] if isinstance(id2label, dict) else [None]
     if not all(isinstance(name, str) and name for name in names):
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
     return [str(name) for name in names]
-
-
-def _refuse_labels(names: list[str], *, given: bool, where: str) -> None:
-    if len(names) < 2:
-        fix = "a teacher must choose between labels: leave it out, or give one with two labels or more"
-        raise ModelError(
-            f"the teacher has one label ({', '.join(names)}), so it is never uncertain", where=where, fix=fix
-        )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
-        raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    blank = [name for name in names if re.fullmatch(r"LABEL_\d+", name)]
-    if blank and not given:
-        what = f"the model has no names for its labels: {', '.join(blank[:5])}"
-        raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
 
 
 def _unmatched(names: Sequence[str], own: Sequence[str]) -> str:

@@ -43,9 +43,6 @@ OPTIONAL = {"ray", "obstore", "onnx", "onnxruntime", "onnxscript"}
 RUN = ("amalgam.pipeline.execution.stage", "Run")
 EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?load\.py|stages/\w+/stage\.py")
 
-# Entries to remove: a test fails when one of them is no longer needed.
-KNOWN_ARROWS: frozenset[str] = frozenset()
-KNOWN_RUN: frozenset[str] = frozenset()
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
     "stages/app/compare_reports.py": "as cli.py",
@@ -66,7 +63,7 @@ class Import(NamedTuple):
 
 @functools.cache
 def find_imports(root: Path) -> list[Import]:
-    """Returns every import in cli.py, pipeline, stages and data."""
+    """Return every import in cli.py, pipeline, stages and data."""
     paths = [
         root / "cli.py",
         *(path for room in ("pipeline", "stages", "data") for path in (root / room).rglob("*.py")),
@@ -112,7 +109,7 @@ def _file_of(root: Path, module: str) -> str:
 
 
 def stage_order(root: Path) -> list[str]:
-    """Returns the folders of the stages in the order of STAGES, as the registry writes it."""
+    """Return the folders of the stages in the order of STAGES, as the registry writes it."""
     tree = ast.parse((root / "stages/registry.py").read_text("utf-8"))
     folders = {
         alias.asname or alias.name: str(node.module).split(".")[2]
@@ -130,7 +127,7 @@ def stage_order(root: Path) -> list[str]:
 
 
 def layer_of(path: str, order: list[str]) -> tuple[int, int] | None:
-    """Returns the layer and, in a stage, its place in the order. Packages' own __init__.py have no layer."""
+    """Return the layer and, in a stage, its place in the order. Packages' own __init__.py have no layer."""
     for number, layer in enumerate(LAYERS):
         if path == layer or path.startswith(f"{layer}/"):
             return number, 0
@@ -141,7 +138,7 @@ def layer_of(path: str, order: list[str]) -> tuple[int, int] | None:
 
 
 def upward_arrows(root: Path) -> set[str]:
-    """Returns "importer -> imported" of every import of a higher layer, and of a file that has no layer."""
+    """Return "importer -> imported" of every import of a higher layer, and of a file that has no layer."""
     order = stage_order(root)
     arrows = set()
     for entry in find_imports(root):
@@ -153,11 +150,11 @@ def upward_arrows(root: Path) -> set[str]:
     return arrows
 
 
-def cycle_arrows(root: Path, without: frozenset[str] = frozenset()) -> set[str]:
-    """Returns the imports that are part of a cycle between files; `without` leaves out imports."""
+def cycle_arrows(root: Path) -> set[str]:
+    """Return the imports that are part of a cycle between files."""
     graph: dict[str, set[str]] = {}
     for entry in find_imports(root):
-        if entry.module.endswith(".py") and f"{entry.path} -> {entry.module}" not in without:
+        if entry.module.endswith(".py"):
             graph.setdefault(entry.path, set()).add(entry.module)
     reachable = {path: _reachable(graph, path) for path in graph}
     return {
@@ -179,7 +176,7 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def loaded_libraries(root: Path) -> dict[str, set[str]]:
-    """Returns the heavy libraries that importing each of our own files loads, directly or through another file."""
+    """Return the heavy libraries that importing each of our own files loads, directly or through another file."""
     at_import = [entry for entry in find_imports(root) if not entry.in_function and not entry.type_checking]
     loaded: dict[str, set[str]] = {entry.path: set() for entry in at_import}
     changed = True
@@ -199,7 +196,7 @@ def _libraries_of(entry: Import, loaded: dict[str, set[str]]) -> set[str]:
 
 
 def late_imports(root: Path) -> set[str]:
-    """Returns "file: module" of every import inside a function that saves no loading of a heavy or optional library."""
+    """Return "file: module" of every import inside a function that saves no loading of a heavy or optional library."""
     loaded = loaded_libraries(root)
     return {
         f"{entry.path}: {entry.module}"
@@ -211,7 +208,7 @@ def late_imports(root: Path) -> set[str]:
 
 
 def run_below_the_edge(root: Path) -> set[str]:
-    """Returns the files that import `Run` and are neither a stage's edge nor above the stages."""
+    """Return the files that import `Run` and are neither a stage's edge nor above the stages."""
     file = _file_of(root, RUN[0])
     importers = {entry.path for entry in find_imports(root) if entry.module == file and RUN[1] in entry.names}
     return {path for path in importers if not EDGE.fullmatch(path)}
@@ -221,26 +218,21 @@ def run_below_the_edge(root: Path) -> set[str]:
 
 
 def test_no_import_points_upwards() -> None:
-    assert sorted(upward_arrows(ROOT) - KNOWN_ARROWS) == []
+    assert sorted(upward_arrows(ROOT)) == []
 
 
 def test_no_files_import_each_other() -> None:
-    assert sorted(cycle_arrows(ROOT, KNOWN_ARROWS)) == []
+    assert sorted(cycle_arrows(ROOT)) == []
 
 
 def test_run_stays_at_the_edge_of_the_stages() -> None:
-    assert sorted(run_below_the_edge(ROOT) - KNOWN_RUN) == []
+    assert sorted(run_below_the_edge(ROOT)) == []
 
 
 def test_imports_inside_functions_save_loading_time() -> None:
-    late = {entry for entry in late_imports(ROOT) if entry.replace(": ", " -> ") not in KNOWN_ARROWS}
+    late = late_imports(ROOT)
     assert sorted(entry for entry in late if entry.split(":")[0] not in LATE) == []
     assert set(LATE) <= {entry.split(":")[0] for entry in late}
-
-
-def test_every_known_exception_is_needed() -> None:
-    assert sorted(KNOWN_ARROWS - upward_arrows(ROOT) - cycle_arrows(ROOT)) == []
-    assert sorted(KNOWN_RUN - run_below_the_edge(ROOT)) == []
 
 
 # ---- small trees
@@ -319,7 +311,6 @@ def test_cycles_are_found_and_an_import_that_only_leads_to_one_is_none(tmp_path:
     )
     cycle = {"data/a.py -> data/b.py", "data/b.py -> data/c.py", "data/c.py -> data/a.py"}
     assert cycle_arrows(root) == cycle
-    assert cycle_arrows(root, frozenset({"data/c.py -> data/a.py"})) == set()
 
 
 def test_an_import_in_a_function_saves_loading_a_heavy_library(tmp_path: Path) -> None:

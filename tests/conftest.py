@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from amalgam.tests.workspaces import Workspace, build_once, new_generating_works
 # Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
 # on any machine, and workers that share its cores do not wait for each other's threads.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Keep a million objects of modules and tests from being traversed by each garbage collection."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,13 +1,15 @@
 """Python modules, `amalgam.cli` above all, in processes that start at once: forks of a server that has torch loaded.
 
 A fork has a folder, environment, signals, output and exit code of its own. A test of how a process starts, or of an
-environment that Python itself reads, starts a new process instead.
+environment that Python itself reads, starts a new process instead. A fork ends after its exit functions: to tear down
+the modules of torch would take longer than most commands.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -22,10 +24,12 @@ from functools import cache
 from pathlib import Path
 
 LOADED = (
-    *("accelerate", "numpy", "pydantic", "safetensors.torch", "torch.distributed", "typer"),
-    *("transformers.models.auto", "transformers.models.bert.modeling_bert"),
+    *("accelerate", "numpy", "pandas", "pyarrow.parquet", "safetensors.torch", "torch.distributed"),
+    *("transformers.models.auto", "transformers.models.bert.modeling_bert", "amalgam.stages.app.commands"),
 )
-"""Not polars and not pyarrow, which start threads when they are imported."""
+"""Not polars, which starts threads of its own when it is imported."""
+FORKABLE = {"jemalloc_bg_thd"}
+"""Threads that a fork can do without: jemalloc, which pyarrow contains, prepares for a fork."""
 MOST_BYTES = 1 << 18
 """The largest request."""
 
@@ -106,10 +110,17 @@ def _server() -> socket.socket:
 
 def serve(control: socket.socket) -> None:
     """Fork for each request, and run the command in the fork; exit when the test process has closed its end."""
+    statuses: list[int] = []
+    atexit.register(_end, statuses)  # first, so that it runs after the exit functions of all modules
     for name in LOADED:
         importlib.import_module(name)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes no threads along"
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("bert")  # compiles a thousand regular expressions, once for all forks
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    assert set(threads[1:]) <= FORKABLE, f"a fork takes no threads along: {threads}"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # else each collection in a fork would copy all the memory of the server
     while True:
         content, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
         if not content:
@@ -118,7 +129,7 @@ def serve(control: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             _watch(*descriptors)
-            _become(*json.loads(content))
+            statuses.append(_become(*json.loads(content)))
             return
         for descriptor in descriptors:
             os.close(descriptor)
@@ -139,13 +150,24 @@ def _watch(reply: int, out: int, err: int) -> None:
         os.close(descriptor)
 
 
-def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
+    """Run the module as the process would, and return its exit code."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = arguments
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return 0
+
+
+def _end(statuses: Sequence[int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(statuses[0] if statuses else 1)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
     """Returns the path of the training texts, with the requested shares and foreign texts."""
     import polars as pl
 
-    from amalgam.data.labels import cut_in_groups
+    from amalgam.data.keys import cut_in_groups
 
     if not options.shares and not options.foreign:
         return data / "train.parquet"

@@ -1,4 +1,4 @@
-"""Computes the key of a text from its content, the bucket of the key, and a printable form of the text.
+"""Computes keys of texts, buckets of keys, printable forms, and the union of the teachers' labels.
 
 A bucket is a binary prefix of the key ("0110", or "all"), so corpora of any two sizes divide along the same lines.
 Nothing here needs more than the standard library: `plan` reads keys without opening a Parquet file.
@@ -6,8 +6,10 @@ Nothing here needs more than the standard library: `plan` reads keys without ope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
+from itertools import pairwise
 from struct import Struct
 
 KEY_BYTES = 16
@@ -56,3 +58,34 @@ def _printable(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # a byte that was not UTF-8, as Python's surrogateescape keeps it
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """The union of the teachers' labels in first-seen order, teacher by teacher; a shared name is one label."""
+
+    names: tuple[str, ...]
+    columns: dict[str, tuple[int, ...]]
+    """For each teacher, the indices of its labels in the union."""
+
+    @property
+    def owners(self) -> list[list[str]]:
+        """For each label, the teachers that know it."""
+        return [
+            [teacher for teacher, columns in self.columns.items() if index in columns]
+            for index in range(len(self.names))
+        ]
+
+
+def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:
+    names = list(dict.fromkeys(name for own in labels.values() for name in own))
+    place = {name: index for index, name in enumerate(names)}
+    return LabelSpace(tuple(names), {teacher: tuple(place[name] for name in own) for teacher, own in labels.items()})
+
+
+def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
+    """Labels sorted by name, cut into contiguous groups of equal size, the remainder in the last."""
+    ordered = sorted(labels)
+    size = len(ordered) // groups
+    cuts = [index * size for index in range(groups)] + [len(ordered)]
+    return [ordered[start:end] for start, end in pairwise(cuts)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig, Targets
 
 if TYPE_CHECKING:

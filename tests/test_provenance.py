@@ -13,8 +13,8 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.session import open_run
+from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import train_part
-from amalgam.stages.common.sources import are_written, texts_file
 from amalgam.stages.registry import STAGES
 from amalgam.stages.weigh_teachers.evidence import provenance
 from amalgam.stages.weigh_teachers.stage import weigh_inputs

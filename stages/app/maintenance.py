@@ -181,7 +181,7 @@ def _may_be_record(parts: Sequence[str]) -> bool:
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     """Returns the files of HEAD's manifests and the records that name them."""
-    from amalgam.stages.common.token_cache import ROOM, is_of
+    from amalgam.stages.common.token_cache import ROOM
 
     kept: set[str] = set()
     for stage, entry in run.store.head().items():
@@ -191,7 +191,7 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
             kept |= {file.path for file in manifest.files}
     texts = _texts_in_use(run)
     for inside, record in records:
-        if inside.startswith(f"{ROOM}/") and is_of(record, texts):
+        if inside.startswith(f"{ROOM}/") and record.facts.get("bucket") in texts:
             kept |= {file.path for file in record.files}
         if any(file.path in kept for file in record.files):
             kept.add(inside)

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.target_methods import TargetBatch
 

@@ -1,4 +1,4 @@
-"""A part of the corpus (train, validation, test, teachers) for later stages: buckets of keyed rows."""
+"""The parts of the corpus: their sources in the experiment, and their buckets of keyed rows for later stages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import read_table
-from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
+from amalgam.pipeline.storage.store import Record, Store, StoredFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+REMOTE = ("hf://", "s3://")
+
+HELD_OUT = "held-out"
+
+GENERATED = "what generate wrote"
+"""Represents the generated file among a part's sources."""
+
+GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
+
+AS_GENERATED: dict[str, Any] = {
+    "text": ["text"],
+    "id": "auto",
+    "label": None,
+    "labels": None,
+    "rename": {},
+    "on_bad_row": "error",
+}
+
+UNIT_TEXTS = 1 << 15
+"""Texts per unit: the overhead of files and calls is small, and a unit fits into any memory."""
+
+
+# ---- sources
+
+
+def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
+    """Returns the paths, remote addresses or GENERATED of each part that the experiment has."""
+    corpus = experiment.corpus
+    own = experiment.train_teachers.texts if experiment.train_teachers else None
+    parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
+    if experiment.generate is not None and experiment.reads_texts:
+        parts |= {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if experiment.generate.held_out else {})}
+    return {part: sources for part, sources in parts.items() if sources}
+
+
+def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
+    """Returns the corpus section of one part: only the training part and the teachers' texts have limits."""
+    own = experiment.train_teachers.limit if experiment.train_teachers else None
+    limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
+    generated = GENERATED in sources_of(experiment).get(part, [])
+    return experiment.corpus.model_copy(update={**(AS_GENERATED if generated else {}), "limit": limit})
+
+
+def corpus_settings(corpus: Corpus) -> dict[str, Any]:
+    """Returns the settings that parts depend on; older parts stay valid: with id_type, without an empty `rename`."""
+    settings = corpus.model_dump(exclude={"train", "validation", "test"})
+    if not corpus.rename:
+        del settings["rename"]
+    return {**settings, "id_type": "auto"}
+
+
+def texts_file(manifest: Record) -> StoredFile:
+    """Returns the stored table of all generated texts."""
+    return next(file for file in manifest.files if file.path == manifest.facts["file"])
+
+
+def are_written(experiment: ExperimentConfig) -> bool:
+    """Returns whether each text was generated for a teacher and one of its classes."""
+    return experiment.generate is not None and experiment.generate.writes
+
+
+def gates_of(experiment: ExperimentConfig) -> dict[str, Any]:
+    return experiment.generate.model_dump(include=GATES) if experiment.generate else {}
+
+
+# ---- buckets
 
 
 @dataclass(frozen=True)
@@ -71,15 +139,11 @@ def part_name(file: StoredFile) -> str:
     return Path(file.path).parent.name.rsplit("-", 1)[0]
 
 
-UNIT_TEXTS = 1 << 15
-"""Texts per unit: the overhead of files and calls is small, and a unit fits into any memory."""
-
-
 def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
     """Yields groups of buckets in key order, of at most `most` texts or one bucket, the same in all processes."""
     group: list[Bucket] = []
     for bucket in buckets:
-        if group and sum(one.rows for one in group) + bucket.rows > most:
+        if group and sum(member.rows for member in group) + bucket.rows > most:
             yield tuple(group)
             group = []
         group.append(bucket)

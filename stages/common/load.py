@@ -6,15 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from amalgam.data.labels import LabelSpace, union_of
+from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.sources import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Student, Teacher, TrainTeachers
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.stages.common.corpus import Bucket, Part, part_name
-from amalgam.stages.common.encoders import NewClassifier, new_classifier
+from amalgam.stages.common.corpus import (
+    GENERATED,
+    HELD_OUT,
+    REMOTE,
+    Bucket,
+    Part,
+    gates_of,
+    part_name,
+    sources_of,
+    texts_file,
+)
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     Reference,
@@ -24,17 +33,19 @@ from amalgam.stages.common.models.resolve import (
     resolve_all,
     same_models,
 )
-from amalgam.stages.common.sources import GENERATED, HELD_OUT, REMOTE, gates_of, sources_of, texts_file
-from amalgam.stages.common.teachers import ResolvedTeacher, check_gold_labels, check_one_label_set
+from amalgam.stages.common.teachers import (
+    NewClassifier,
+    ResolvedTeacher,
+    check_gold_labels,
+    check_one_label_set,
+    takes_types,
+)
 from amalgam.stages.target_methods import measure_of, target_method
 
 
 def teachers_of(run: Run) -> list[ResolvedTeacher]:
     """Returns the teachers in the order of the label union: trained teachers first, then those of the file."""
-    if "teachers" not in run.cache:
-        run.cache["teachers"] = [*_trained_teachers(run), *_named_teachers(run)]
-    teachers: list[ResolvedTeacher] = run.cache["teachers"]
-    return teachers
+    return run.once("teachers", lambda: [*_trained_teachers(run), *_named_teachers(run)])
 
 
 def label_space(run: Run) -> LabelSpace:
@@ -116,23 +127,31 @@ def trained_folder(run: Run, name: str) -> Path:
     return run.store.verified_folder(files)
 
 
+def model_files(run: Run, model: str, revision: str | None, where: str) -> ModelFiles:
+    """Returns the files of a named model; `where` is its field in the experiment."""
+    return run.once(where, lambda: resolve(model_reference(run, model, revision, where=where)))
+
+
+def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
+    """Returns the model's digest for an identity, without any request to the Hub."""
+    if where not in run.cache and needs_network(model_reference(run, model, revision)):
+        raise PendingDependencyError(model)
+    return model_files(run, model, revision, where).digest
+
+
 def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> ModelFiles:
     """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
     name = _teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
         return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
-    if where not in run.cache:
-        run.cache[where] = resolve(model_reference(run, str(settings.encoder), settings.revision, where=where))
-    files: ModelFiles = run.cache[where]
-    return files
+    return model_files(run, str(settings.encoder), settings.revision, where)
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
     """Returns the encoder's digest for an identity, without any request to the Hub."""
-    name = str(settings.encoder)
-    if _teacher_in(settings) is None and needs_network(model_reference(run, name, settings.revision)):
-        raise PendingDependencyError(name)
-    return encoder_files(run, settings, where).digest
+    if _teacher_in(settings) is not None:
+        return encoder_files(run, settings, where).digest
+    return model_digest(run, str(settings.encoder), settings.revision, where)
 
 
 def _teacher_in(settings: Student | TrainTeachers) -> str | None:
@@ -143,9 +162,19 @@ def _teacher_in(settings: Student | TrainTeachers) -> str | None:
 def load_new_classifier(
     run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
 ) -> NewClassifier:
-    """Loads the named encoder under a new head."""
+    """Loads the named encoder under a new head for these labels."""
+    from amalgam.stages.common.models.loading import check_tokens, load_student, load_tokenizer, token_limit
+    from amalgam.stages.common.token_cache import tokenizer_digest
+
     files = encoder_files(run, settings, where)
-    return new_classifier(files, settings, labels, where=where, note=run.console.note)
+    layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
+    model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
+    tokenizer = load_tokenizer(files)
+    for remark in check_tokens(model, tokenizer, name=where):
+        run.console.note(remark)
+    digest = tokenizer_digest(tokenizer, files)
+    limit = token_limit(model.config, tokenizer, settings.max_tokens)
+    return NewClassifier(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
 
 
 def part_of(run: Run, name: str) -> Part | None:
@@ -202,7 +231,7 @@ def part_identity(run: Run, part: str) -> list[str]:
 
 
 def local_files(run: Run, source: str) -> list[Path]:
-
+    """Returns the files of a source; raises PendingDependencyError before it is generated or fetched."""
     if source == GENERATED:
         return [run.store.verified_path(generated_file(run))]
     if source.startswith(REMOTE):
@@ -214,10 +243,16 @@ def local_files(run: Run, source: str) -> list[Path]:
 
 
 def fetch(run: Run, sources: Sequence[str]) -> None:
-    """Downloads the remote sources that are not local yet."""
+    """Downloads the remote sources that are not local yet, and pins their content."""
     for source in sources:
         if source.startswith(REMOTE) and _fetched(run, source) is None:
-            _fetch(run, source)
+            run.console.say(f"read-corpus: fetching {source}")
+            path = _fetched_record(run, source)
+            with run.store.draft(path.parent, path.stem, ".parquet") as draft:
+                fetch_remote(source, draft.folder)
+            record = run.store.record(path)
+            if record is not None:
+                run.store.pin("remote", source, record.files[0].sha256)
 
 
 def _fetched(run: Run, source: str) -> Path | None:
@@ -229,14 +264,3 @@ def _fetched(run: Run, source: str) -> Path | None:
 
 def _fetched_record(run: Run, source: str) -> Path:
     return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
-
-
-def _fetch(run: Run, source: str) -> None:
-
-    run.console.say(f"read-corpus: fetching {source}")
-    path = _fetched_record(run, source)
-    with run.store.draft(path.parent, path.stem, ".parquet") as draft:
-        fetch_remote(source, draft.folder)
-    record = run.store.record(path)
-    if record is not None:
-        run.store.pin("remote", source, record.files[0].sha256)

@@ -1,4 +1,4 @@
-"""Describes resolved teachers and checks their labels against the gold labels."""
+"""The models of a run: resolved teachers with the checks of their labels, and encoders under a new head."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ LABELS_SHOWN = 5
 SIMILARITY = 0.85
 """Lowest ratio of difflib at which an error suggests a label for another one."""
 
+LAST_LAYER = 0
+"""A number of blocks of hidden states that means the last layer alone."""
+
 
 @dataclass(frozen=True)
 class ResolvedTeacher:
@@ -35,11 +38,24 @@ class ResolvedTeacher:
     @property
     def identity(self) -> dict[str, Any]:
         """Returns everything that determines its outputs, except the text; renaming labels reruns no pass."""
-        return {
-            "content": self.files.digest,
-            "max_tokens": self.max_tokens,
-            "dropout": self.dropout,
-        }
+        return {"content": self.files.digest, "max_tokens": self.max_tokens, "dropout": self.dropout}
+
+
+@dataclass(frozen=True)
+class NewClassifier:
+    """Holds a model with an untrained head, its tokenizer and how texts are tokenised for it."""
+
+    model: Any
+    tokenizer: Any
+    tokenizer_digest: str
+    limit: int
+    types: bool
+    pad_id: int
+
+
+def takes_types(config: Any) -> bool:
+    """Whether the model distinguishes the two texts of a pair by token types."""
+    return int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0) > 1
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:

@@ -58,11 +58,6 @@ def tokenizer_digest(tokenizer: Any, files: ModelFiles) -> str:
     return fingerprint([backend, options, version("tokenizers")])
 
 
-def is_of(record: Record, buckets: set[str]) -> bool:
-    """Returns whether the tokens belong to one of the buckets, given by the sha256 of their files."""
-    return record.facts.get("bucket") in buckets
-
-
 def _cached_tokens(store: Store, console: Console, record: Record, bucket: Bucket) -> TokenRows | None:
     if store.missing_files(record):
         return None  # the next writer replaces the record
@@ -89,13 +84,11 @@ def token_table(tokens: TokenRows) -> Any:
 
 def _read(path: Path) -> TokenRows:
     table = read_table(path)
-    names = table.column_names
-    types = _ragged(table.column("type_ids")) if "type_ids" in names else None
+    types = _ragged(table.column("type_ids")) if "type_ids" in table.column_names else None
     return TokenRows(_ragged(table.column("ids")), types, table.column("cut").to_numpy())
 
 
 def _ragged(column: Any) -> Ragged:
-
     lists = column.combine_chunks()
     offsets = lists.offsets.to_numpy().astype(np.int64)
     return Ragged(lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])

@@ -15,13 +15,13 @@ from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
 from amalgam.pipeline.execution.retry import with_retries
-from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import texts_file
 from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import fetch, local_files, model_reference, prepare_teachers, teachers_of
-from amalgam.stages.common.models.resolve import ModelFiles, Reference, needs_network, resolve
-from amalgam.stages.common.sources import texts_file
+from amalgam.stages.common.load import fetch, local_files, model_digest, model_files, prepare_teachers, teachers_of
+from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
     Block,
     GenerateInputs,
@@ -127,7 +127,9 @@ def text_plan(run: Run) -> TextPlan:
         inputs = GenerateInputs(
             settings,
             teachers_of(run),
-            language_model_digest(run) if settings.writes else None,
+            model_digest(run, str(settings.language_model), settings.revision, LANGUAGE_MODEL)
+            if settings.writes
+            else None,
             sorted(run.digest_of(path) for path in _corpus_files(run)) if settings.source == "cross-domain" else (),
             library_versions() if run.experiment.execution.on_version_change == "strict" else None,
         )
@@ -137,17 +139,8 @@ def text_plan(run: Run) -> TextPlan:
 
 
 def language_model_files(run: Run) -> ModelFiles:
-    if LANGUAGE_MODEL not in run.cache:
-        run.cache[LANGUAGE_MODEL] = resolve(_reference(run))
-    files: ModelFiles = run.cache[LANGUAGE_MODEL]
-    return files
-
-
-def language_model_digest(run: Run) -> str:
-    """Returns the language model's digest without network access."""
-    if LANGUAGE_MODEL not in run.cache and needs_network(_reference(run)):
-        raise PendingDependencyError(str(generate_config(run).language_model))
-    return language_model_files(run).digest
+    settings = generate_config(run)
+    return model_files(run, str(settings.language_model), settings.revision, LANGUAGE_MODEL)
 
 
 def source_inputs(run: Run) -> SourceInputs:
@@ -170,11 +163,6 @@ def source_inputs(run: Run) -> SourceInputs:
 
 def _corpus_files(run: Run) -> list[Path]:
     return [path for source in generate_config(run).corpus or [] for path in local_files(run, source)]
-
-
-def _reference(run: Run) -> Reference:
-    settings = generate_config(run)
-    return model_reference(run, str(settings.language_model), settings.revision, where=LANGUAGE_MODEL)
 
 
 # ---- units

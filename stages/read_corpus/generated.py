@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.errors import DataError
-from amalgam.stages.common.sources import HELD_OUT
+from amalgam.stages.common.corpus import HELD_OUT
 
 if TYPE_CHECKING:
     import pyarrow as pa

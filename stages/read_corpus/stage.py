@@ -12,8 +12,8 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.corpus import GENERATED, corpus_for, corpus_settings, gates_of, sources_of
 from amalgam.stages.common.load import fetch, generated_file, local_files, part_identity
-from amalgam.stages.common.sources import GENERATED, corpus_for, corpus_settings, gates_of, sources_of
 from amalgam.stages.read_corpus.generated import gate_lines, write_kept
 
 KEPT = "kept.parquet"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amalgam.data.arrays import softmax
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, matrix, parquet_options, read_keys, read_table
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.data.tokens import TokenRows

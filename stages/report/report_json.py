@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.fingerprint import canonical

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_list
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Part, fields, read_bucket

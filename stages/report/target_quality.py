@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.arrays import softmax
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, read_bucket

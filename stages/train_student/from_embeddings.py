@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.run import Score, accuracy_on

@@ -13,7 +13,6 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.cached.load import states_of
-from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import (
     encoder_digest,
@@ -25,6 +24,7 @@ from amalgam.stages.common.load import (
     train_part,
 )
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 from amalgam.stages.common.training.settings import Training

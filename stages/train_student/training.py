@@ -17,7 +17,7 @@ from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, split
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.common.training.run import Score, accuracy_on, learn, negative_loss

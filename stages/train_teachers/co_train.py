@@ -18,9 +18,9 @@ from torch import nn
 
 from amalgam.data.tokens import Ragged
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples, labelled
 from amalgam.stages.common.training.learner import RestrictedKL
 from amalgam.stages.common.training.run import learn

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.labels import cut_in_groups
+from amalgam.data.keys import cut_in_groups
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
@@ -18,9 +18,9 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.load import encoder_digest, encoder_files, load_new_classifier, part_of, trained_folder
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 
 if TYPE_CHECKING:

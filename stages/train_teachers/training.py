@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
-from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import labelled
 from amalgam.stages.common.training.run import accuracy_on, learn
 from amalgam.stages.common.training.settings import Training, TrainingServices

@@ -18,8 +18,7 @@ import pyarrow as pa
 import torch
 
 from amalgam.data.arrays import top_margin
-from amalgam.data.keys import text_key
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace, text_key
 from amalgam.data.parquet import key_array, read_table
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store

@@ -23,8 +23,8 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
     states_of,
 )
+from amalgam.stages.common.corpus import are_written
 from amalgam.stages.common.load import generated_file, label_space, train_part
-from amalgam.stages.common.sources import are_written
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from amalgam.data.labels import union_of
+from amalgam.data.keys import union_of
 from amalgam.stages.report.teacher_audit.audit import AuditCounts, AuditedTexts, WeightRule
 
 SOFT = WeightRule(temperature=0.2, hard=False)

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from amalgam.data.labels import LabelSpace, union_of
+from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.config.schema import Targets

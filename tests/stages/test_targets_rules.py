@@ -7,7 +7,7 @@ import math
 import polars as pl
 import pytest
 
-from amalgam.data.labels import LabelSpace, cut_in_groups, union_of
+from amalgam.data.keys import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
 from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method

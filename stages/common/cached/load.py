@@ -20,7 +20,6 @@ from amalgam.stages.common.cached.coverage import (
     family_name,
 )
 from amalgam.stages.common.corpus import Bucket, Part
-from amalgam.stages.common.encoders import LAST_LAYER
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
@@ -30,7 +29,7 @@ from amalgam.stages.common.load import (
     train_part,
 )
 from amalgam.stages.common.models.resolve import depth_of
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.teachers import LAST_LAYER, ResolvedTeacher
 from amalgam.stages.target_methods import measure_of
 
 if TYPE_CHECKING:

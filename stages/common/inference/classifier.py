@@ -13,11 +13,11 @@ import torch
 from amalgam.data.tokens import Ragged, encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.device import pick_device, put_on
-from amalgam.stages.common.encoders import takes_types
 from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.teachers import takes_types
 
 
 def predict(

@@ -24,10 +24,10 @@ from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.encoders import LAST_LAYER, NewClassifier
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.teachers import LAST_LAYER, NewClassifier
 from amalgam.stages.common.token_cache import tokens_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.common.corpus import Part, read_bucket
-from amalgam.stages.common.encoders import NewClassifier
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.settings import TrainingServices
 
 if TYPE_CHECKING:

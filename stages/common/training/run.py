@@ -19,8 +19,8 @@ import torch
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.common.encoders import NewClassifier
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.learner import Objective
 from amalgam.stages.common.training.loop import TrainingInterrupted, fit, learning_rate

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.labels import LabelSpace
+from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import COMPARATIVE, Targets
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,68 +40,55 @@ from amalgam.pipeline.storage.store import open_store
 LOOK_SECONDS = 5.0
 """Interval between two queries of the nodes."""
 
+KILLS = 3
+"""Number of workers that one unit may kill before it is left out."""
+
+TASK_UNITS = 8
+"""Maximal number of units in a task: a lost worker loses no more than these."""
+
+AHEAD = 2
+"""Submitted tasks per slot, so that a worker never waits for the driver."""
+
+POLL_SECONDS = 0.5
+
 GONE = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError)
+
+LOST = (*GONE, OutOfMemoryError)
 
 _entering = threading.Lock()
 """Several students of a sweep may connect to the cluster at the same time."""
 
 
 @dataclass(frozen=True)
-class NodeRequirements:
-    """The properties that a node must share with the driver: storage, proven by a marker file, and versions."""
+class RayJob:
+    """The data that all tasks of one stage share."""
 
+    stage: Stage
+    experiment: ExperimentConfig
+    base: Path
+    overrides: Mapping[str, Any]
+    fingerprints: Mapping[str, str]
     workspace: str
-    mark: str
-    nonce: str
+    marker: str
+    """File that proves that a node sees the workspace; its name is unique."""
     versions: Mapping[str, str]
-
-
-@contextlib.contextmanager
-def workspace_marker(run: Run) -> Iterator[NodeRequirements]:
-    """Keeps a marker file in the workspace while tasks run, because nodes that join later check it too."""
-    nonce = uuid.uuid4().hex
-    backend = run.store.backend
-    ground = NodeRequirements(backend.address, f"{TEMPORARY}nonce-{nonce}", nonce, library_versions())
-    backend.put({ground.mark: nonce.encode()})
-    try:
-        yield ground
-    finally:
-        backend.delete([ground.mark])
-
-
-def check_node(ground: NodeRequirements) -> ExperimentError | None:
-    """Runs on a node; returns an error if the node cannot share the work."""
-    name, here = socket.gethostname(), library_versions()
-    backend = open_store(ground.workspace, Path("/")).backend
-    if backend.read([ground.mark]) != {ground.mark: ground.nonce.encode()}:
-        return ExperimentError(
-            f"node {name} does not see this workspace",
-            where=ground.workspace,
-            fix="put it on a disk that all nodes share: execution.workspace=DIR",
-        )
-    if here != ground.versions:
-        other = [
-            f"{key} {value} (here {ground.versions.get(key)})"
-            for key, value in here.items()
-            if ground.versions.get(key) != value
-        ]
-        return ExperimentError(
-            f"node {name} has {', '.join(other)}",
-            fix="install the same versions everywhere: `amalgam doctor` shows those of this machine",
-        )
-    return None
 
 
 class Cluster:
     def __init__(self, run: Run) -> None:
         execution = run.experiment.execution
-        self._needs = {"CPU": execution.ray.cpus, "GPU": execution.ray.gpus}
+        needs = {"CPU": execution.ray.cpus, "GPU": execution.ray.gpus}
+        self._needs = {name: amount for name, amount in needs.items() if amount}
         self._console = run.console
         self._looked, self._slots = 0.0, 0
         self._nodes: dict[str, str] = {}
-        self.share: dict[str, Any] = {"num_cpus": execution.ray.cpus, "num_gpus": execution.ray.gpus}
-        """Resources of one task."""
         self._look()
+        if not self._slots:
+            raise ExperimentError(
+                f"no node of the cluster has {execution.ray.cpus} CPU(s) and {execution.ray.gpus:g} GPU(s)",
+                where="execution.ray.cpus, execution.ray.gpus",
+                fix="request fewer, or start a node that has them",
+            )
 
     def slots(self) -> int:
         """Returns the number of tasks that can run at once; the nodes are queried every LOOK_SECONDS."""
@@ -114,8 +101,7 @@ class Cluster:
         now = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in alive}
         for node in self._nodes.keys() - now.keys():
             self._console.note(f"node {self._nodes[node]} ({node[:8]}) is lost; {len(now)} left")
-        self._nodes, self._looked = now, time.monotonic()
-        needs = {name: amount for name, amount in self._needs.items() if amount}
+        self._nodes, self._looked, needs = now, time.monotonic(), self._needs
         self._slots = sum(min(int(node["Resources"].get(name, 0) / needs[name]) for name in needs) for node in alive)
 
     def node_of(self, lost: Exception) -> str:
@@ -123,137 +109,133 @@ class Cluster:
         node = re.search(r"node ID: (\w+)", str(lost))
         return f" on node {self._nodes.get(node[1], 'unknown')}, {node[1][:8]}" if node else ""
 
-    def check(self, ground: NodeRequirements) -> None:
-        if not self._slots:
-            raise ExperimentError(
-                f"no node of the cluster has {self._needs['CPU']} CPU(s) and {self._needs['GPU']:g} GPU(s)",
-                where="execution.ray.cpus, execution.ray.gpus",
-                fix="request fewer, or start a node that has them",
-            )
-        _check_nodes(ground, self._nodes)
+    def check(self, job: RayJob) -> None:
+        """Raises if one of the nodes cannot share the work."""
+        look = ray.remote(num_cpus=0)(check_node)
+        strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in self._nodes]
+        for answer in [look.options(scheduling_strategy=strategy).remote(job) for strategy in strategies]:
+            with contextlib.suppress(*GONE, TaskUnschedulableError):  # the node was lost in the meantime
+                if (refusal := ray.get(answer)) is not None:
+                    raise refusal
 
 
-def connect(run: Run, requirements: NodeRequirements) -> Cluster:
-    """Returns the cluster, connected once for all stages of a run."""
+def check_node(job: RayJob) -> ExperimentError | None:
+    """Runs on a node; returns an error if the node cannot share the work."""
+    name, here = socket.gethostname(), library_versions()
+    backend = open_store(job.workspace, Path("/")).backend
+    if not backend.sizes([job.marker]):
+        return ExperimentError(
+            f"node {name} does not see this workspace",
+            where=job.workspace,
+            fix="put it on a disk that all nodes share: execution.workspace=DIR",
+        )
+    strange = {key: value for key, value in here.items() if job.versions.get(key) != value}
+    if strange:
+        versions = [f"{key} {value} (here {job.versions.get(key)})" for key, value in strange.items()]
+        return ExperimentError(
+            f"node {name} has {', '.join(versions)}",
+            fix="install the same versions everywhere: `amalgam doctor` shows those of this machine",
+        )
+    return None
 
-    def make() -> Cluster:
-        address = run.experiment.execution.ray.address or "auto"
-        with _entering:
-            if not ray.is_initialized():
-                _enter(address)
-        cluster = Cluster(run)
-        cluster.check(requirements)
-        return cluster
 
-    return run.once("cluster", make)
-
-
-def _enter(address: str) -> None:
+def _connect(run: Run, job: RayJob) -> Cluster:
     """Connects to Ray after a quick test of the port, and restores the SIGTERM handler that Ray replaces."""
+    address = run.experiment.execution.ray.address or "auto"
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        host, _, port = address.rpartition(":")
-        if port.isdigit():
-            socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    except OSError as error:
-        raise ExperimentError(
-            f"no Ray cluster at {address}",
-            where="execution.ray.address",
-            fix="`ray start --head` starts one here; execution.ray.address=HOST:PORT names another",
-        ) from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _check_nodes(ground: NodeRequirements, nodes: Iterable[str]) -> None:
-    look = ray.remote(num_cpus=0)(check_node)
-    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    for answer in [look.options(scheduling_strategy=strategy).remote(ground) for strategy in strategies]:
-        with contextlib.suppress(*GONE, TaskUnschedulableError):  # the node was lost in the meantime
-            if (refusal := ray.get(answer)) is not None:
-                raise refusal
-
-
-KILLS = 3
-"""Number of workers that one unit may kill before it is left out."""
-
-TASK_UNITS = 8
-"""Maximal number of units in a task: a lost worker loses no more than these."""
-
-AHEAD = 2
-"""Submitted tasks per slot, so that a worker never waits for the driver."""
-
-POLL_SECONDS = 0.5
-
-LOST = (*GONE, OutOfMemoryError)
-
-
-@dataclass(frozen=True)
-class RayJob:
-    """The data that all tasks of one stage share."""
-
-    stage: Stage
-    experiment: ExperimentConfig
-    base: Path
-    overrides: Mapping[str, Any]
-    fingerprints: dict[str, str]
-    name: str
-    ground: NodeRequirements
+    host, _, port = address.rpartition(":")
+    with _entering:
+        try:
+            if port.isdigit() and not ray.is_initialized():
+                socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
+            if not ray.is_initialized():
+                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+        except OSError as error:
+            raise ExperimentError(
+                f"no Ray cluster at {address}",
+                where="execution.ray.address",
+                fix="`ray start --head` starts one here; execution.ray.address=HOST:PORT names another",
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+    cluster = Cluster(run)
+    cluster.check(job)
+    return cluster
 
 
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     """Runs the units on the cluster; raises WorkError if some could not be committed."""
-    if units:
-        with workspace_marker(run) as ground:
-            _fly(stage, run, units, ground)
-
-
-def _fly(stage: Stage, run: Run, units: Sequence[Unit], ground: NodeRequirements) -> None:
-    cluster = connect(run, ground)
-    # max_calls=0 keeps the worker and its loaded teacher after each task, also with a GPU.
-    task = ray.remote(max_calls=0)(run_task).options(**cluster.share, max_retries=0, scheduling_strategy="SPREAD")
-    job = ray.put(_job_of(stage, run, ground))
-    waiting = deque(_batches(units, TASK_UNITS if cluster.slots() * AHEAD * TASK_UNITS <= len(units) else 1))
-    flying: dict[Any, list[Unit]] = {}
-    kills: Counter[str] = Counter()
-    given_up: list[Unit] = []
+    if not units:
+        return
+    backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
+    fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
+    job = RayJob(
+        stage,
+        run.experiment,
+        run.base,
+        dict(run.overrides),
+        fingerprints,
+        backend.address,
+        marker,
+        library_versions(),
+    )
+    backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
     try:
-        while waiting or flying:
-            room = cluster.slots() * AHEAD
-            while waiting and len(flying) < room:
-                batch = waiting.popleft()
-                flying[task.remote(job, batch)] = batch
-            run.signals.check()
-            for done in ray.wait(list(flying), timeout=POLL_SECONDS)[0]:
-                batch = flying.pop(done)
-                again = _settle(done, batch, run, kills, cluster)
-                given_up += [unit for unit in again if kills[unit.name] >= KILLS]
-                waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
+        given_up = _run_tasks(job, run, units)
     finally:
-        for task in flying:
-            ray.cancel(task, force=True)
+        backend.delete([marker])
     if given_up:
         raise _left_out(stage, run, given_up)
 
 
+def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
+    """Returns the units that were left out because they kill workers."""
+    cluster = run.once("cluster", lambda: _connect(run, job))
+    resources = run.experiment.execution.ray
+    # max_calls=0 keeps the worker and its loaded teacher after each task, also with a GPU.
+    task = ray.remote(max_calls=0)(run_task).options(
+        num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0, scheduling_strategy="SPREAD"
+    )
+    stored_job = ray.put(job)
+    size = TASK_UNITS if cluster.slots() * AHEAD * TASK_UNITS <= len(units) else 1
+    # A batch has neighbouring units, which share a teacher.
+    waiting = deque(list(units[start : start + size]) for start in range(0, len(units), size))
+    running: dict[Any, list[Unit]] = {}
+    kills: Counter[str] = Counter()
+    given_up: list[Unit] = []
+    try:
+        while waiting or running:
+            room = cluster.slots() * AHEAD
+            while waiting and len(running) < room:
+                batch = waiting.popleft()
+                running[task.remote(stored_job, batch)] = batch
+            run.signals.check()
+            for done in ray.wait(list(running), timeout=POLL_SECONDS)[0]:
+                again = _settle(done, running.pop(done), run, kills, cluster)
+                given_up += [unit for unit in again if kills[unit.name] >= KILLS]
+                waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+    return given_up
+
+
 def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
     """Returns the units to run again, one per task, which identifies the unit that kills workers."""
+    again: list[Unit] = []
     try:
         refusal: AmalgamError | None = ray.get(done)
+        if refusal is not None:
+            raise refusal
     except LOST as lost:
         again = pending_units(run, batch)
         if len(batch) == 1:
             kills.update(unit.name for unit in again)
         reason = f"{type(lost).__name__}{cluster.node_of(lost)}"
         run.console.note(f"a worker was lost ({reason}); {len(again)} unit(s) go to others")
-        run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
-        return again
-    if refusal is not None:
-        raise refusal
-    run.console.advance(sum(unit.size for unit in batch))
-    return []
+    run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
+    return again
 
 
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
@@ -269,21 +251,10 @@ def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     )
 
 
-def _batches(units: Sequence[Unit], size: int) -> Iterator[list[Unit]]:
-    """Yields batches of neighbouring units, which share a teacher."""
-    for start in range(0, len(units), size):
-        yield list(units[start : start + size])
-
-
-def _job_of(stage: Stage, run: Run, ground: NodeRequirements) -> RayJob:
-    fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    return RayJob(stage, run.experiment, run.base, dict(run.overrides), fingerprints, uuid.uuid4().hex, ground)
-
-
 # ---- on a worker
 
 _opened: dict[str, Run] = {}
-"""The run of the latest job, with its loaded teacher."""
+"""The run of the latest job by its marker, with its loaded teacher."""
 
 
 def run_task(job: RayJob, units: list[Unit]) -> AmalgamError | None:
@@ -297,19 +268,19 @@ def run_task(job: RayJob, units: list[Unit]) -> AmalgamError | None:
 
 
 def _run_for(job: RayJob) -> Run:
-    if job.name not in _opened:
+    if job.marker not in _opened:
         _opened.clear()
-        refusal = check_node(job.ground)  # a node that joined later was not checked yet
+        refusal = check_node(job)  # a node that joined later was not checked yet
         if refusal is not None:
             raise refusal
-        store = open_store(job.ground.workspace, job.base)
+        store = open_store(job.workspace, job.base)
         digests = FileDigests(store.root / "digests.json")
         run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests, job.overrides)
         for stage, name in job.fingerprints.items():
             manifest = store.manifest(stage, name)
             if manifest is None:
-                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.ground.workspace)
+                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.workspace)
             run.results[stage] = (name, manifest)
         job.stage.resolve_inputs(run)
-        _opened[job.name] = run
-    return _opened[job.name]
+        _opened[job.marker] = run
+    return _opened[job.marker]

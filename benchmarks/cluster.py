@@ -240,8 +240,8 @@ def _overhead(folder: Path, nodes: Nodes, count: int) -> dict[str, Any]:
     """Measures wall seconds with two workers, and the driver's processor seconds."""
     from amalgam.pipeline.config.schema import ExperimentConfig
     from amalgam.pipeline.console import Console
+    from amalgam.pipeline.execution.runner import run_units
     from amalgam.pipeline.execution.stage import WorkerShare
-    from amalgam.pipeline.execution.workers import run_units
     from amalgam.pipeline.storage.store import Store
 
     (folder / "artifacts").mkdir(parents=True)

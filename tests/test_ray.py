@@ -20,8 +20,8 @@ import pytest
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
+from amalgam.pipeline.execution.runner import run_units
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerShare
-from amalgam.pipeline.execution.workers import run_units
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.tests.workspaces import TIMEOUT, Workspace, finish

@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from amalgam.pipeline.errors import DataError, ExperimentError, InterruptedRunError
-from amalgam.pipeline.execution.stage import WorkerShare
-from amalgam.pipeline.execution.workers import share_of
+from amalgam.pipeline.execution.stage import WorkerShare, share_of
 from amalgam.stages.app.completion import fields
 from amalgam.tests.test_docs import ROOT, blocks_of, is_understood
 from amalgam.tests.workspaces import TIMEOUT, Workspace, finish, quiet_environment

@@ -1,18 +1,21 @@
-"""Updates stages: runs the missing units, and prints which stages were reused and why the others ran."""
+"""Updates stages: runs the missing units, and prints which stages were reused and why the others ran.
+
+Units run in this process, in the processes of a torchrun, as part i of n, or as tasks of a cluster. Processes divide
+the units by position and communicate only through the store.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
-from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, stage_state
-from amalgam.pipeline.execution.retry import disk_full, is_disk_full
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
-from amalgam.pipeline.execution.workers import run_units, wait_until
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
 
@@ -20,6 +23,8 @@ TIMING = "timing.json"
 
 MAX_REPAIRS = 8
 """Number of damaged files that one run recomputes before it fails."""
+
+POLL_SECONDS = 0.1
 
 
 class PartialRunDoneError(Exception):
@@ -57,7 +62,7 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
 
 def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
     states = []
-    waiting = _prepared(stages, run)
+    waiting = _resolve_inputs(stages, run)
     for stage in stages:
         ours = stage.name == target or target is None
         if stage.name in waiting:
@@ -68,7 +73,8 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
         states.append(state)
         if state.state == "current":
             run.console.stage_reused(stage.name)
-            _say_warnings(run, state)
+            for warning in state.warnings:
+                run.console.note(f"{stage.name}: {warning} (execution.on_version_change=strict recomputes it)")
         elif only and not ours:
             raise ExperimentError(
                 f"{stage.name} is not up to date ({state.why})",
@@ -82,7 +88,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
     return states
 
 
-def _prepared(stages: list[Stage], run: Run) -> set[str]:
+def _resolve_inputs(stages: list[Stage], run: Run) -> set[str]:
     """Resolves inputs before any stage runs, so that a missing model is reported at once.
 
     Returns the stages whose inputs depend on results that do not exist yet.
@@ -96,12 +102,23 @@ def _prepared(stages: list[Stage], run: Run) -> set[str]:
     return waiting
 
 
+def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
+    """Quarantines the current result, so that it is computed again."""
+    if state.fingerprint is None:
+        return state
+    folder = run.store.folder(stage.name, state.fingerprint)
+    run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
+    run.results.pop(stage.name, None)
+    return replace(stage_state(stage, run), reason="forced", detail="--force")
+
+
 def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     name = state.fingerprint
     if name is None:
         raise AssertionError(f"{stage.name} was reached before the stages that it needs")  # STAGES are in order
     folder = run.store.folder(stage.name, name)
-    _quarantine_damaged(stage, run, name)
+    if run.share.is_leader:
+        _quarantine_damaged(run, folder / MANIFEST)
     units = list(stage.units(run, folder))
     reused = {unit.record_path for unit in units} - {unit.record_path for unit in state.missing}
     units_done = f", {state.done} of {state.total} units there" if state.done else ""
@@ -118,100 +135,113 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
             if not more or not pending_units(run, more):
                 break
         if run.share.is_leader or run.share.kind == "part":
-            seconds, records = time.monotonic() - began, list(_committed(stage, run, units))
-            executed = {unit.record_path for unit in units} - reused
-            _record_timing(stage, run, folder, seconds, units, records, executed)
-            _finish(stage, run, name, records)
+            _finish(stage, run, folder, units, reused, time.monotonic() - began)
         else:
-            wait_until(lambda: _complete(run, stage, name), stage, run, units)
+            _wait_until(lambda: _is_current(run, folder), stage, run, units)
     except OSError as error:
-        raise _storage_error(run, stage, error) from error
-    manifest = run.store.manifest(stage.name, name)
+        raise storage_error(error, stage.name, run.store) from error
+    manifest = run.store.record(folder / MANIFEST)
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))
     run.results[stage.name] = (name, manifest)
     run.console.finished(stage.name, time.monotonic() - began, run.store.where(folder))
 
 
-def _record_timing(  # noqa: PLR0913 - the facts of one build
-    stage: Stage,
-    run: Run,
-    folder: Path,
-    seconds: float,
-    units: Sequence[Unit],
-    records: Sequence[Record],
-    executed: set[Path],
-) -> None:
-    """Records the cost of a build next to its manifest, of which it is no part.
-
-    It is written before the manifest, so that an interrupted run has it; the first record of a result stays.
-    """
-    work = [(unit, record) for unit, record in zip(units, records, strict=True) if unit.record_path in executed]
-    whole = run.share.kind != "part"  # the seconds of one part are not those of all units
-    facts = {
-        "seconds": round(seconds, 3),
-        "units": len(units),
-        "found": len(units) - len(work),
-        "workload": (stage.workload(run, [unit for unit, _ in work]) or 0.0) if whole else 0.0,
-        "bytes": sum(file.bytes for _, record in work for file in record.files),
-    }
-    run.store.commit(folder / TIMING, Record("timing", (), facts))
-
-
-def _quarantine_damaged(stage: Stage, run: Run, name: str) -> None:
+def _quarantine_damaged(run: Run, manifest_path: Path) -> None:
     """Quarantines files of the wrong size; their units run again."""
-    manifest = run.store.manifest(stage.name, name) if run.share.is_leader else None
+    manifest = run.store.record(manifest_path)
     for file, fault in run.store.missing_files(manifest) if manifest else []:
         if fault != "missing":
             run.store.quarantine(run.store.path(file))
             run.console.note(f"{file.path} is {fault}; quarantined")
 
 
-def _committed(stage: Stage, run: Run, units: Sequence[Unit]) -> Iterator[Record]:
-    """Yields the units' records; raises if one is missing, so that the manifest is never incomplete."""
-    for folder, group in groupby(units, key=lambda unit: unit.folder):
-        names = [unit.name for unit in group]
-        records = run.store.units(folder, names)
-        for name in names:
-            if name not in records:
-                raise DamagedError(f"{stage.name} {name} is missing", path=str(folder / f"{name}.json"))
-            yield records[name]
-
-
-def _complete(run: Run, stage: Stage, name: str) -> bool:
-    manifest = run.store.manifest(stage.name, name)
+def _is_current(run: Run, folder: Path) -> bool:
+    manifest = run.store.record(folder / MANIFEST)
     return manifest is not None and not run.store.missing_files(manifest)
 
 
-def _finish(stage: Stage, run: Run, name: str, records: list[Record]) -> None:
-    folder = run.store.folder(stage.name, name)
+def _finish(  # noqa: PLR0913 - the facts of one build
+    stage: Stage, run: Run, folder: Path, units: Sequence[Unit], reused: set[Path], seconds: float
+) -> None:
+    """Writes the build's cost and then the manifest, which is never incomplete.
+
+    The cost is no part of the manifest. An interrupted run has it too, and the first record of a result stays.
+    """
+    records: list[Record] = []
+    for unit, record in zip(units, records_of(run, units), strict=True):
+        if record is None:
+            raise DamagedError(f"{stage.name} {unit.name} is missing", path=str(unit.record_path))
+        records.append(record)
+    work = [(unit, record) for unit, record in zip(units, records, strict=True) if unit.record_path not in reused]
+    whole = run.share.kind != "part"  # the seconds of one part are not those of all units
+    timing = {
+        "seconds": round(seconds, 3),
+        "units": len(units),
+        "found": len(units) - len(work),
+        "workload": (stage.workload(run, [unit for unit, _ in work]) or 0.0) if whole else 0.0,
+        "bytes": sum(file.bytes for _, record in work for file in record.files),
+    }
+    run.store.commit(folder / TIMING, Record("timing", (), timing))
     facts = {**stage.finish(run, folder, records), "units": len(records)}
     files = tuple(file for record in records for file in record.files)
     made = {"libraries": library_versions()}
     run.store.commit(folder / MANIFEST, Record(stage.name, files, facts, made, identity_of(stage, run)))
 
 
-def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
-    """Quarantines the current result, so that it is computed again."""
-    if state.fingerprint is None:
-        return state
-    folder = run.store.folder(stage.name, state.fingerprint)
-    run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
-    run.results.pop(stage.name, None)
-    fresh = stage_state(stage, run)
-    return replace(fresh, reason="forced", detail="--force")
+# ---- units of this process
 
 
-def _say_warnings(run: Run, state: StageState) -> None:
-    for warning in state.warnings:
-        run.console.note(f"{state.stage}: {warning} (execution.on_version_change=strict recomputes it)")
+def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
+    """Runs this process's share of the units; returns True when the units of all processes are complete."""
+    todo = pending_units(run, _ours(stage, run, units))
+    done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
+    with run.console.progress(stage.name, stage.unit_label, sum(unit.size for unit in todo), done_before):
+        if run.experiment.execution.engine == "ray" and stage.parallelism != "single":
+            from amalgam.pipeline.execution.ray_backend import run_on_ray
+
+            run_on_ray(stage, run, todo)
+        else:
+            stage.run_units(run, todo)
+    if run.share.kind == "part":
+        return not pending_units(run, units)
+    left = list(units)
+
+    def all_complete() -> bool:
+        if not pending_units(run, left[:1]):  # a unit that is complete is not checked again
+            left[:] = pending_units(run, left)
+        return not left
+
+    _wait_until(all_complete, stage, run, units)
+    return True
 
 
-def _storage_error(run: Run, stage: Stage, error: OSError) -> AmalgamError:
-    if is_disk_full(error):
-        return disk_full(run, stage.name)
-    return AmalgamError(
-        f"{stage.name}: {error.strerror or error}",
-        where=str(error.filename or run.store.root),
-        fix="repair it and run the same command again: committed units stay",
-    )
+def _ours(stage: Stage, run: Run, units: Sequence[Unit]) -> list[Unit]:
+    share = run.share
+    if stage.parallelism == "units":
+        return share.select(units)
+    if stage.parallelism == "single" and share.kind == "part":
+        return list(units)  # cheap, and no other part to wait for: each part runs it, the first to commit wins
+    together = stage.parallelism == "collective" and share.kind == "torchrun"
+    return list(units) if share.is_leader or together else []
+
+
+def _wait_until(ready: Callable[[], bool], stage: Stage, run: Run, units: Sequence[Unit]) -> None:
+    """Polls until the other processes of a torchrun are ready; if one dies, torchrun ends all."""
+    for poll in itertools.count():
+        if ready():
+            return
+        run.signals.check()
+        if poll % 10 == 0:
+            _refuse_loss(stage, run, units)
+        time.sleep(POLL_SECONDS)
+
+
+def _refuse_loss(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
+    """Raises if another process quarantined a file that only this process recomputes: waiting would never end."""
+    for _, record in run.results.values():
+        for file, kind in run.store.missing_files(record):
+            raise DamagedError(f"{file.path} is {kind}", path=file.path)
+    commits = stage.parallelism == "units" or run.share.is_leader  # work done together is committed by the lead
+    for unit in pending_units(run, _ours(stage, run, units)) if commits else []:
+        raise DamagedError(f"{stage.name} {unit.name} is missing", path=str(unit.record_path))

@@ -6,6 +6,7 @@ manifest (finish). The runner decides which units are missing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,27 +17,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.interrupts import InterruptHandler
-from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class WorkerShare:
-    """Selects this process's part of the units."""
-
-    index: int = 0
-    count: int = 1
-    kind: Literal["alone", "torchrun", "part"] = "alone"
-
-    @property
-    def is_leader(self) -> bool:
-        return self.index == 0
-
-    def select(self, units: Sequence[T]) -> list[T]:
-        return list(units[self.index :: self.count])
 
 
 class PendingDependencyError(Exception):
@@ -72,6 +57,79 @@ class Identity:
     config: Mapping[str, Any]
     inputs: Mapping[str, Any] = field(default_factory=dict)
     upstream: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """Selects this process's part of the units."""
+
+    index: int = 0
+    count: int = 1
+    kind: Literal["alone", "torchrun", "part"] = "alone"
+
+    @property
+    def is_leader(self) -> bool:
+        return self.index == 0
+
+    def select(self, units: Sequence[T]) -> list[T]:
+        return list(units[self.index :: self.count])
+
+
+def share_of(part: str | None, processes: int | None) -> WorkerShare:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if part is not None:
+        if world > 1:
+            raise ExperimentError("--part and torchrun were both given", fix="use one of them")
+        share = _parse_part(part)
+    elif world > 1:
+        share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
+    else:
+        share = WorkerShare()
+    if processes is not None and share.kind != "part" and processes != share.count:
+        raise ExperimentError(
+            f"expected {processes} processes, got {share.count}",
+            where="execution.processes",
+            fix=f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)",
+        )
+    return share
+
+
+def _parse_part(part: str) -> WorkerShare:
+    if part == "auto":
+        return _scheduled(os.environ)
+    index, slash, count = part.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise ExperimentError(
+            f"--part {part} is not a share",
+            fix="use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array",
+        )
+    return WorkerShare(int(index), int(count), "part")
+
+
+def _scheduled(environment: Mapping[str, str]) -> WorkerShare:
+    """Returns the share of this task of a SLURM array or an indexed Kubernetes job."""
+    try:
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            first, step = int(environment["SLURM_ARRAY_TASK_MIN"]), int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
+            index, rest = divmod(int(environment["SLURM_ARRAY_TASK_ID"]) - first, step)
+            count = int(environment["SLURM_ARRAY_TASK_COUNT"])
+        else:
+            index, rest, count = int(environment["JOB_COMPLETION_INDEX"]), 0, int(environment["JOB_COMPLETIONS"])
+    except KeyError as absent:
+        raise ExperimentError(
+            f"--part auto: {absent.args[0]} is not set",
+            fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
+            "or use --part 0/4",
+        ) from None
+    except ValueError as error:
+        raise ExperimentError(f"--part auto: {error}", fix="use --part 0/4") from None
+    if rest or not 0 <= index < count:
+        raise ExperimentError(
+            f"--part auto: task {index} of an array of {count} with gaps",
+            where="SLURM_ARRAY_TASK_ID",
+            fix="use an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
+        )
+    return WorkerShare(index, count, "part")
 
 
 @dataclass
@@ -159,7 +217,7 @@ class Stage:
 
         def work(unit: Unit) -> None:
             run.signals.check()
-            with_retries(partial(self.run_unit, run, unit), run, f"{self.name} {unit.name}")
+            with_retries(partial(self.run_unit, run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
         with ThreadPoolExecutor(self.at_once) as workers:
             done = map(work, units) if self.at_once == 1 else workers.map(work, units)
@@ -198,10 +256,15 @@ class Stage:
 
 
 def pending_units(run: Run, units: Sequence[Unit]) -> list[Unit]:
-    """Returns the units that are not complete; one request per folder, which is fast in an object store."""
-    pending = []
+    """Returns the units that are not complete."""
+    return [unit for unit, record in zip(units, records_of(run, units), strict=True) if record is None]
+
+
+def records_of(run: Run, units: Sequence[Unit]) -> list[Record | None]:
+    """Returns the records of complete units; one request per folder, which is fast in an object store."""
+    records: list[Record | None] = []
     for folder, in_folder in groupby(units, key=lambda unit: unit.folder):
-        group = list(in_folder)
-        complete = run.store.units(folder, [unit.name for unit in group])
-        pending += [unit for unit in group if unit.name not in complete]
-    return pending
+        names = [unit.name for unit in in_folder]
+        complete = run.store.units(folder, names)
+        records += [complete.get(name) for name in names]
+    return records

@@ -26,7 +26,7 @@ from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
-from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
 from amalgam.stages.methods import PRESETS

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.execution.workers import share_of
+from amalgam.pipeline.execution.stage import Run, share_of
 from amalgam.pipeline.storage.fingerprint import FileDigests
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.methods import PRESETS

@@ -20,7 +20,7 @@ import yaml
 from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run

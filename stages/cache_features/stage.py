@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
@@ -156,7 +156,7 @@ def _run_teacher(run: Run, resolved: ResolvedTeacher, key: dict[str, Any], units
 
     for unit in units:
         run.signals.check()
-        with_retries(partial(work, unit), run, f"cache-features {unit.name}")
+        with_retries(partial(work, unit), f"cache-features {unit.name}", run.store, run.console)
         run.console.advance(unit.size)
 
 

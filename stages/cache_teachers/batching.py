@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.question import TokenizedUnit
@@ -132,13 +132,12 @@ def _tokenize_ahead(
 
 
 def _read(inputs: CacheInputs, read: ReadUnit, unit: Unit) -> TokenizedUnit:
-    tokenized: list[TokenizedUnit] = []
-    with_retries(lambda: tokenized.append(read(unit)), inputs, f"cache-teachers {unit.name}")
-    return tokenized[-1]
+    return with_retries(lambda: read(unit), f"cache-teachers {unit.name}", inputs.store, inputs.console)
 
 
 def _write(inputs: CacheInputs, write: Callable[[UnitResult], None], result: UnitResult) -> None:
-    with_retries(partial(write, result), inputs, f"cache-teachers {result.tokenized.unit.name}")
+    what = f"cache-teachers {result.tokenized.unit.name}"
+    with_retries(partial(write, result), what, inputs.store, inputs.console)
 
 
 def _pools(units: Iterable[TokenizedUnit], full: int, timing: Timing) -> Iterator[list[TokenizedUnit]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, audit_lines, decide, stopping_rounds, summary
@@ -107,7 +107,7 @@ class CacheTeachers(Stage):
         families = {family: units_of(run, family) for family in inputs.families.values()}
         cached = CachedPasses(run.store, families, unit_keys(run))
         for unit in decisions:
-            with_retries(partial(decide, cached, unit), run, f"{self.name} {unit.name}")
+            with_retries(partial(decide, cached, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         request = unit.payload

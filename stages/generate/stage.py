@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
-from amalgam.pipeline.execution.retry import with_retries
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
@@ -94,7 +94,7 @@ class Generate(Stage):
             produce(source_inputs(run), blocks, partial(_commit, run, last_commit))
         for unit in units:
             if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
-                with_retries(partial(_collect, run, unit), run, f"{self.name} {unit.name}")
+                with_retries(partial(_collect, run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         collected = next(record for record in records if record.name == ALL_TEXTS)
@@ -181,7 +181,7 @@ def _commit(run: Run, last_commit: list[float], unit: Unit, texts: Sequence[Gene
             draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
             draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
 
-    with_retries(commit, run, f"generate {unit.name}")
+    with_retries(commit, f"generate {unit.name}", run.store, run.console)
 
 
 def _collect(run: Run, unit: Unit) -> None:

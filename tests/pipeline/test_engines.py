@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.stage import WorkerShare
-from amalgam.pipeline.execution.workers import share_of
+from amalgam.pipeline.execution.stage import WorkerShare, share_of
 
 SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "5"}
 

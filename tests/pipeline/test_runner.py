@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
 from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, update
-from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare
-from amalgam.pipeline.execution.workers import share_of
+from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, share_of
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.pipeline.errors import DiskFullError
-from amalgam.pipeline.execution.retry import is_disk_full
+from amalgam.pipeline.execution.faults import is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
 

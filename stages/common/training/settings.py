@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.interrupts import InterruptHandler
+from amalgam.pipeline.execution.faults import InterruptHandler
 
 
 @dataclass(frozen=True)

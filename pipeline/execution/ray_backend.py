@@ -70,7 +70,7 @@ class RayJob:
     fingerprints: Mapping[str, str]
     workspace: str
     marker: str
-    """File that proves that a node sees the workspace; its name is unique."""
+    """File that every node must find in the workspace; its name is unique."""
     versions: Mapping[str, str]
 
 

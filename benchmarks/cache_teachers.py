@@ -232,7 +232,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
 
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.cache_teachers import batching as pools
     from amalgam.stages.common.inference.load import load_teacher
     from amalgam.stages.common.load import teachers_of
@@ -245,7 +245,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             f"corpus: {{train: texts.parquet}}\nteachers: [{{name: teacher, model: {folder}}}]\n"
             f"cache: {{passes: {bench.passes}, max_tokens: {bench.teacher.limit}, dtype: {dtype}}}\n"
         )
-        _, run = open_run(base / "amalgam.yaml", [f"execution.device={bench.teacher.device.type}"])
+        run = open_run(base / "amalgam.yaml", [f"execution.device={bench.teacher.device.type}"])
         run.console = Console(quiet=True)
         with working(run):
             began = time.perf_counter()

@@ -254,10 +254,10 @@ def _accuracy(config: Path, overrides: list[str], name: str, seed: int) -> dict[
 def up_to_date(config: Path, overrides: list[str], target: str | None = None) -> Run:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.registry import STAGES
 
-    _, run = open_run(config, overrides, console=Console(out=sys.stderr))
+    run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
         update(STAGES, run, target=target)
     return run

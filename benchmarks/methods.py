@@ -189,13 +189,13 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
 def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.registry import STAGES
     from amalgam.stages.report.stage import evaluation
 
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
     overrides = [*_overrides(method), f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
-    _, run = open_run(config, overrides, console=Console(out=sys.stderr))
+    run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
         update(STAGES, run)
         systems = evaluation(run)["systems"]
@@ -218,10 +218,10 @@ def _choice(config: Path, method: str) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.registry import STAGES
 
-    _, run = open_run(config, _overrides(method), console=Console(out=sys.stderr))
+    run = open_run(config, _overrides(method), console=Console(out=sys.stderr))
     with working(run):
         update([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
     facts = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}

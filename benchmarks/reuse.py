@@ -92,13 +92,13 @@ def _experiment(base: Path, texts: list[str], model: Path) -> None:
 def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.common.cached.load import dtype_of
     from amalgam.stages.common.inference.load import load_teacher
     from amalgam.stages.common.load import teachers_of
     from amalgam.stages.registry import STAGES
 
-    _, run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
+    run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
     run.console = Console(quiet=True)
     with working(run):
         update(STAGES, run, target="read-corpus")
@@ -166,10 +166,10 @@ def _work(base: Path) -> None:
     """Prints the peak memory of this process. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.session import open_run, working
+    from amalgam.stages.app.api import open_run, working
     from amalgam.stages.registry import STAGES
 
-    _, run = open_run(base / "amalgam.yaml", [])
+    run = open_run(base / "amalgam.yaml", [])
     run.console = Console(quiet=True)
     with working(run):
         update(STAGES, run, target="cache-teachers")

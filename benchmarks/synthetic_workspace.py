@@ -26,7 +26,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers
 from amalgam.stages.common.load import part_of, train_part
@@ -103,7 +103,7 @@ def _write_file(folder: Path, name: str, train: str, shape: Shape, more: int) ->
 
 
 def quiet_run(config: Path) -> Run:
-    return open_run(config, [], console=Console(quiet=True))[1]
+    return open_run(config, [], console=Console(quiet=True))
 
 
 @contextmanager

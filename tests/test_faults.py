@@ -16,7 +16,7 @@ import pytest
 
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import TIMEOUT, TOLERANCE, TRAIN, Workspace, finish, flip_bit, largest_difference
@@ -252,7 +252,7 @@ def test_killed_three_times_it_ends_where_an_uninterrupted_run_does(fresh: Works
 def test_a_unit_computed_twice_with_other_bytes_keeps_the_first_and_records_how_far_they_differ(
     workspace: Workspace,
 ) -> None:
-    _, run = open_run(workspace.config, [])
+    run = open_run(workspace.config, [])
     path = record_of(train_unit(workspace))
     standing = run.store.record(path)
     assert standing is not None

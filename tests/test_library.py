@@ -20,8 +20,7 @@ import pytest
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError
-from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES as ALL_STAGES
 from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace, quiet_environment
@@ -65,7 +64,7 @@ def test_a_stage_declares_the_stages_whose_results_its_identity_reads(workspace:
     workspace.edit("targets:\n  mode: soft\n", "")
     names = [stage.name for stage in ALL_STAGES]
     for method in (name.replace("<name>", "first") for name in METHODS if name != "mt-bert"):
-        _, run = open_run(workspace.config, [f"student.method={method}"])
+        run = open_run(workspace.config, [f"student.method={method}"])
         plan(ALL_STAGES, run)
         for stage in (stage for stage in ALL_STAGES if stage.is_needed(run.experiment)):
             needs = stage.needs(run.experiment)

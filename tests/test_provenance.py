@@ -12,7 +12,7 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
@@ -25,7 +25,7 @@ AMALGAM = "student.method=amalgam"
 
 
 def _planned(workspace: Workspace, *overrides: str) -> Run:
-    _, run = open_run(workspace.config, list(overrides))
+    run = open_run(workspace.config, list(overrides))
     plan(STAGES, run)
     return run
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import TRAIN, Workspace, word_list, write_model
@@ -68,7 +68,7 @@ def test_appended_texts_alone_get_states(workspace: Workspace) -> None:
 
 def read_back(workspace: Workspace, keys: Keys) -> list[Array]:
     """Returns each teacher's states by token for the texts with these keys."""
-    _, run = open_run(workspace.config, list(TOKENS), console=Console(quiet=True))
+    run = open_run(workspace.config, list(TOKENS), console=Console(quiet=True))
     update(STAGES, run, target="cache-features")
     return [states.take(np.arange(len(keys))) for states in states_of(run, keys)]
 

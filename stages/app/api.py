@@ -8,24 +8,25 @@ from __future__ import annotations
 import difflib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from amalgam.pipeline.config import schema as sections
-from amalgam.pipeline.config.load import LoadedExperiment, load_experiment
+from amalgam.pipeline.config.load import load_experiment
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
-from amalgam.pipeline.storage.fingerprint import differences
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
+from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app import maintenance
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
-from amalgam.stages.app.maintenance import find_garbage, list_artifacts, pack, packable, remove, verify
-from amalgam.stages.app.session import open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock
@@ -41,6 +42,54 @@ Overrides = Mapping[str, Any] | Iterable[str]
 PARTS = ("train", "validation", "test")
 
 
+# ---- runs
+
+
+def open_run(
+    config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
+) -> Run:
+    """Opens the experiment file and its workspace."""
+    loaded = load_experiment(config, overrides, presets=PRESETS)
+    execution = loaded.experiment.execution
+    store = open_store(execution.workspace, loaded.base)
+    store.check_layout()
+    share = share_of(part, execution.processes)
+    if share.kind == "torchrun" and not share.is_leader:
+        console = Console(quiet=True)  # only the leader prints
+    digests = FileDigests(store.root / "digests.json")
+    return Run(loaded.experiment, loaded.base, store, console or Console(), share, digests, loaded.overrides)
+
+
+@contextmanager
+def working(run: Run) -> Iterator[None]:
+    """Handles signals during the block, and stores new file digests after it."""
+    with run.signals.listening():
+        try:
+            yield
+            _leave_group()
+        finally:
+            if isinstance(run.digest_of, FileDigests):
+                run.digest_of.save()
+
+
+def _leave_group() -> None:
+    """Leaves the process group of torchrun, because torch warns of a leak otherwise."""
+    if "torch" in sys.modules:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+class QuietTables(Console):
+    """Prints progress but no tables: commands that run many experiments end with one table of all."""
+
+    def table(self, title: str, header: Any, rows: Any) -> None: ...
+
+
+# ---- the experiment
+
+
 class Experiment:
     """Offers the commands as methods: running again resumes, and current stages never run again.
 
@@ -49,7 +98,7 @@ class Experiment:
 
     def __init__(self, path: Path, overrides: Sequence[str], console: Console, part: str | None = None) -> None:
         self._path, self._overrides, self._console, self._part = path, overrides, console, part
-        self._loaded, self._run = self._open()
+        self._run = self._open()
 
     @classmethod
     def load(
@@ -66,15 +115,17 @@ class Experiment:
         `texts`: {"train": ..., "test": ...}, instead of the file's own: a datasets.Dataset, a frame of Polars or
         pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
         """
-        assignments = _spelled(overrides)
+        if isinstance(overrides, str):
+            raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
+        assignments = _assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
         if texts:
-            assignments += _written(Path(path), assignments, texts)
+            assignments += _stored_texts(Path(path), assignments, texts)
         return cls(Path(path), assignments, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
-    def said(self) -> sections.ExperimentConfig:
+    def said(self) -> ExperimentConfig:
         """Returns the configuration from the file and the overrides, defaults included."""
-        return self._loaded.experiment
+        return self._run.experiment
 
     @property
     def workspace(self) -> Path:
@@ -83,7 +134,7 @@ class Experiment:
     @property
     def student(self) -> Path:
         """The folder of the finished student: a plain Hugging Face folder."""
-        folder = self._loaded.base / "students" / self.said.student.name
+        folder = self._run.base / "students" / self.said.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
         return folder
@@ -91,11 +142,11 @@ class Experiment:
     @property
     def report(self) -> Path:
         """The report's page; a JSON file next to it has the numbers."""
-        return self._loaded.base / FOLDER / f"{page_name(self._run.experiment)}.html"
+        return self._run.base / FOLDER / f"{page_name(self.said)}.html"
 
     def plan(self) -> list[StageState]:
         """Every stage's state, and the reason where it would run. Nothing runs."""
-        self._loaded, self._run = self._open()
+        self._run = self._open()
         with working(self._run):
             return plan(STAGES, self._run)
 
@@ -109,7 +160,7 @@ class Experiment:
 
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
-        self._loaded, self._run = self._open()
+        self._run = self._open()
         with working(self._run):
             try:
                 return update(STAGES, self._run, target=until, only=only, force=force)
@@ -123,10 +174,14 @@ class Experiment:
 
     def explain(self, stage: str) -> dict[str, Any]:
         """Returns why a stage would run: the fields that differ from its last result."""
-        the_stage = _stage_named(stage)
-        states = {state.stage: state for state in self.plan()}
+        stages = {entry.name: entry for entry in STAGES}
+        if stage not in stages:
+            close = [name for name in stages if name.startswith(stage)] or difflib.get_close_matches(stage, stages, 1)
+            fix = f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(stages)}"
+            raise ExperimentError(f"no stage {stage!r}", fix=fix)
+        state = next((state for state in self.plan() if state.stage == stage), None)
         with working(self._run):
-            return _explained(the_stage, self._run, states.get(stage))
+            return _explanation(stages[stage], self._run, state)
 
     def audit(self) -> AuditBlock:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
@@ -145,25 +200,19 @@ class Experiment:
 
     def status(self) -> dict[str, Any]:
         """Returns every result in the workspace, and marks the last one of each stage."""
-        return list_artifacts(self._run)
+        return maintenance.list_artifacts(self._run)
 
     def verify(self) -> dict[str, Any]:
         """Verifies every stored file against its digest, and quarantines damaged ones."""
-        return verify(self._run)
+        return maintenance.verify(self._run)
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
-        garbage = find_garbage(self._run, unused=unused)
-        if delete:
-            remove(self._run, garbage)
-        return garbage
+        return maintenance.find_garbage(self._run, unused=unused, delete=delete)
 
     def compact(self, *, write: bool = False) -> dict[str, Any]:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
-        candidates = packable(self._run)
-        units = pack(self._run, candidates) if write else sum(len(loose.new) for loose in candidates)
-        folders = [loose.folder for loose in candidates]
-        return {"units": units, "folders": folders, "loose": not self._run.store.backend.is_remote}
+        return maintenance.compact(self._run, write=write)
 
     @property
     def quarantine(self) -> str:
@@ -200,8 +249,7 @@ class Experiment:
     @property
     def labels(self) -> list[str]:
         """The union of all teachers' labels, in the order of targets and of the student's outputs."""
-        labels: list[str] = self._current("build-targets").result("build-targets").facts["labels"]
-        return list(labels)
+        return list(self._current("build-targets").result("build-targets").facts["labels"])
 
     @property
     def evaluation(self) -> pl.LazyFrame:
@@ -220,45 +268,34 @@ class Experiment:
 
     # ----
 
-    def _open(self) -> tuple[LoadedExperiment, Run]:
+    def _open(self) -> Run:
         return open_run(self._path, self._overrides, part=self._part, console=self._console)
 
     def _current(self, stage: str) -> Run:
         """Returns the run with the stage's result; raises if the stage is not current."""
+        if stage in self._run.results:
+            return self._run
+        states = {state.stage: state for state in self.plan()}
+        if stage not in states:
+            what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"
+            raise ExperimentError(what, where=str(self._path), fix=fix)
         if stage not in self._run.results:
-            states = {state.stage: state for state in self.plan()}
-            if stage not in states:
-                what = f"this experiment has no stage {stage}"
-                raise ExperimentError(what, where=str(self._path), fix=f"its stages: {', '.join(states)}")
-            if stage not in self._run.results:
-                state = states[stage]
-                why = state.why
-                raise ExperimentError(
-                    f"{stage} is not up to date ({why})", where=str(self._path), fix=f"experiment.run(until={stage!r})"
-                )
+            what, fix = f"{stage} is not up to date ({states[stage].why})", f"experiment.run(until={stage!r})"
+            raise ExperimentError(what, where=str(self._path), fix=fix)
         return self._run
 
     def __repr__(self) -> str:
         return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"
 
 
-def _stage_named(name: str) -> Stage:
-    names = [stage.name for stage in STAGES]
-    if name not in names:
-        close = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
-        fix = f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(names)}"
-        raise ExperimentError(f"no stage {name!r}", fix=fix)
-    return STAGES[names.index(name)]
-
-
-def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
+def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
     last = run.store.head().get(stage.name, {}).get("fingerprint")
     old = run.store.manifest(stage.name, last) if last else None
     try:
         identity = identity_of(stage, run) if state else None
     except PendingDependencyError:
         identity = None
-    changes = list(differences(old.identity, identity)) if old and identity else []
+    changes = differences(old.identity, identity) if old and identity else ()
     return {
         "stage": stage.name,
         "state": state.state if state else "not part of this experiment",
@@ -271,20 +308,16 @@ def _explained(stage: Stage, run: Run, state: StageState | None) -> dict[str, An
     }
 
 
-def _spelled(overrides: Overrides) -> list[str]:
-    if isinstance(overrides, str):
-        raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
-    if isinstance(overrides, Mapping):
-        return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in overrides.items()]
-    return list(overrides)
+def _assignments(values: Mapping[str, Any]) -> list[str]:
+    return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in values.items()]
 
 
-def _written(path: Path, overrides: list[str], texts: Mapping[str, Any]) -> list[str]:
+def _stored_texts(path: Path, overrides: list[str], texts: Mapping[str, Any]) -> list[str]:
     """Writes the texts as files into the workspace and returns the overrides that name them."""
-    strange = [part for part in texts if part not in PARTS]
-    if strange:
-        raise ExperimentError(f"no part of a corpus is named {strange[0]!r}", where="texts", fix=", ".join(PARTS))
+    unknown = [part for part in texts if part not in PARTS]
+    if unknown:
+        raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
     loaded = load_experiment(path, [*overrides, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
     folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
-    kept = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
-    return [f"corpus.{part}={json.dumps(str(file), ensure_ascii=False)}" for part, file in kept.items()]
+    files = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
+    return _assignments({f"corpus.{part}": str(file) for part, file in files.items()})

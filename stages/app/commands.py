@@ -14,9 +14,8 @@ from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
-from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.app.session import open_run
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.teacher_audit.tables import show

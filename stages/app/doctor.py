@@ -10,7 +10,7 @@ from amalgam.data.sources import find_files
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.common.corpus import GENERATED, REMOTE, sources_of
 from amalgam.stages.common.load import encoder_files, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
@@ -37,7 +37,7 @@ def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
     if not config.exists():
         return [_row("experiment", f"no {config.name} here", "amalgam init")]
     try:
-        _, run = open_run(config, overrides)
+        run = open_run(config, overrides)
     except AmalgamError as error:
         return [_row("experiment", error.what, error.fix or "")]
     rows = [_row("experiment", config.name)]

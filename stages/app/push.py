@@ -28,8 +28,8 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.stages.app.api import open_run, working
 from amalgam.stages.app.predict import StudentFolder, finished_student
-from amalgam.stages.app.session import open_run, working
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents, read_metadata
 from amalgam.stages.methods import method_name
@@ -154,7 +154,7 @@ class CardInfo:
 
 def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo:
     """Adds the report's numbers if they are those of this student."""
-    _, run = open_run(config, [], console=Console(quiet=True))
+    run = open_run(config, [], console=Console(quiet=True))
     with working(run):
         plan(STAGES, run)
     metadata = read_metadata(finished.folder) or {}

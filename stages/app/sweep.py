@@ -24,8 +24,7 @@ from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.demo.with_texts import QuietTables
-from amalgam.stages.app.session import open_run, working
+from amalgam.stages.app.api import QuietTables, open_run, working
 from amalgam.stages.methods import PRESETS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation_if_any, row
@@ -52,7 +51,7 @@ class SweepRun:
 
 def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: bool) -> None:
     members = members_of(config, overrides)
-    _, run = open_run(config, members[0].overrides)
+    run = open_run(config, members[0].overrides)
     if run.share.kind == "torchrun":
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
     if run.experiment.execution.engine == "ray":
@@ -61,7 +60,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
     for member in members:
         if not quiet:
             Console().say(f"== {member.name}")
-        _, run = open_run(config, member.overrides, console=QuietTables(quiet=quiet))
+        run = open_run(config, member.overrides, console=QuietTables(quiet=quiet))
         with working(run):
             update(STAGES, run)
             results.append(_found(member, run))
@@ -131,7 +130,7 @@ def _train_at_once(config: Path, members: Sequence[SweepRun], *, quiet: bool) ->
     """Runs the earlier stages one after the other, since students share them; then trains students in parallel."""
     waiting: dict[str, Run] = {}
     for member in members:
-        _, run = open_run(config, member.overrides, console=PrefixedConsole(member.name, quiet=quiet))
+        run = open_run(config, member.overrides, console=PrefixedConsole(member.name, quiet=quiet))
         wanted = [stage.name for stage in STAGES if stage.is_needed(run.experiment)]
         if STUDENT not in wanted:
             continue

@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, join
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.session import open_run
+from amalgam.stages.app.api import open_run
 from amalgam.stages.common import token_cache as token_store
 from amalgam.stages.common.corpus import fields, read_bucket
 from amalgam.stages.common.load import encoder_files, part_of, teachers_of
@@ -31,7 +31,7 @@ def kept_files(workspace: Workspace) -> list[Path]:
 
 def opened(workspace: Workspace) -> Run:
     """A run whose corpus is known."""
-    _, run = open_run(workspace.config, [])
+    run = open_run(workspace.config, [])
     manifest = run.store.manifest("read-corpus", run.store.head()["read-corpus"]["fingerprint"])
     assert manifest is not None
     run.results["read-corpus"] = ("known", manifest)

@@ -13,10 +13,10 @@ from typing import Any
 from amalgam.data.demo_corpus import mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
+from amalgam.stages.app.api import QuietTables, open_run, working
 from amalgam.stages.app.demo.encoder import tiny_encoder
 from amalgam.stages.app.demo.language_model import tiny_language_model
-from amalgam.stages.app.demo.with_texts import THREE_TEACHERS, QuietTables, demo_texts, refuse_strange, write_texts
-from amalgam.stages.app.session import open_run, working
+from amalgam.stages.app.demo.with_texts import THREE_TEACHERS, demo_texts, refuse_strange, write_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation, row
 
@@ -156,7 +156,7 @@ def _write_general(path: Path) -> None:
 
 
 def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None = None) -> dict[str, Any]:
-    _, run = open_run(config, overrides, console=QuietTables(quiet=quiet))
+    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
     with working(run):
         update(STAGES, run, target=target)
         return {} if target else dict(evaluation(run))

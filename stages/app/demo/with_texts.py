@@ -12,8 +12,8 @@ from amalgam.data.demo_corpus import Part, generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.runner import update
+from amalgam.stages.app.api import QuietTables, open_run, working
 from amalgam.stages.app.demo.encoder import tiny_encoder
-from amalgam.stages.app.session import open_run, working
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import evaluation, row
@@ -84,7 +84,7 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     for method in METHODS_SHOWN:
         console.say(f"== {method}")
         evaluations[method] = _run_method(config, method, overrides, quiet=quiet)
-    _, run = open_run(config, overrides, console=QuietTables(quiet=True))
+    run = open_run(config, overrides, console=QuietTables(quiet=True))
     with working(run):  # HEAD is the experiment of the file, from which later commands continue
         update(STAGES, run)
     _show(console, evaluations)
@@ -137,16 +137,10 @@ def _run_method(config: Path, method: str, overrides: list[str], *, quiet: bool)
         f"student.name={method}",
         *overrides,
     ]
-    _, run = open_run(config, settings, console=QuietTables(quiet=quiet))
+    run = open_run(config, settings, console=QuietTables(quiet=quiet))
     with working(run):
         update(STAGES, run)
         return evaluation(run)
-
-
-class QuietTables(Console):
-    """Prints progress but no tables; the demo ends with one table of all methods."""
-
-    def table(self, title: str, header: Any, rows: Any) -> None: ...
 
 
 def _show(console: Console, evaluations: dict[str, Evaluation]) -> None:

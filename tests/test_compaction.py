@@ -44,7 +44,7 @@ def test_packed_units_are_used_and_no_teacher_is_asked(packed: Workspace, built:
 
 
 def test_packed_units_are_listed_verified_and_not_garbage(packed: Workspace) -> None:
-    overrides = {row["stage"]: row["says"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
+    overrides = {row["stage"]: row["summary"] for row in packed("status", "--json").json["artifacts"] if row["head"]}
     assert overrides["cache-teachers"].endswith("4/4 files")
     content = packed("verify", "--json").json
     assert content["damaged"] == []

@@ -136,16 +136,16 @@ def test_status_shows_what_is_there_and_what_head_is(workspace: Workspace) -> No
     assert heads == set(STAGES)
     targets = next(row for row in result["artifacts"] if row["stage"] == "build-targets")
     assert targets["name"] == head_of(workspace, "build-targets")
-    assert targets["says"] == f"muka-soft, {TRAIN} texts; 1/1 files"
+    assert targets["summary"] == f"muka-soft, {TRAIN} texts; 1/1 files"
     assert "K = 4, fp32; 4/4 files" in workspace("status").out
 
 
 def test_a_shard_that_a_person_deleted_is_missing_in_status_and_alone_runs_again(workspace: Workspace) -> None:
     workspace.units()[0].unlink()
     cached = [
-        row["says"] for row in workspace("status", "--json").json["artifacts"] if row["stage"] == "cache-teachers"
+        row["summary"] for row in workspace("status", "--json").json["artifacts"] if row["stage"] == "cache-teachers"
     ]
-    assert any("3/4 files" in says for says in cached)
+    assert any("3/4 files" in summary for summary in cached)
     stage = workspace.plan()["cache-teachers"]
     assert (stage["state"], stage["reason"], stage["units"]) == ("partial", "missing", {"done": 3, "total": 4})
     with workspace.counting() as asked:

@@ -45,9 +45,7 @@ PARTS = ("train", "validation", "test")
 # ---- runs
 
 
-def open_run(
-    config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
-) -> Run:
+def open_run(config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None) -> Run:
     """Opens the experiment file and its workspace."""
     loaded = load_experiment(config, overrides, presets=PRESETS)
     execution = loaded.experiment.execution
@@ -206,7 +204,7 @@ class Experiment:
         """Verifies every stored file against its digest, and quarantines damaged ones."""
         return maintenance.verify(self._run)
 
-    def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[dict[str, Any]]:
+    def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
         return maintenance.find_garbage(self._run, unused=unused, delete=delete)
 

@@ -9,8 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.config import schema as experiment
 from amalgam.pipeline.config.load import ON_GENERATED
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -32,31 +32,25 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
 ) -> Experiment:
-    all_overrides = [*_remembered(config, overrides, target), *overrides]
-    experiment = Experiment(config, all_overrides, Console(quiet=quiet), part)
-    _check_enabled(target, experiment)
+    repeated = _remembered(config, overrides, target) if target else []
+    experiment = Experiment(config, [*repeated, *overrides], Console(quiet=quiet), part)
+    for stage in STAGES:
+        if stage.name == target and stage.enabled_by and not stage.is_needed(experiment.said):
+            raise ExperimentError(f"this experiment has no stage {target}", fix=stage.enabled_by)
     if experiment.run(target, only=only, force=force) and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
 
 
-def _check_enabled(target: str | None, experiment: Experiment) -> None:
-    for stage in STAGES:
-        if stage.name == target and stage.enabled_by and not stage.is_needed(experiment.said):
-            raise ExperimentError(f"this experiment has no stage {target}", fix=stage.enabled_by)
-
-
-def _remembered(config: Path, overrides: list[str], target: str | None) -> list[str]:
+def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
     """Returns the overrides that earlier stage commands had and this one lacks: `build-targets --mode hard`,
     then `train-student`.
     """
-    if target is None:
-        return []
-    loaded, run = open_run(config, overrides, console=Console(quiet=True))
+    run = open_run(config, overrides, console=Console(quiet=True))
     head, console, repeated = run.store.head(), Console(), dict[str, Any]()
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
         for key, value in head.get(stage.name, {}).get("overrides", {}).items():
-            if key.split(".")[0] in stage.sections and key not in loaded.overrides:
+            if key.split(".")[0] in stage.sections and key not in run.overrides:
                 repeated[key] = value
                 console.note(
                     f"{key}={value}, as in the last {stage.name}; set `{key}=...` to change it, or use `amalgam run`"
@@ -130,7 +124,7 @@ def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
         return
     console.result(f"workspace {status['workspace']}: {status['bytes'] / 1e6:,.1f} MB")
     rows = [
-        [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["says"]]
+        [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["summary"]]
         for row in status["artifacts"]
     ]
     console.table("", ["stage", "", "result", "size", "what"], rows)
@@ -184,7 +178,6 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
-
     console, experiment = _looking(config, overrides)
     block = experiment.audit()
     if as_json:
@@ -223,12 +216,10 @@ def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def show_schema() -> None:
-
-    Console().json(experiment.ExperimentConfig.model_json_schema())
+    Console().json(ExperimentConfig.model_json_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
-
     rows = diagnose(config, overrides)
     console = Console()
     if as_json:

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import duration
@@ -27,6 +26,7 @@ from amalgam.stages.train_teachers.stage import encoders_of
 MEGABYTE = 1e6
 
 RATES = "rates.json"
+"""The measured rates by stage."""
 
 MEASURING_SECONDS = 60.0
 """No further unit of a stage is measured after this time."""
@@ -44,18 +44,6 @@ NOT_MEASURED = "`amalgam plan --estimate` runs and times one unit"
 NOT_RECORDED = "known after its first run"
 
 
-class CostDict(TypedDict):
-    seconds: float
-    memory_mb: float
-    disk_mb: float
-
-
-class CostEstimateDict(TypedDict):
-    stages: dict[str, CostDict | None]
-    total: CostDict | None
-    notes: dict[str, str]
-
-
 @dataclass(frozen=True)
 class Cost:
     """The cost of one stage, or of all missing stages."""
@@ -65,14 +53,8 @@ class Cost:
     disk_mb: float
 
     def cells(self) -> list[str]:
-        return [duration(self.seconds), _size(self.memory_mb), _size(self.disk_mb)]
-
-    def to_json(self) -> CostDict:
-        return CostDict(seconds=self.seconds, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
-
-
-def _size(megabytes: float) -> str:
-    return f"{megabytes / 1000:,.1f} GB" if megabytes >= 1000 else f"{megabytes:,.0f} MB"
+        sizes = (self.memory_mb, self.disk_mb)
+        return [duration(self.seconds), *(f"{mb / 1000:,.1f} GB" if mb >= 1000 else f"{mb:,.0f} MB" for mb in sizes)]
 
 
 @dataclass(frozen=True)
@@ -93,10 +75,8 @@ class CostEstimate:
 
     def cells(self, stage: str) -> list[str]:
         """Returns time, memory and disk of a stage as text; empty cells for a current stage."""
-        if stage not in self.costs:
-            return ["", "", ""]
-        cost = self.costs[stage]
-        return cost.cells() if cost else ["?", "?", "?"]
+        cost = self.costs.get(stage)
+        return cost.cells() if cost else ["?" if stage in self.costs else ""] * 3
 
     def lines(self) -> list[str]:
         """Returns the sentences below the table: the stages without an estimate by their reason, and the total."""
@@ -104,14 +84,55 @@ class CostEstimate:
         for stage, note in self.notes.items():
             reasons.setdefault(note, []).append(stage)
         lines = [f"cost of {', '.join(stages)} not known: {note}" for note, stages in reasons.items()]
-        if self.total is not None:
+        if self.total:
             seconds, memory, disk = self.total.cells()
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
         return lines
 
-    def to_json(self) -> CostEstimateDict:
-        stages = {stage: cost.to_json() if cost else None for stage, cost in self.costs.items()}
-        return CostEstimateDict(stages=stages, total=self.total.to_json() if self.total else None, notes=self.notes)
+    def to_json(self) -> dict[str, Any]:
+        stages = {stage: asdict(cost) if cost else None for stage, cost in self.costs.items()}
+        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": self.notes}
+
+
+def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
+    """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
+    stages = {stage.name: stage for stage in STAGES}
+    costs: dict[str, Cost | None] = {}
+    notes: dict[str, str] = {}
+    for state in (state for state in states if state.state != "current"):
+        cost: Cost | str
+        try:
+            cost = _cost(run, stages[state.stage], state, measure=measure)
+        except PendingDependencyError as pending:
+            cost = f"after {pending.dependency}"
+        except AmalgamError as error:
+            cost = error.what
+        costs[state.stage] = cost if isinstance(cost, Cost) else None
+        if isinstance(cost, str):
+            notes[state.stage] = cost
+    return CostEstimate(costs, notes)
+
+
+def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:
+    """Returns the recorded cost, scaled to the missing work, or the reason why it is not known."""
+    rate = _recorded(run, stage)
+    if rate is None and measure and stage.parallelism == "units":
+        if state.total is None:
+            stage.resolve_inputs(run)
+            state = stage_state(stage, run)
+        rate = _measured(run, stage, state.missing) if state.missing else None
+    if rate is None:
+        if state.total is None:
+            return state.detail
+        return NOT_MEASURED if stage.parallelism == "units" else NOT_RECORDED
+    workload = stage.workload(run, state.missing if state.total is not None else None)
+    scale = 1.0 if workload is None else workload / rate.workload
+    grows = stage.parallelism == "units"  # other stages write one model or table, however long they take
+    disk = rate.bytes / MEGABYTE * (scale if grows else 1.0)
+    return Cost(rate.seconds * scale, PROCESS_MB + max(_weights_mb(run, stage.name), default=0.0), disk)
+
+
+# ---- recorded and measured rates
 
 
 @dataclass(frozen=True)
@@ -123,72 +144,15 @@ class Rate:
     bytes: float
 
 
-def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
-    """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
-    stages = {stage.name: stage for stage in STAGES}
-    costs: dict[str, Cost | None] = {}
-    notes: dict[str, str] = {}
-    for state in (state for state in states if state.state != "current"):
-        stage = stages[state.stage]
-        try:
-            rate = _recorded(run, stage)
-            if rate is None and measure:
-                state = _resolved(run, stage, state)  # noqa: PLW2901 - the same stage, with its units
-                rate = _measured(run, stage, state)
-            costs[stage.name] = _cost(run, stage, state, rate) if rate else None
-            if rate is None:
-                notes[stage.name] = _why_unknown(stage, state)
-        except PendingDependencyError as pending:
-            costs[stage.name], notes[stage.name] = None, f"after {pending.dependency}"
-        except AmalgamError as error:
-            costs[stage.name], notes[stage.name] = None, error.what
-    return CostEstimate(costs, notes)
-
-
-def _resolved(run: Run, stage: Stage, state: StageState) -> StageState:
-    """Fetches the stage's inputs if its units are not known, and returns its state with them."""
-    if state.total is None and stage.parallelism == "units":
-        stage.resolve_inputs(run)
-        return stage_state(stage, run)
-    return state
-
-
-def _why_unknown(stage: Stage, state: StageState) -> str:
-    if state.total is None:
-        return state.detail
-    return NOT_MEASURED if stage.parallelism == "units" else NOT_RECORDED
-
-
-def _cost(run: Run, stage: Stage, state: StageState, rate: Rate) -> Cost:
-    """Returns the recorded cost, scaled to the workload of the missing units or, while unknown, of all units."""
-    units = state.missing if state.total is not None else None
-    workload = stage.workload(run, units)
-    scale = 1.0 if workload is None else workload / rate.workload
-    grows = stage.parallelism == "units"  # other stages write one model or table, however long they take
-    return Cost(rate.seconds * scale, _memory_mb(run, stage.name), rate.bytes / MEGABYTE * (scale if grows else 1.0))
-
-
-# ---- recorded and measured rates
-
-
 def _recorded(run: Run, stage: Stage) -> Rate | None:
     """Returns the rate of the last build, else of the largest recorded one, else the measured one."""
+    folders = {folder / TIMING: folder.name for folder in run.store.folders(stage.name)}
+    records = run.store.records(list(folders))
+    rates = {folders[path]: rate for path, record in records.items() if (rate := _rate(record.facts))}
+    if not rates:
+        return _rate(_measured_rates(run).get(stage.name))
     last = run.store.head().get(stage.name, {}).get("fingerprint")
-    rates = {folder.name: rate for folder, rate in _timings(run, stage)}
-    if last in rates:
-        return rates[last]
-    if rates:
-        return max(rates.values(), key=lambda rate: rate.workload)
-    content = run.store.read_json(run.store.root / RATES)
-    return _rate(content.get(stage.name)) if isinstance(content, dict) else None
-
-
-def _timings(run: Run, stage: Stage) -> Iterator[tuple[Path, Rate]]:
-    folders = {folder / TIMING: folder for folder in run.store.folders(stage.name)}
-    for path, record in run.store.records(list(folders)).items():
-        rate = _rate(record.facts)
-        if rate:
-            yield folders[path], rate
+    return rates[last] if last in rates else max(rates.values(), key=lambda rate: rate.workload)
 
 
 def _rate(facts: Any) -> Rate | None:
@@ -200,24 +164,34 @@ def _rate(facts: Any) -> Rate | None:
     return rate if rate.workload > 0 else None
 
 
-def _measured(run: Run, stage: Stage, state: StageState) -> Rate | None:
-    """Runs the smallest missing unit of each folder, for at most MEASURING_SECONDS, and stores the rate."""
-    if stage.parallelism != "units" or not state.missing:
-        return None
-    run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")
-    by_folder = [list(units) for _, units in groupby(sorted(state.missing, key=_folder), key=_folder)]
-    rates, began = list[Rate](), time.monotonic()
-    for units in by_folder:
-        if not rates or time.monotonic() - began < MEASURING_SECONDS:
-            rates.append(_of_one_unit(run, stage, min(units, key=lambda unit: unit.size)))
-    rate = _sum(rates)
+def _measured_rates(run: Run) -> dict[str, Any]:
     content = run.store.read_json(run.store.root / RATES)
-    rates_by_stage = content if isinstance(content, dict) else {}
-    run.store.replace(run.store.root / RATES, {**rates_by_stage, stage.name: asdict(rate)})
+    return content if isinstance(content, dict) else {}
+
+
+def _measured(run: Run, stage: Stage, missing: Sequence[Unit]) -> Rate | None:
+    """Runs the smallest missing unit of each folder, for at most MEASURING_SECONDS, and stores the mean rate.
+
+    Folders have the same weight, because teachers have about the same number of texts.
+    """
+    run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")
+    rates, began = list[Rate](), time.monotonic()
+    for _, units in groupby(sorted(missing, key=_folder), key=_folder):
+        if not rates or time.monotonic() - began < MEASURING_SECONDS:
+            rates.append(_rate_of_unit(run, stage, min(units, key=lambda unit: unit.size)))
+    workload = sum(rate.workload for rate in rates)
+    seconds = sum(rate.seconds / rate.workload for rate in rates if rate.workload) / len(rates)
+    size = sum(rate.bytes / rate.workload for rate in rates if rate.workload) / len(rates)
+    rate = Rate(workload, seconds * workload, size * workload)
+    run.store.replace(run.store.root / RATES, {**_measured_rates(run), stage.name: asdict(rate)})
     return rate if rate.workload > 0 else None
 
 
-def _of_one_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
+def _folder(unit: Unit) -> str:
+    return str(unit.folder)
+
+
+def _rate_of_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
     began = time.monotonic()
     with run.console.progress(stage.name, stage.unit_label, unit.size, 0):
         stage.run_units(run, [unit])
@@ -226,27 +200,11 @@ def _of_one_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
     return Rate(stage.workload(run, [unit]) or 0.0, time.monotonic() - began, size)
 
 
-def _sum(rates: Sequence[Rate]) -> Rate:
-    """Returns the mean rate over folders of the same weight: teachers have about the same number of texts."""
-    workload = sum(rate.workload for rate in rates)
-    seconds = sum(rate.seconds / rate.workload for rate in rates if rate.workload) / len(rates)
-    size = sum(rate.bytes / rate.workload for rate in rates if rate.workload) / len(rates)
-    return Rate(workload, seconds * workload, size * workload)
-
-
-def _folder(unit: Unit) -> str:
-    return str(unit.folder)
-
-
 # ---- memory
 
 
-def _memory_mb(run: Run, stage: str) -> float:
-    """Returns the memory of the process: its libraries, and the weights of the largest model as often as needed."""
-    return PROCESS_MB + max((weights for weights in _weights_mb(run, stage)), default=0.0)
-
-
 def _weights_mb(run: Run, stage: str) -> Iterator[float]:
+    """Yields the size of each model of the stage, as often as its weights are in memory."""
     experiment = run.experiment
     if stage in {"cache-teachers", "cache-features", "generate", "make-embeddings"}:
         yield from (INFERENCE_COPIES * _file_mb(teacher.files) for teacher in teachers_of(run))

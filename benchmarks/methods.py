@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.benchmarks.protocol import row, show
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.pipeline.execution.stage import Run
@@ -224,7 +225,7 @@ def _choice(config: Path, method: str) -> dict[str, Any]:
     run = open_run(config, _overrides(method), console=Console(out=sys.stderr))
     with working(run):
         update([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
-    facts = run.result("weigh-teachers").facts if run.experiment.targets.weighs_together else {}
+    facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}
     figures: dict[str, Any] = {
         name: facts[name] for name in ("shares", "neighbours", "agreement", "separation") if name in facts
     }

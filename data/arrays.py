@@ -1,7 +1,7 @@
 """Arithmetic on rows of numbers: softmax, entropy, columns; for NumPy arrays and for Polars Array columns.
 
 The two softmaxes round differently, so each caller keeps its own. A Polars column of n arrays of C numbers is computed
-flat: one vectorised operation for any n and C.
+flat: one vectorised operation for any n and C. The import loads neither library: `plan` reads the target methods.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 
 # ---- NumPy
@@ -24,6 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def softmax(logits: Array) -> Array:
     """Returns the softmax over the last axis."""
+    import numpy as np
+
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
@@ -31,6 +32,8 @@ def softmax(logits: Array) -> Array:
 
 def entropy_nats(probability: Array, axis: int = -1) -> Array:
     """Returns the entropy over one axis in nats, with 0 * log 0 = 0."""
+    import numpy as np
+
     safe = np.where(probability > 0, probability, 1.0)
     result: Array = -(probability * np.log(safe)).sum(axis=axis)
     return result
@@ -38,6 +41,8 @@ def entropy_nats(probability: Array, axis: int = -1) -> Array:
 
 def top_margin(scores: Array) -> Array:
     """Returns, for each row, the largest number less the second largest."""
+    import numpy as np
+
     ordered = np.partition(scores, -2, axis=1)  # pl.Series.arr.sort takes as long as everything else together
     result: Array = ordered[:, -1] - ordered[:, -2]
     return result

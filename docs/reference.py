@@ -18,7 +18,7 @@ from amalgam.data.schemas import Column
 from amalgam.pipeline import errors
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.plan import Reason
-from amalgam.stages.methods import METHODS
+from amalgam.stages.methods import METHODS, NAMES
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -117,8 +117,11 @@ def _rows(fields: dict[str, FieldInfo], prefix: str) -> Iterator[list[str]]:
     """Yields a row per field; the fields of a section inside a section follow under its name."""
     for name, field in fields.items():
         nested = _section(field)
+        table = NAMES.get(prefix + name, {})
         if nested is None:
-            yield [f"`{prefix}{name}`", _kind(field), _default(field), _one_line(field.description)]
+            kind = ", ".join(f"`{value}`" for value in table) or _kind(field)
+            values = [f"{value}: {str(method.__doc__).splitlines()[0]}" for value, method in table.items()]
+            yield [f"`{prefix}{name}`", kind, _default(field), " ".join([_one_line(field.description), *values])]
         else:
             yield from _rows(nested.model_fields, f"{prefix}{name}.")
 

@@ -1,17 +1,26 @@
-"""METHODS: every method on one screen. A name sets defaults for the experiment, which the file overrides.
+"""METHODS: every method on one screen, and the loading of experiments with their names, defaults and checks.
 
-Methods that train nothing are rows of every report. With such a method the report evaluates it, and trains no student.
+A name sets defaults for the experiment, which the file overrides. Methods that train nothing are rows of every report.
+With such a method the report evaluates it, and trains no student.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.stages.target_methods import TARGET_METHODS, target_method
+from amalgam.pipeline.config.load import ON_GENERATED, LoadedExperiment, load_experiment
+from amalgam.pipeline.config.schema import TEACHER, Checks, ExperimentConfig
+from amalgam.stages.target_methods import (
+    OBJECTIVE_INPUTS,
+    TARGET_METHODS,
+    objective_inputs,
+    reads_texts,
+    target_method,
+)
 
 
 @dataclass(frozen=True)
@@ -134,3 +143,105 @@ def method_name(experiment: ExperimentConfig) -> str:
     targets = experiment.targets
     name = method_of(targets.model_dump(), experiment.objective.name)
     return target_method(targets).full_name(experiment, name)
+
+
+# ---- loading
+
+NAMES: Mapping[str, Mapping[str, type]] = {"targets.mode": TARGET_METHODS, "objective.name": OBJECTIVE_INPUTS}
+"""Tables whose names are the values of a field."""
+
+
+def load_with_methods(path: Path, overrides: Iterable[str] = ()) -> LoadedExperiment:
+    """Loads an experiment with the names, defaults and checks of all methods."""
+    return load_experiment(path, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
+
+
+def experiment_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of the experiment file, with the names of NAMES as choices."""
+    schema = ExperimentConfig.model_json_schema()
+    for path, table in NAMES.items():
+        section, name = path.split(".")
+        model = schema["properties"][section]["$ref"].rpartition("/")[2]
+        schema["$defs"][model]["properties"][name]["enum"] = list(table)
+    return schema
+
+
+# ---- checks of several fields
+
+
+def consistency_checks(experiment: ExperimentConfig) -> Checks:
+    """Yields the checks of fields that can contradict each other; the schema checks one field alone."""
+    yield from _teacher_checks(experiment)
+    yield from _corpus_checks(experiment)
+    yield from _student_checks(experiment)
+    targets, passes = experiment.targets, experiment.cache.passes
+    too_many = targets.passes is not None and targets.passes > passes
+    yield too_many, "targets.passes", f"{targets.passes} is more than cache.passes, {passes}"
+    yield from target_method(targets).checks()
+    yield from objective_inputs(experiment).checks()
+    yield from _generate_checks(experiment)
+
+
+def _teacher_checks(experiment: ExperimentConfig) -> Checks:
+    names, section = experiment.teacher_names, experiment.train_teachers
+    for name in sorted(set(names)):
+        yield names.count(name) > 1, "teachers", f"the name {name!r} is given twice"
+    needs_teacher = section is None and target_method(experiment.targets).reads_teachers
+    yield needs_teacher and not names, "teachers", "name at least one, or a train_teachers section that makes them"
+    objective = objective_inputs(experiment)
+    without = section is None and not names and (objective.states is not None or not objective.reads_texts)
+    yield without, "objective.name", f"{experiment.objective.name} needs teachers"
+    if section is not None:
+        for field in ("encoder", "groups", "revision"):
+            absent = getattr(section, field) is None
+            message = "is not for teachers that are trained together"
+            yield bool(section.co_train) and not absent, f"train_teachers.{field}", message
+            yield not section.co_train and absent and field != "revision", f"train_teachers.{field}", "is required"
+        message = "needs train_teachers.texts; corpus.limit cuts the training part"
+        yield section.limit is not None and section.texts is None, "train_teachers.limit", message
+    for teacher in experiment.teachers:
+        pinned = re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "") is not None
+        message = f"{teacher.name}: trust_remote_code needs revision to be a full commit hash"
+        yield teacher.trust_remote_code and not pinned, "teachers", message
+
+
+def _corpus_checks(experiment: ExperimentConfig) -> Checks:
+    corpus, targets = experiment.corpus, experiment.targets
+    readers = {
+        "train_teachers": experiment.train_teachers is not None,
+        "corpus.validation": corpus.validation is not None,
+        "corpus.test": corpus.test is not None,
+        f"targets.mode: {targets.mode}": target_method(targets).reads_gold,
+    }
+    for reader, reads in readers.items():
+        yield reads and corpus.label is None, "corpus.label", f"{reader} needs the name of the label column"
+
+
+def _student_checks(experiment: ExperimentConfig) -> Checks:
+    student, names = experiment.student, experiment.teacher_names
+    unmeasured = not student.learns and experiment.corpus.test is None
+    message = f"{student.method} trains nothing and is only measured, which needs corpus.test"
+    yield unmeasured, "student.method", message
+    for name, model in (("encoder", student.encoder), ("method", student.method or "")):
+        unknown = model.startswith(TEACHER) and model.removeprefix(TEACHER) not in names
+        yield unknown, f"student.{name}", f"no teacher has this name (known: {', '.join(names)})"
+    unselected = student.select == "validation" and experiment.corpus.validation is None
+    yield unselected, "student.select", "validation needs corpus.validation"
+
+
+def _generate_checks(experiment: ExperimentConfig) -> Checks:
+    section, corpus, mode = experiment.generate, experiment.corpus, experiment.targets.mode
+    if section is None:
+        no_texts = not corpus.train and reads_texts(experiment)
+        yield no_texts, "corpus.train", "is required, or a generate section that makes texts"
+        return
+    trains, gold = experiment.train_teachers is not None, target_method(experiment.targets).reads_gold
+    crosses, no_model = section.source == "cross-domain", section.writes and section.language_model is None
+    yield bool(corpus.train), "corpus.train", "leave it out, or the generate section"
+    yield len(corpus.text) > 1, "corpus.text", "generated texts are single, so name one column"
+    yield not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"
+    yield trains, "train_teachers", "make teachers in an experiment of their own, and name their folders as teachers"
+    yield gold, "targets.mode", f"{mode} needs gold labels, and generated texts have none"
+    yield no_model, "generate.language_model", f"{section.source} needs one"
+    yield crosses and section.corpus is None, "generate.corpus", "cross-domain needs texts"
+    yield not crosses and section.corpus is not None, "generate.corpus", "only cross-domain reads texts"

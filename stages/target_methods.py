@@ -1,7 +1,7 @@
-"""TARGET_METHODS: one class for each value of `targets.mode`, with the fields it reads, its loss and its rule.
+"""TARGET_METHODS and OBJECTIVE_INPUTS: what each `targets.mode` and each `objective.name` reads, and the target rules.
 
-A new method is a class here, a line in TARGET_METHODS, and its name in `targets.mode` of the schema. Importing this
-file loads neither Polars nor NumPy; `build` does.
+A new target method is a class here and a line in TARGET_METHODS; an objective also has a loss in train_student. This
+file imports neither Polars nor NumPy; `build` does.
 """
 
 from __future__ import annotations
@@ -10,13 +10,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from amalgam.data.arrays import (
+    column,
+    columns_of,
+    constant,
+    first_label,
+    side_by_side,
+    softmax_column,
+    top_margin,
+    total,
+    width,
+)
 from amalgam.data.keys import LabelSpace
-from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import Checks, ExperimentConfig, Targets
 
 if TYPE_CHECKING:
     import polars as pl
 
 LEAST_MARGIN = 1e-6
+
+COMPARATIVE = ("rmd", "md", "msp")
+"""Values of `targets.uncertainty` that compare teachers by distance from each one's own texts."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,6 @@ class TargetInputs:
     """The inputs of a rule for a block of texts."""
 
     space: LabelSpace
-    targets: Targets
     gold: pl.Series
     """Gold label names; null where a text has none."""
     evidence: Sequence[Evidence] = ()
@@ -52,10 +65,10 @@ class TargetBatch:
     target: pl.Series
     weight: pl.Series
     """The text's weight in the loss."""
-    teacher: pl.Series
-    """The teacher with the largest weight; null where the method compares no teachers."""
-    margin: pl.Series
-    confidence: pl.Series
+    teacher: pl.Series | None = None
+    """The teacher with the largest weight; it, the margin and the confidences are None without a comparison."""
+    margin: pl.Series | None = None
+    confidence: pl.Series | None = None
 
 
 class TargetMethod:
@@ -75,23 +88,59 @@ class TargetMethod:
     one_label_set: ClassVar[bool] = False
     """Whether all teachers must have the same labels."""
 
-    def fields(self, targets: Targets) -> set[str]:  # noqa: ARG002 - a method may ignore its settings
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+
+    @property
+    def fields(self) -> set[str]:
         """Returns the fields of `targets` that change the result; all others never rebuild targets."""
         return {"mode", "kd_temperature"} if self.tempered else {"mode"}
 
-    def reads_gold(self, targets: Targets) -> bool:  # noqa: ARG002
+    @property
+    def reads_gold(self) -> bool:
         """Returns whether gold labels of the training texts enter the targets."""
         return False
 
-    def reads_confidence(self, targets: Targets) -> bool:  # noqa: ARG002
+    @property
+    def reads_confidence(self) -> bool:
         """Returns whether each text's own confidences enter the targets."""
         return False
 
-    def reads_passes(self, targets: Targets) -> bool:  # noqa: ARG002
+    @property
+    def reads_passes(self) -> bool:
         """Returns whether the Monte-Carlo dropout passes enter the targets."""
         return False
 
-    def full_name(self, experiment: ExperimentConfig, name: str) -> str:  # noqa: ARG002
+    @property
+    def weighs_by_domain(self) -> bool:
+        """Returns whether a text's distance from each teacher's domain gives the weights."""
+        return self.reads_confidence and self.targets.uncertainty in COMPARATIVE
+
+    @property
+    def weighs_together(self) -> bool:
+        """Returns whether weigh-teachers computes the weights, from all texts together."""
+        return self.weighted and self.targets.teacher_weights != "muka"
+
+    @property
+    def reads_neighbours(self) -> bool:
+        """Returns whether weigh-teachers averages evidence over similar texts."""
+        return self.weighs_together and self.targets.neighbours > 0
+
+    @property
+    def reads_states(self) -> bool:
+        """Returns whether the teachers' last hidden states are evidence for weigh-teachers."""
+        return self.weighs_together and self.targets.weight_signal == "all"
+
+    @property
+    def reads_features(self) -> bool:
+        """Returns whether the student's encoder embeds the texts, for neighbours or next to teachers' states."""
+        return self.reads_neighbours or self.reads_states
+
+    def checks(self) -> Checks:
+        """Yields the checks of settings that can contradict the method."""
+        yield from ()
+
+    def full_name(self, experiment: ExperimentConfig, name: str) -> str:  # noqa: ARG002 - a default for subclasses
         """Returns the name in a report: `name` and the parts that the experiment leaves out."""
         return name
 
@@ -99,54 +148,68 @@ class TargetMethod:
         """Builds the targets of a block of texts."""
         raise NotImplementedError
 
+    def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
+        """Returns each teacher's softmax(logits / T)."""
+        import polars as pl
+
+        return [
+            softmax_column(
+                evidence.logits.cast(pl.Array(pl.Float64, width(evidence.logits))) / self.targets.kd_temperature
+            )
+            for evidence in inputs.evidence
+        ]
+
 
 class MukaSoft(TargetMethod):
     """MUKA-Soft (Li et al. 2021): sum of w_i pad_i(T_i) with w = softmax(confidence / tau)."""
 
     weighted = True
 
-    def fields(self, targets: Targets) -> set[str]:
+    @property
+    def fields(self) -> set[str]:
         read = {"mode", "distribution", "text_weights"}
-        if weighs_together(targets):
+        if self.weighs_together:
             return read
         return read | {"uncertainty"} | (set() if self.winner_takes_all else {"temperature"})
 
-    def reads_confidence(self, targets: Targets) -> bool:
-        return not weighs_together(targets)
+    @property
+    def reads_confidence(self) -> bool:
+        return not self.weighs_together
 
-    def reads_passes(self, targets: Targets) -> bool:
-        measured = self.reads_confidence(targets) and targets.uncertainty not in COMPARATIVE
-        return measured or targets.distribution == "mc-mean"
+    @property
+    def reads_passes(self) -> bool:
+        measured = self.reads_confidence and self.targets.uncertainty not in COMPARATIVE
+        return measured or self.targets.distribution == "mc-mean"
+
+    def checks(self) -> Checks:
+        name, weights = self.targets.uncertainty, self.targets.teacher_weights
+        message = f"{name} is a weight of its own, for targets.teacher_weights=muka: not with {weights}"
+        yield self.weighs_together and name in COMPARATIVE, "targets.uncertainty", message
 
     def full_name(self, experiment: ExperimentConfig, name: str) -> str:
-        targets = experiment.targets
+        targets = self.targets
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         omitted = {
-            "MC dropout": passes == 0 and not weighs_together(targets),
+            "MC dropout": passes == 0 and not self.weighs_together,
             "re-weighting": targets.text_weights == "none",
         }
         return _without(name, omitted)
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        from amalgam.data.arrays import columns_of, first_label
-
         scores = _scores(inputs)
-        margin = _margin(scores)
         distributions = [evidence.distribution for evidence in inputs.evidence]
-        if inputs.targets.distribution == "top-label":
+        if self.targets.distribution == "top-label":
             distributions = [first_label(distribution) for distribution in distributions]
-        weight = _ones(len(margin)) if inputs.targets.text_weights == "none" else margin
-        return _chosen(inputs, scores, distributions, columns_of(self.shares(scores, inputs)), weight)
+        by_margin = self.targets.text_weights == "margin"
+        return _weighted_sum(inputs, scores, distributions, self.shares(scores, inputs), by_margin=by_margin)
 
     def shares(self, scores: pl.Series, inputs: TargetInputs) -> pl.Series:
         """Returns the teachers' weights on each text."""
         import polars as pl
 
-        from amalgam.data.arrays import softmax_column
-
         if inputs.weights is not None:
             return scores.cast(pl.Array(pl.Float64, len(inputs.evidence)))
-        return softmax_column(scores / inputs.targets.temperature)
+        return softmax_column(scores / self.targets.temperature)
 
 
 class MukaHard(MukaSoft):
@@ -155,8 +218,6 @@ class MukaHard(MukaSoft):
     winner_takes_all = True
 
     def shares(self, scores: pl.Series, inputs: TargetInputs) -> pl.Series:  # noqa: ARG002 - as MukaSoft
-        from amalgam.data.arrays import first_label
-
         return first_label(scores)
 
 
@@ -166,31 +227,34 @@ class StrataNet(TargetMethod):
     tempered = True
     confidence_is_weight = True
 
-    def fields(self, targets: Targets) -> set[str]:
-        return super().fields(targets) | {"uncertainty"}
+    @property
+    def fields(self) -> set[str]:
+        return super().fields | {"uncertainty"}
 
-    def reads_confidence(self, targets: Targets) -> bool:  # noqa: ARG002
+    @property
+    def reads_confidence(self) -> bool:
         return True
 
+    def checks(self) -> Checks:
+        name = self.targets.uncertainty
+        message = f"{name} does not measure how far a text is from a teacher's domain, which stratanet needs"
+        yield name not in COMPARATIVE, "targets.uncertainty", f"{message}: {', '.join(COMPARATIVE)}"
+
     def full_name(self, experiment: ExperimentConfig, name: str) -> str:
-        objective, targets = experiment.objective, experiment.targets
-        if objective.name not in {"stratanet", "targets"}:
+        objective, targets = experiment.objective, self.targets
+        if name != targets.mode:  # with the objective of another method
             return name
+        amalgamates = objective.name == targets.mode
         parts: list[str] = [targets.uncertainty] if targets.uncertainty != "rmd" else []
-        parts += (
-            [f"reference_fraction {targets.reference_fraction:g}"]
-            if targets.reference_fraction != Targets().reference_fraction
-            else []
-        )
-        parts += [objective.fusion] if objective.name == "stratanet" and objective.fusion != "st" else []
-        full = f"stratanet ({', '.join(parts)})" if parts else "stratanet"
-        return _without(full, {"amalgamated states": objective.name == "targets"})
+        if targets.reference_fraction != Targets().reference_fraction:
+            parts.append(f"reference_fraction {targets.reference_fraction:g}")
+        if amalgamates and objective.fusion != "st":
+            parts.append(objective.fusion)
+        return _without(f"{name} ({', '.join(parts)})" if parts else name, {"amalgamated states": not amalgamates})
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        from amalgam.data.arrays import columns_of
-
         scores = _scores(inputs)
-        return _chosen(inputs, scores, _tempered(inputs), columns_of(scores), _ones(len(scores)))
+        return _weighted_sum(inputs, scores, self.tempered_distributions(inputs), scores)
 
 
 class VanillaKD(TargetMethod):
@@ -201,12 +265,10 @@ class VanillaKD(TargetMethod):
     def build(self, inputs: TargetInputs) -> TargetBatch:
         import polars as pl
 
-        from amalgam.data.arrays import columns_of, side_by_side, softmax_column
-
-        logits = [column.cast(pl.Float64) for evidence in inputs.evidence for column in columns_of(evidence.logits)]
-        share = softmax_column(side_by_side(logits, "logits") / inputs.targets.kd_temperature)
+        logits = [logit.cast(pl.Float64) for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
+        share = softmax_column(side_by_side(logits, "logits") / self.targets.kd_temperature)
         owners = [label for evidence in inputs.evidence for label in inputs.space.columns[evidence.teacher]]
-        return unweighted(add_up(zip(owners, columns_of(share), strict=True), inputs.space), inputs)
+        return unweighted(add_up(zip(owners, columns_of(share), strict=True), inputs.space))
 
 
 class UHC(TargetMethod):
@@ -216,10 +278,8 @@ class UHC(TargetMethod):
     tempered = True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        from amalgam.data.arrays import columns_of, side_by_side
-
-        sides = [column for distribution in _tempered(inputs) for column in columns_of(distribution)]
-        return unweighted(side_by_side(sides, "target"), inputs)
+        distributions = self.tempered_distributions(inputs)
+        return unweighted(side_by_side([share for own in distributions for share in columns_of(own)], "target"))
 
 
 class Scores(TargetMethod):
@@ -228,10 +288,8 @@ class Scores(TargetMethod):
     loss = "scores"
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        from amalgam.data.arrays import columns_of, side_by_side
-
-        sides = [column for evidence in inputs.evidence for column in columns_of(evidence.logits)]
-        return unweighted(side_by_side(sides, "target"), inputs)
+        logits = [logit for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
+        return unweighted(side_by_side(logits, "target"))
 
 
 class MTBert(TargetMethod):
@@ -245,40 +303,40 @@ class MTBert(TargetMethod):
     tempered = True
     one_label_set = True
 
-    def fields(self, targets: Targets) -> set[str]:
-        return super().fields(targets) | {"text_weights", "task_loss"}
+    @property
+    def fields(self) -> set[str]:
+        return super().fields | {"text_weights", "task_loss"}
 
-    def reads_gold(self, targets: Targets) -> bool:
-        return targets.task_loss or targets.text_weights != "none"
+    @property
+    def reads_gold(self) -> bool:
+        return self.targets.task_loss or self.targets.text_weights != "none"
 
     def full_name(self, experiment: ExperimentConfig, name: str) -> str:
-        if experiment.objective.name not in {"mt-bert", "targets"}:
+        if name != self.targets.mode:  # with the objective of another method
             return name
         omitted = {
-            "hidden loss": experiment.objective.name == "targets",
-            "weighting": experiment.targets.text_weights == "none",
-            "task loss": not experiment.targets.task_loss,
+            "hidden loss": experiment.objective.name != self.targets.mode,
+            "weighting": self.targets.text_weights == "none",
+            "task loss": not self.targets.task_loss,
         }
-        return _without("mt-bert", omitted)
+        return _without(name, omitted)
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        from amalgam.data.arrays import columns_of, side_by_side
-
-        targets, space = inputs.targets, inputs.space
+        space = inputs.space
         gold = one_hot(inputs.gold.fill_null(""), space)
         has_label = gold.arr.sum()
         entries: list[tuple[int, pl.Series]] = []
-        for distribution, evidence in zip(_tempered(inputs), inputs.evidence, strict=True):
+        for distribution, evidence in zip(self.tempered_distributions(inputs), inputs.evidence, strict=True):
             own = space.columns[evidence.teacher]
-            columns = columns_of(distribution)
-            if targets.text_weights != "none":
+            shares = columns_of(distribution)
+            if self.targets.text_weights != "none":
                 weight = 1 / (1 + has_label * _cross_entropy(evidence, gold, own))
-                columns = [column * weight for column in columns]
-            entries += zip(own, columns, strict=True)
+                shares = [share * weight for share in shares]
+            entries += zip(own, shares, strict=True)
         taught = columns_of(add_up(entries, space))
-        gold_parts = [column * float(targets.task_loss) for column in columns_of(gold)]
-        batch = unweighted(side_by_side([*taught, *gold_parts], "target"), inputs)
-        return replace(batch, weight=has_label) if self.reads_gold(targets) else batch
+        gold_parts = [part * float(self.targets.task_loss) for part in columns_of(gold)]
+        batch = unweighted(side_by_side([*taught, *gold_parts], "target"))
+        return replace(batch, weight=has_label) if self.reads_gold else batch
 
 
 class Supervised(TargetMethod):
@@ -286,128 +344,87 @@ class Supervised(TargetMethod):
 
     reads_teachers = False
 
-    def reads_gold(self, targets: Targets) -> bool:  # noqa: ARG002
+    @property
+    def reads_gold(self) -> bool:
         return True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        return unweighted(one_hot(inputs.gold, inputs.space), inputs)
+        return unweighted(one_hot(inputs.gold, inputs.space))
 
 
-TARGET_METHODS: Mapping[str, TargetMethod] = {
-    "soft": MukaSoft(),
-    "hard": MukaHard(),
-    "vanilla-kd": VanillaKD(),
-    "uhc": UHC(),
-    "scores": Scores(),
-    "mt-bert": MTBert(),
-    "stratanet": StrataNet(),
-    "supervised": Supervised(),
+TARGET_METHODS: Mapping[str, type[TargetMethod]] = {
+    "soft": MukaSoft,
+    "hard": MukaHard,
+    "vanilla-kd": VanillaKD,
+    "uhc": UHC,
+    "scores": Scores,
+    "mt-bert": MTBert,
+    "stratanet": StrataNet,
+    "supervised": Supervised,
 }
 
 
 def target_method(targets: Targets) -> TargetMethod:
     """Returns the method that `targets.mode` names."""
-    return TARGET_METHODS[targets.mode]
-
-
-def weighs_together(targets: Targets) -> bool:
-    """Returns whether weigh-teachers computes the weights, from all texts together."""
-    return target_method(targets).weighted and targets.teacher_weights != "muka"
-
-
-def weighs_by_domain(targets: Targets) -> bool:
-    """Returns whether a text's distance from each teacher's domain gives the weights."""
-    return targets.uncertainty in COMPARATIVE and target_method(targets).reads_confidence(targets)
+    return TARGET_METHODS[targets.mode](targets)
 
 
 # ---- parts of rules
 
 
-def unweighted(target: pl.Series, inputs: TargetInputs) -> TargetBatch:
+def unweighted(target: pl.Series) -> TargetBatch:
     """Returns targets of a rule that compares no teachers: every text has weight 1."""
-    import polars as pl
-
-    from amalgam.data.arrays import constant
-
-    texts, teachers = len(target), max(len(inputs.space.columns), 1)
-    confidence = constant(None, pl.Array(pl.Float64, teachers), texts)
-    return TargetBatch(
-        target, _ones(texts), constant(None, pl.String, texts), constant(None, pl.Float64, texts), confidence
-    )
+    return TargetBatch(target, _ones(len(target)))
 
 
 def one_hot(gold: pl.Series, space: LabelSpace) -> pl.Series:
     """Returns 1 at the gold label and 0 elsewhere; all 0 for a label outside the union."""
     import polars as pl
 
-    from amalgam.data.arrays import side_by_side
-
     return side_by_side([(gold == name).cast(pl.Float64) for name in space.names], "target")
 
 
 def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Series:
     """Returns arrays over the union: the columns of each label, added in the order of the teachers."""
-    from amalgam.data.arrays import side_by_side, total
-
     columns: list[list[pl.Series]] = [[] for _ in space.names]
-    for label, column in entries:
-        columns[label].append(column)
+    for label, values in entries:
+        columns[label].append(values)
     return side_by_side([total(parts) for parts in columns], "target")
 
 
-def _chosen(
+def _weighted_sum(
     inputs: TargetInputs,
     scores: pl.Series,
     distributions: Sequence[pl.Series],
-    shares: Sequence[pl.Series],
-    weight: pl.Series,
+    shares: pl.Series,
+    *,
+    by_margin: bool = False,
 ) -> TargetBatch:
-    """Returns sum_i w_i pad_i(T_i), where entries of a shared label are added."""
+    """Returns sum_i w_i pad_i(T_i), where entries of a shared label are added; a text's weight is its margin or 1."""
     import polars as pl
 
-    from amalgam.data.arrays import columns_of
-
     entries = [
-        (label, column * share)
-        for distribution, share, evidence in zip(distributions, shares, inputs.evidence, strict=True)
-        for label, column in zip(inputs.space.columns[evidence.teacher], columns_of(distribution), strict=True)
+        (label, values * share)
+        for distribution, share, evidence in zip(distributions, columns_of(shares), inputs.evidence, strict=True)
+        for label, values in zip(inputs.space.columns[evidence.teacher], columns_of(distribution), strict=True)
     ]
     names = pl.Series([evidence.teacher for evidence in inputs.evidence], dtype=pl.String)
-    return TargetBatch(
-        add_up(entries, inputs.space), weight, names.gather(scores.arr.arg_max()), _margin(scores), scores
-    )
+    target, chosen, margin = add_up(entries, inputs.space), names.gather(scores.arr.arg_max()), _margin(scores)
+    return TargetBatch(target, margin if by_margin else _ones(len(scores)), chosen, margin, scores)
 
 
 def _scores(inputs: TargetInputs) -> pl.Series:
     """Returns one number for each text and teacher: the given weight, else the confidence."""
-    from amalgam.data.arrays import side_by_side
-
     if inputs.weights is not None:
         return inputs.weights
     return side_by_side([evidence.confidence for evidence in inputs.evidence], "confidence")
-
-
-def _tempered(inputs: TargetInputs) -> list[pl.Series]:
-    """Returns each teacher's softmax(logits / T)."""
-    import polars as pl
-
-    from amalgam.data.arrays import softmax_column, width
-
-    return [
-        softmax_column(
-            evidence.logits.cast(pl.Array(pl.Float64, width(evidence.logits))) / inputs.targets.kd_temperature
-        )
-        for evidence in inputs.evidence
-    ]
 
 
 def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> pl.Series:
     """Returns -log of the teacher's probability of the gold label, from logits: it stays finite for any logits."""
     import polars as pl
 
-    from amalgam.data.arrays import column, columns_of, side_by_side, total
-
-    logits = [series.cast(pl.Float64) for series in columns_of(evidence.logits)]
+    logits = [logit.cast(pl.Float64) for logit in columns_of(evidence.logits)]
     of_gold = total(column(gold, label) * logit for label, logit in zip(own, logits, strict=True))
     top = side_by_side(logits, "logits").arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
@@ -417,8 +434,6 @@ def _margin(scores: pl.Series) -> pl.Series:
     """Returns c_max - c_second + 1e-6; 1 for a single teacher."""
     import polars as pl
 
-    from amalgam.data.arrays import top_margin, width
-
     if width(scores) == 1:
         return _ones(len(scores))
     return pl.Series("confidence", top_margin(scores.to_numpy()) + LEAST_MARGIN)
@@ -427,8 +442,6 @@ def _margin(scores: pl.Series) -> pl.Series:
 def _ones(texts: int) -> pl.Series:
     import polars as pl
 
-    from amalgam.data.arrays import constant
-
     return constant(1.0, pl.Float64, texts)
 
 
@@ -436,9 +449,129 @@ def _without(name: str, omitted: Mapping[str, bool]) -> str:
     return " ".join([name, *(f"w/o {part}" for part, absent in omitted.items() if absent)])
 
 
+# ---- inputs of objectives
+
+
+class ObjectiveInputs:
+    """The inputs of one objective; its loss is in train_student/objectives. A subclass overrides what differs."""
+
+    reads_texts: ClassVar[bool] = True
+    weighs_by_domain: ClassVar[bool] = False
+    """Whether a text's distance from each teacher's domain weighs the teachers' states."""
+
+    def __init__(self, experiment: ExperimentConfig) -> None:
+        self.experiment, self.objective = experiment, experiment.objective
+
+    @property
+    def fields(self) -> set[str]:
+        """Returns the fields of `objective` that change the result."""
+        return {"name", "states", "blocks", "weights", "learning_rate"}
+
+    @property
+    def states(self) -> str | None:
+        """Returns the kind of teachers' states, pooled or tokens, or None."""
+        return self.objective.states
+
+    def checks(self) -> Checks:
+        """Yields the checks of settings that can contradict the objective."""
+        yield from ()
+
+
+class TargetsAlone(ObjectiveInputs):
+    """The targets alone."""
+
+    fields: ClassVar[set[str]] = set()
+    states = None
+
+
+class Layerwise(ObjectiveInputs):
+    """Shen et al. 2019: the student's layers from amalgamated states, then the targets."""
+
+    @property
+    def fields(self) -> set[str]:
+        return {"name", "schedule"} | (
+            {"states", "amalgamation", "adapter", "weights", "learning_rate"} if self.states else set()
+        )
+
+    @property
+    def states(self) -> str | None:
+        return None if self.objective.schedule == "joint" else self.objective.states
+
+    def checks(self) -> Checks:
+        message = (
+            "the student's layers read tokens, so layer-wise learning needs tokens, "
+            "or objective.schedule=joint where teachers tokenise otherwise"
+        )
+        yield self.states == "pooled", "objective.states", message
+        message = "layer-wise learning needs a block for each layer of the student: null"
+        yield self.objective.blocks is not None, "objective.blocks", message
+
+
+class DFA(ObjectiveInputs):
+    """Shen et al. 2019, as MUKA's baseline has it: amalgamated states as a guide next to the targets."""
+
+
+class CFL(ObjectiveInputs):
+    """Luo et al. 2019: student and teachers in a common feature space, which compares the texts of a step."""
+
+    def checks(self) -> Checks:
+        message = "cfl compares texts, each by the mean of its tokens: pooled"
+        yield self.states == "tokens", "objective.states", message
+        message = "cfl compares the texts of a step with each other: 1"
+        yield self.experiment.student.accumulate > 1, "student.accumulate", message
+
+
+class MTBertStates(ObjectiveInputs):
+    """Wu et al. 2021: each teacher's states through its own maps."""
+
+
+class StrataNetStates(ObjectiveInputs):
+    """Vijayaraghavan et al. 2024: states weighted by distance from each teacher's domain."""
+
+    weighs_by_domain = True
+    fields: ClassVar[set[str]] = {"name", "blocks", "alpha", "fusion", "learning_rate"}
+
+    def checks(self) -> Checks:
+        message = "stratanet measures a text's distance from a domain by the mean of its tokens: pooled"
+        yield self.states == "tokens", "objective.states", message
+
+
+class ASDFD(ObjectiveInputs):
+    """Ma et al. 2020: pseudo embeddings without texts."""
+
+    reads_texts = False
+    fields: ClassVar[set[str]] = {"name"}
+    states = None
+
+    def checks(self) -> Checks:
+        message = "as-dfd runs each teacher on its own embeddings alone: vanilla-kd"
+        yield self.experiment.targets.mode != "vanilla-kd", "targets.mode", message
+
+
+OBJECTIVE_INPUTS: Mapping[str, type[ObjectiveInputs]] = {
+    "targets": TargetsAlone,
+    "layerwise": Layerwise,
+    "dfa": DFA,
+    "cfl": CFL,
+    "mt-bert": MTBertStates,
+    "stratanet": StrataNetStates,
+    "as-dfd": ASDFD,
+}
+
+
+def objective_inputs(experiment: ExperimentConfig) -> ObjectiveInputs:
+    """Returns the inputs of the objective that `objective.name` names."""
+    return OBJECTIVE_INPUTS[experiment.objective.name](experiment)
+
+
+def reads_texts(experiment: ExperimentConfig) -> bool:
+    """Returns whether the student learns from texts."""
+    return objective_inputs(experiment).reads_texts
+
+
 def measure_of(experiment: ExperimentConfig) -> str | None:
-    """Returns the measure, or None without one; stratanet uses rmd where the targets name no measure."""
+    """Returns the measure of distance from the teachers' domains that targets or objective read, or None."""
     uncertainty = experiment.targets.uncertainty
-    if experiment.objective.name == "stratanet":
+    if objective_inputs(experiment).weighs_by_domain:
         return uncertainty if uncertainty in COMPARATIVE else "rmd"
-    return uncertainty if weighs_by_domain(experiment.targets) else None
+    return uncertainty if target_method(experiment.targets).weighs_by_domain else None

@@ -7,13 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.app.demo import language_model as demo_language_model
 from amalgam.stages.app.demo.data_free import ROWS, write_data_free
 from amalgam.stages.app.demo.with_texts import METHODS_SHOWN, TEXTS, write_demo, write_texts
-from amalgam.stages.methods import METHODS, PRESETS
+from amalgam.stages.methods import METHODS, load_with_methods
 from amalgam.tests.workspaces import amalgam
 
 
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_is_an_ordinary_experiment_with_texts_and_an_encoder(folder: Path) -> None:
-    experiment = load_experiment(folder / "amalgam.yaml", presets=PRESETS).experiment
+    experiment = load_with_methods(folder / "amalgam.yaml").experiment
     assert experiment.train_teachers is not None
     assert isinstance(experiment.train_teachers.groups, dict)
     assert [len(labels) for labels in experiment.train_teachers.groups.values()] == [2, 3, 3]
@@ -90,7 +89,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_twins_students_see_no_text_that_the_teachers_or_the_test_know(twin: Path) -> None:
-    experiment = load_experiment(twin / "amalgam.yaml", presets=PRESETS).experiment
+    experiment = load_with_methods(twin / "amalgam.yaml").experiment
     assert experiment.corpus.train is None
     assert experiment.generate is not None
     assert experiment.generate.source == "steered"
@@ -102,8 +101,8 @@ def test_the_twins_students_see_no_text_that_the_teachers_or_the_test_know(twin:
 
 
 def test_the_twins_ceiling_and_its_students_begin_and_are_measured_alike(twin: Path) -> None:
-    ours = load_experiment(twin / "amalgam.yaml", presets=PRESETS).experiment
-    ceiling = load_experiment(twin / "with-texts.yaml", presets=PRESETS).experiment
+    ours = load_with_methods(twin / "amalgam.yaml").experiment
+    ceiling = load_with_methods(twin / "with-texts.yaml").experiment
     assert ours.corpus.test == ceiling.corpus.test
     assert ours.teacher_names == ceiling.teacher_names
     assert ours.student.encoder == ceiling.student.encoder
@@ -120,4 +119,4 @@ def test_every_row_of_the_data_free_demo_is_a_valid_experiment(twin: Path) -> No
     for method, source in ROWS:
         overrides = [f"student.method={method}", *([f"generate.source={source}"] if source else [])]
         overrides += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []
-        assert load_experiment(twin / "amalgam.yaml", overrides, presets=PRESETS).experiment.student.method == method
+        assert load_with_methods(twin / "amalgam.yaml", overrides).experiment.student.method == method

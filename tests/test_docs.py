@@ -22,9 +22,8 @@ import pytest
 import yaml
 
 from amalgam.data.demo_corpus import generate
-from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.stages.methods import PRESETS
+from amalgam.stages.methods import load_with_methods
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import EXPERIMENT, CommandResult, Workspace, amalgam, word_list, write_model, write_texts
 
@@ -93,7 +92,7 @@ class Reader:
         if block.title:
             (self.folder / block.title).write_text(block.text)
         if block.title == "amalgam.yaml":
-            load_experiment(self.folder / "amalgam.yaml", presets=PRESETS)
+            load_with_methods(self.folder / "amalgam.yaml")
         elif block.language == "yaml":
             is_experiment(yaml.safe_load(block.text))
         elif block.language == "python" and not block.title:

@@ -173,7 +173,6 @@ def test_a_word_that_weights_do_not_read_weighs_nothing_again(workspace: Workspa
     assert workspace.stale(method, "targets.kd_temperature=0.7") == set()
     assert workspace.stale(method, "cache.seed=0") == set()
     assert workspace.stale(method, "targets.text_weights=none") == {"build-targets", "train-student", "report"}
-    assert workspace.stale(method, "targets.smoothing_rounds=2") == set()
     assert workspace.stale(method, "targets.neighbours=2") == {
         "weigh-teachers",
         "build-targets",

@@ -83,7 +83,6 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "targets.teacher_weights": (["targets.teacher_weights=standardised"], {WEIGH, *TARGETS_ON}),
     "targets.weight_signal": (["targets.weight_signal=margin"], NOTHING),  # read where weights are not muka
     "targets.neighbours": (["targets.neighbours=3"], NOTHING),
-    "targets.smoothing_rounds": (["targets.smoothing_rounds=2"], NOTHING),
     "student.name": (["student.name=other"], NOTHING),  # only a place
     "student.method": (["student.method=muka-soft"], NOTHING),  # only a preset
     "student.encoder": (["student.encoder=./models/encoder2"], STUDENT_ON),

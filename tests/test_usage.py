@@ -82,7 +82,7 @@ def test_bash_which_breaks_words_at_the_sign_is_offered_bare_values(
         name for name in METHODS if name.startswith("muka")
     ]
     assert set(METHODS) <= set(offered(folder, monkeypatch, "run", "student.method", "="))
-    assert offered(folder, monkeypatch, "run", "targets.text_weights", "=", "m") == ["margin", "margin-normalised"]
+    assert offered(folder, monkeypatch, "run", "targets.text_weights", "=", "m") == ["margin"]
     assert offered(folder, monkeypatch, "run", "cache.adaptive", "=", "") == ["true", "false"]
     assert offered(folder, monkeypatch, "build-targets", "--mode", "so") == ["soft"]
 

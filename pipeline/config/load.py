@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from amalgam.pipeline.config.checks import check_consistency
-from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, ExperimentConfig
+from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 
 MOST_BYTES = 1_000_000
@@ -51,8 +50,14 @@ class LoadedExperiment:
 
 
 def load_experiment(
-    path: Path, overrides: Iterable[str] = (), *, presets: Mapping[str, Mapping[str, Any]] | None = None
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    names: Mapping[str, Iterable[str]] | None = None,
+    checks: Callable[[ExperimentConfig], Checks] = lambda experiment: iter(()),  # noqa: ARG005
 ) -> LoadedExperiment:
+    """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields."""
     parsed = _parse(path)
     applied: dict[str, Any] = {}
     for override in overrides:
@@ -62,14 +67,15 @@ def load_experiment(
             parsed.add(place, "looks like a secret (not shown); use `hf auth login` or environment variables")
     data = _with_preset(parsed, presets or {})
     try:
-        experiment = ExperimentConfig.model_validate(data)
+        experiment = ExperimentConfig.model_validate(data, context=names)
     except ValidationError as error:
         for item in error.errors(include_url=False):
             place = _path_in(data, item["loc"], missing=item["type"] == "missing")
             parsed.add(place, _message(item, place, parsed.raw.get(place)))
     else:
-        for problem in check_consistency(experiment):
-            parsed.add(tuple(problem.field.split(".")), problem.message)
+        for contradiction, changed, message in checks(experiment):
+            if contradiction:
+                parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
             return LoadedExperiment(experiment, path, applied)
     raise _config_error(path, parsed.problems)

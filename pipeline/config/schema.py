@@ -5,9 +5,19 @@ Fields outside `execution` define the result and enter fingerprints; fields of `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+)
+from pydantic_core import PydanticCustomError
 
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -81,14 +91,27 @@ Shares = Annotated[
 Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
 
 
+Checks = Iterator[tuple[bool, str, str]]
+"""Whether fields contradict each other, the dotted path of the field to change, and the message."""
+
+
+def _name_of(field: str) -> AfterValidator:
+    """Checks a name against the choices in the validation's context: the stages define them, not the schema."""
+
+    def check(name: str, info: ValidationInfo) -> str:
+        choices = (info.context or {}).get(field)
+        if choices is not None and name not in choices:
+            raise PydanticCustomError("literal_error", "unknown name", {"expected": ", ".join(map(repr, choices))})
+        return name
+
+    return AfterValidator(check)
+
+
 class Objective(ConfigSection):
     """Loss terms on the teachers' hidden states, in addition to the targets; `student.method` sets the name."""
 
-    name: Literal["targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"] = "targets"
-    """Loss of the student. targets: the targets alone. layerwise: Shen et al. 2019. dfa: states amalgamated by
-    layerwise as a guide next to the targets. cfl: Luo et al. 2019. mt-bert: Wu et al. 2021, each teacher's states
-    through its own maps. stratanet: Vijayaraghavan et al. 2024, states weighted by distance from each teacher's domain.
-    as-dfd: Ma et al. 2020, from pseudo embeddings without texts."""
+    name: Annotated[str, _name_of("objective.name")] = "targets"
+    """Loss of the student."""
     states: Literal["pooled", "tokens"] = "pooled"
     """Hidden states that the objective reads. pooled: the mean over a text's tokens. tokens: every token, if all
     teachers tokenise like the student."""
@@ -110,27 +133,6 @@ class Objective(ConfigSection):
     fusion: Literal["st", "multiply", "no-st"] = "st"
     """Layer with which stratanet combines the teachers' states. st: a Transformer layer, confidences added. multiply: a
     Transformer layer, states multiplied by confidences. no-st: a linear map of the weighted sum."""
-
-    @property
-    def read_states(self) -> Literal["pooled", "tokens"] | None:
-        """Returns the kind of hidden states that the objective reads, or None."""
-        if self.name in {"targets", "as-dfd"} or (self.name == "layerwise" and self.schedule == "joint"):
-            return None
-        return self.states
-
-    @property
-    def read(self) -> set[str]:
-        """Returns the fields that this objective reads; the others change nothing."""
-        if self.name == "targets":
-            return set()
-        if self.name == "as-dfd":
-            return {"name"}
-        if self.name == "stratanet":
-            return {"name", "blocks", "alpha", "fusion", "learning_rate"}
-        if self.name != "layerwise":
-            return {"name", "states", "blocks", "weights", "learning_rate"}
-        states = {"states", "amalgamation", "adapter", "weights", "learning_rate"} if self.read_states else set()
-        return {"name", "schedule"} | states
 
 
 class PseudoEmbeddings(ConfigSection):
@@ -167,7 +169,6 @@ RENAMED = {
         ("objective", "strata", "fusion"),
         ("targets", "reweight", "text_weights"),
         ("targets", "signal", "weight_signal"),
-        ("targets", "smoothings", "smoothing_rounds"),
         ("targets", "surest", "reference_fraction"),
         ("targets", "weights", "teacher_weights"),
         ("train_teachers", "together", "co_train"),
@@ -181,16 +182,13 @@ UNTRAINED = ("ensemble", "zero-shot")
 TEACHER = "teacher:"
 """Prefix of the method that evaluates a single teacher, and of a student encoder taken from one."""
 
-COMPARATIVE = ("rmd", "md", "msp")
-"""Names of targets.uncertainty that compare teachers by distance from each one's own texts."""
-
 
 class Corpus(ConfigSection):
     """Sources of texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
-    train: Texts | None
-    """Training texts. Only train-teachers and the supervised student read their labels. A `generate` section replaces
-    them."""
+    train: Texts | None = None
+    """Training texts, required without a `generate` section. Only train-teachers and methods with gold labels read
+    their labels."""
     validation: Texts | None = None
     """Labelled texts on which the student's best checkpoint is selected."""
     test: Texts | None = None
@@ -340,11 +338,8 @@ class Cache(ConfigSection):
 class Targets(ConfigSection):
     """Training targets of the student, built from cached predictions."""
 
-    mode: Literal["soft", "hard", "vanilla-kd", "uhc", "scores", "mt-bert", "stratanet", "supervised"] = "soft"
-    """Rule that builds the targets. soft, hard: MUKA. vanilla-kd: softmax over all logits. uhc: one
-    distribution for each teacher's labels. scores: all logits unchanged. mt-bert: teachers of one label set,
-    weighted by their correctness, and gold labels. stratanet: teachers weighted by distance from their domain.
-    supervised: gold labels."""
+    mode: Annotated[str, _name_of("targets.mode")] = "soft"
+    """Rule that builds the targets."""
     uncertainty: Literal[
         "entropy",
         "expected-entropy",
@@ -365,9 +360,8 @@ class Targets(ConfigSection):
     distribution: Literal["deterministic", "mc-mean", "top-label"] = "deterministic"
     """Teacher distribution in a target. deterministic: with dropout off. mc-mean: the mean over the passes. top-label:
     the most likely label with dropout off."""
-    text_weights: Literal["margin", "margin-normalised", "none"] = "margin"
-    """Weight of a text in the loss. margin: lead of the best teacher over the second. margin-normalised: margin
-    over its mean. none: 1."""
+    text_weights: Literal["margin", "none"] = "margin"
+    """Weight of a text in the loss. margin: lead of the best teacher over the second. none: 1."""
     passes: Annotated[int, Field(ge=0)] | None = None
     """Number of cached passes to use; 0: only the pass with dropout off; null: all."""
     kd_temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -384,32 +378,6 @@ class Targets(ConfigSection):
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Number of nearest texts, by the student's encoder, over which evidence is averaged; not with muka. weight_signal:
     all chooses between this number and a fifth of it, and adds the teachers' states."""
-    smoothing_rounds: Annotated[int, Field(ge=1, le=10)] = 1
-    """Number of times that a single kind of evidence is averaged over neighbours; weight_signal: all averages once."""
-
-    @property
-    def reads_gold(self) -> bool:
-        """Returns whether the targets contain gold labels of training texts."""
-        return self.mode == "supervised" or (self.mode == "mt-bert" and (self.task_loss or self.text_weights != "none"))
-
-    @property
-    def weighs_together(self) -> bool:
-        """Returns whether teacher weights on a text depend on other texts."""
-        return self.mode in {"soft", "hard"} and self.teacher_weights != "muka"
-
-    @property
-    def looks_at_neighbours(self) -> bool:
-        return self.weighs_together and self.neighbours > 0
-
-    @property
-    def looks_at_states(self) -> bool:
-        """Returns whether the teachers' last hidden states are evidence."""
-        return self.weighs_together and self.weight_signal == "all"
-
-    @property
-    def looks_at_encoder(self) -> bool:
-        """Returns whether the student's encoder embeds the texts, for neighbours or next to teachers' states."""
-        return self.looks_at_neighbours or self.looks_at_states
 
 
 class Student(ConfigSection):
@@ -499,7 +467,7 @@ class ExperimentConfig(ConfigSection):
 
     schema_version: Literal[2] = 2
     """Version of the file format."""
-    corpus: Corpus
+    corpus: Corpus = Corpus()
     teachers: list[Teacher] = []
     train_teachers: TrainTeachers | None = None
     generate: Generate | None = None
@@ -510,22 +478,6 @@ class ExperimentConfig(ConfigSection):
     pseudo_embeddings: PseudoEmbeddings = PseudoEmbeddings()
     report: Report = Report()
     execution: Execution = Execution()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _generated(cls, data: Any) -> Any:
-        """Adds an empty corpus if a generate section or as-dfd makes training texts unnecessary."""
-        objective = data.get("objective") if isinstance(data, dict) else None
-        no_texts = isinstance(objective, dict) and objective.get("name") == "as-dfd"
-        if not isinstance(data, dict) or (data.get("generate") is None and not no_texts):
-            return data
-        corpus = {} if data.get("corpus") is None else data["corpus"]
-        return {**data, "corpus": {"train": None, **corpus} if isinstance(corpus, dict) else corpus}
-
-    @property
-    def reads_texts(self) -> bool:
-        """Returns whether the student learns from texts."""
-        return self.objective.name != "as-dfd"
 
     @property
     def teacher_names(self) -> list[str]:

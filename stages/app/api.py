@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -27,7 +26,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
-from amalgam.stages.methods import PRESETS
+from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock
 from amalgam.stages.report.html import FOLDER, page_name
@@ -47,7 +46,7 @@ PARTS = ("train", "validation", "test")
 
 def open_run(config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None) -> Run:
     """Opens the experiment file and its workspace."""
-    loaded = load_experiment(config, overrides, presets=PRESETS)
+    loaded = load_with_methods(config, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
     store.check_layout()
@@ -315,7 +314,7 @@ def _stored_texts(path: Path, overrides: list[str], texts: Mapping[str, Any]) ->
     unknown = [part for part in texts if part not in PARTS]
     if unknown:
         raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
-    loaded = load_experiment(path, [*overrides, *(f"corpus.{part}=given" for part in texts)], presets=PRESETS)
+    loaded = load_with_methods(path, [*overrides, *(f"corpus.{part}=given" for part in texts)])
     folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
     files = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
     return _assignments({f"corpus.{part}": str(file) for part, file in files.items()})

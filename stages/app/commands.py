@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.methods import METHODS
+from amalgam.stages.methods import METHODS, experiment_schema
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.teacher_audit.tables import show
 
@@ -216,7 +215,7 @@ def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def show_schema() -> None:
-    Console().json(ExperimentConfig.model_json_schema())
+    Console().json(experiment_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -59,13 +59,13 @@ def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _values(ctx: Any, field: str) -> list[str]:
     from amalgam.pipeline.config.schema import TEACHER, UNTRAINED
-    from amalgam.stages.methods import METHODS
+    from amalgam.stages.methods import METHODS, NAMES
 
     if field == "student.method":
         return [*METHODS, *(name for name in UNTRAINED if name not in METHODS), *_teachers(ctx, TEACHER)]
     if field == "student.encoder":
         return _teachers(ctx, TEACHER)
-    return list(dict.fromkeys(_choices(fields().get(field))))
+    return list(NAMES[field]) if field in NAMES else list(dict.fromkeys(_choices(fields().get(field))))
 
 
 def _choices(annotation: Any) -> Iterator[str]:
@@ -79,13 +79,12 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _teachers(ctx: Any, prefix: str) -> list[str]:
-    from amalgam.pipeline.config.load import load_experiment
     from amalgam.pipeline.errors import AmalgamError
-    from amalgam.stages.methods import PRESETS
+    from amalgam.stages.methods import load_with_methods
 
     params = getattr(ctx, "params", {}) or {}
     try:
-        loaded = load_experiment(Path(params.get("config") or "amalgam.yaml"), presets=PRESETS)
+        loaded = load_with_methods(Path(params.get("config") or "amalgam.yaml"))
     except AmalgamError:
         return []
     return [prefix + name for name in loaded.experiment.teacher_names]

@@ -22,14 +22,13 @@ from amalgam.data.parquet import parquet_options
 from amalgam.data.rows import BadRow, Row, read_lines, read_rows
 from amalgam.data.schemas import Column, arrow_schema, predictions
 from amalgam.data.sources import SUFFIXES
-from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
-from amalgam.stages.methods import PRESETS
+from amalgam.stages.methods import load_with_methods
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.classifier import Classifier
@@ -90,7 +89,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     """Returns the student in `folder`, or that of the experiment file."""
     if folder is not None:
         return finished_in(folder, f"name the folder of a model, such as students/student, not {shown(str(folder))}")
-    loaded = load_experiment(config, presets=PRESETS)
+    loaded = load_with_methods(config)
     fix = f"run `amalgam run -c {config}`, or name a folder with --student FOLDER"
     student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)

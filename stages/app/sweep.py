@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from amalgam.pipeline.config.load import load_experiment
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler
@@ -25,7 +24,7 @@ from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.api import QuietTables, open_run, working
-from amalgam.stages.methods import PRESETS
+from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation_if_any, row
 
@@ -76,14 +75,14 @@ def members_of(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
     swept = {field: values for field, values in fields.items() if len(values) > 1}
     _refuse(swept)
     fixed = [one for one in overrides if one.partition("=")[0] not in swept]
-    student = load_experiment(config, [*fixed, *_first(swept)], presets=PRESETS).experiment.student
+    student = load_with_methods(config, [*fixed, *_first(swept)]).experiment.student
     first = [student.name] if "name" in student.model_fields_set else []
     members = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
         name = "-".join([*first, *(_word(field, value) for field, value in chosen.items())])
         settings = [*fixed, *(f"{field}={value}" for field, value in chosen.items()), f'student.name="{name}"']
-        load_experiment(config, settings, presets=PRESETS)
+        load_with_methods(config, settings)
         members.append(SweepRun(name, chosen, settings))
     alike = [name for name, members in itertools.groupby(sorted(one.name for one in members)) if len(list(members)) > 1]
     if alike:

@@ -1,14 +1,21 @@
-"""Stage build-targets: a unit is a few neighbouring buckets of training texts; memory does not grow with the corpus."""
+"""Stage build-targets: a unit is a few neighbouring buckets of training texts; memory does not grow with the corpus.
+
+The summary counts how often the chosen teacher has the gold label. It informs; only targets of gold labels depend on
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.arrays import width
+from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, read_table, write_table
 from amalgam.data.schemas import TARGETS, arrow_schema
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
@@ -17,12 +24,15 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
-from amalgam.stages.target_methods import TargetBatch, TargetInputs, target_method, weighs_by_domain, weighs_together
+from amalgam.stages.target_methods import TargetBatch, TargetInputs, reads_texts, target_method
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
+
+BINS = 10
+"""Number of bins of the weights in the summary."""
 
 
 class BuildTargets(Stage):
@@ -35,13 +45,14 @@ class BuildTargets(Stage):
     at_once = 2
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.student.learns and experiment.reads_texts
+        return experiment.student.learns and reads_texts(experiment)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
+        method = target_method(experiment.targets)
         trained = ("train-teachers",) if experiment.train_teachers else ()
-        answers = ("cache-teachers",) if target_method(experiment.targets).reads_teachers else ()
-        by_domain = ("cache-features", "fit-statistics") if weighs_by_domain(experiment.targets) else ()
-        weighed = ("weigh-teachers",) if weighs_together(experiment.targets) else ()
+        answers = ("cache-teachers",) if method.reads_teachers else ()
+        by_domain = ("cache-features", "fit-statistics") if method.weighs_by_domain else ()
+        weighed = ("weigh-teachers",) if method.weighs_together else ()
         return ("read-corpus", *trained, *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -53,17 +64,17 @@ class BuildTargets(Stage):
         targets, part = run.experiment.targets, train_part(run)
         method = target_method(targets)
         inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
-        if method.reads_gold(targets):
+        if method.reads_gold:
             inputs["gold"] = part.labels_digest
         if method.reads_teachers:
             run.result("cache-teachers")
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
             inputs["dtype"] = dtype_of(run)
-            inputs |= passes_counted(run) if method.reads_passes(targets) else {}
-        weighed = {"weigh-teachers": run.fingerprint("weigh-teachers")} if weighs_together(targets) else {}
-        weighed |= {"fit-statistics": run.fingerprint("fit-statistics")} if weighs_by_domain(targets) else {}
-        return Identity({"targets": targets.model_dump(include=method.fields(targets))}, inputs, weighed)
+            inputs |= passes_counted(run) if method.reads_passes else {}
+        upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
+        fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
+        return Identity({"targets": targets.model_dump(include=method.fields)}, inputs, fingerprints)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
@@ -78,40 +89,30 @@ class BuildTargets(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         import pyarrow as pa
 
-        from amalgam.stages.build_targets.summary import summarise
-
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
-        ruling = _rule(run, unit.payload, rows)
-        _check(run, ruling, rows)
+        batch = _targets(run, unit.payload, rows)
+        _check(run.experiment.targets, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(_table(rows, ruling), draft.folder / "unit.parquet")
-            draft.facts = summarise(ruling, rows, label_space(run))
+            write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
+            draft.facts = summarise(batch, rows, label_space(run))
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        from amalgam.stages.build_targets.summary import merge
-
         targets, space = run.experiment.targets, label_space(run)
         method = target_method(targets)
-        summary = merge([record.facts for record in records])
-        normalised = targets.text_weights == "margin-normalised" and summary["weight_sum"] > 0
         return {
             "method": method_of(targets.model_dump()),
             "labels": list(space.names),
             "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
             "objective": method.loss,
-            "gold": method.reads_gold(targets),
+            "gold": method.reads_gold,
             "columns": [list(places) for places in space.columns.values()],
             "student_temperature": targets.kd_temperature if method.tempered else 1.0,
-            "weight_scale": summary["texts"] / summary["weight_sum"] if normalised else 1.0,
-            "summary": summary,
+            "summary": reduce(_added, [record.facts for record in records]),  # in the order of the buckets
         }
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if fresh:
-            from amalgam.stages.build_targets.summary import lines
-
-            for line in lines(manifest.facts["summary"], run.experiment.targets):
-                run.console.say(f"  {line}")
+        for line in summary_lines(manifest.facts["summary"], run.experiment.targets.mode) if fresh else ():
+            run.console.say(f"  {line}")
 
     def describe(self, manifest: Record) -> str:
         method = manifest.facts.get("method", manifest.identity["config"]["targets"]["mode"])
@@ -137,40 +138,32 @@ def _name(buckets: Sequence[Bucket]) -> str:
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
 
 
-def _rule(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
+def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     import polars as pl
 
-    space, targets = label_space(run), run.experiment.targets
-    method = target_method(targets)
+    space, method = label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
-    if method.reads_gold(targets):
-        _check_labelled(run, gold)
-    if not method.reads_teachers:
-        return method.build(TargetInputs(space, targets, gold))
-    keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
-    reader, prefixes = answer_reader(run), [bucket.prefix for bucket in buckets]
-    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
-    if weighs_by_domain(targets):
-        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
-    return method.build(TargetInputs(space, targets, gold, evidence, _weights(run, buckets, keys)))
-
-
-def _check_labelled(run: Run, gold: pl.Series) -> None:
-    """A corpus that was read when no label was needed may lack some."""
-    if gold.null_count():
+    if method.reads_gold and gold.null_count():  # the corpus was read when no label was needed
         raise DataError(
             f"{gold.null_count():,} training texts have no gold label",
             where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
             fix="label them, or leave them out of corpus.train",
         )
+    if not method.reads_teachers:
+        return method.build(TargetInputs(space, gold))
+    keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
+    reader, prefixes = answer_reader(run), [bucket.prefix for bucket in buckets]
+    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
+    if method.weighs_by_domain:
+        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
+    weights = _weights(run, buckets, keys) if method.weighs_together else None
+    return method.build(TargetInputs(space, gold, evidence, weights))
 
 
-def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series | None:
-    """The teachers' weights on these texts, where they were found by looking at all texts."""
+def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series:
+    """Returns the teachers' weights on these texts from weigh-teachers."""
     import polars as pl
 
-    if not weighs_together(run.experiment.targets):
-        return None
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     table = weights_of(run).slice(before, len(keys))
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
@@ -178,13 +171,12 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series 
     return pl.Series("weight", table.column("weight"))
 
 
-def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
-    """A weight or target that is not a number, or negative, would silently spoil the student (never written)."""
-    bad = (~(ruling.weight.is_finite() & (ruling.weight >= 0)) | ~ruling.target.arr.sum().is_finite()).arg_true()
+def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
+    """Refuses a weight or target that is no finite number, or negative: it would silently spoil the student."""
+    bad = (~(batch.weight.is_finite() & (batch.weight >= 0)) | ~batch.target.arr.sum().is_finite()).arg_true()
     if len(bad):
         keys = rows.column("key").to_pylist()
         first_keys = ", ".join(keys[index].hex() for index in bad.to_list()[:5])
-        targets = run.experiment.targets
         raise WorkError(
             f"{len(bad)} texts have a weight or target that is not a number >= 0",
             where=f"keys {first_keys}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
@@ -193,27 +185,76 @@ def _check(run: Run, ruling: TargetBatch, rows: pa.Table) -> None:
         )
 
 
-def _table(rows: pa.Table, ruling: TargetBatch) -> pa.Table:
+def _table(rows: pa.Table, batch: TargetBatch, teachers: int) -> pa.Table:
+    """Returns the rows of the Parquet file; the columns of a method that compares no teachers are null."""
     import pyarrow as pa
 
-    from amalgam.data.arrays import width
-
-    sizes = {"target": width(ruling.target), "confidence": width(ruling.confidence)}
-    schema = arrow_schema(TARGETS, sizes)
-    columns = {
-        "key": rows.column("key"),
-        "target": _arrays(ruling.target, sizes["target"]),
-        "weight": pa.array(ruling.weight.to_numpy(), pa.float32()),
-        "teacher": ruling.teacher.to_arrow().cast(pa.string()),
-        "margin": ruling.margin.to_arrow().cast(pa.float32()),
-        "confidence": _arrays(ruling.confidence, sizes["confidence"]),
-    }
+    schema = arrow_schema(TARGETS, {"target": width(batch.target), "confidence": max(teachers, 1)})
+    columns = {"key": rows.column("key")}
+    for name in schema.names[1:]:
+        series, dtype = getattr(batch, name), schema.field(name).type
+        if series is None:
+            columns[name] = pa.nulls(len(rows), dtype)
+        elif pa.types.is_fixed_size_list(dtype):
+            numbers = pa.array(series.explode().to_numpy(), pa.float32())
+            columns[name] = pa.FixedSizeListArray.from_arrays(numbers, dtype.list_size)
+        else:
+            columns[name] = series.to_arrow().cast(dtype)
     return pa.table(columns, schema=schema)
 
 
-def _arrays(series: pl.Series, size: int) -> pa.Array:
-    import pyarrow as pa
+# ---- the summary: counts and sums alone, so that units can be added up
 
-    if series.null_count() == len(series):
-        return pa.nulls(len(series), pa.list_(pa.float32(), size))
-    return pa.FixedSizeListArray.from_arrays(pa.array(series.explode().to_numpy(), pa.float32()), size)
+
+def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> dict[str, Any]:
+    """Returns sums of the weights, the chosen teachers, and with gold labels how often they have the label."""
+    import polars as pl
+
+    weight, chosen = batch.weight, batch.teacher
+    bins = (weight.clip(0, 1) * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
+    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
+    labelled = gold.null_count() < len(gold)
+    return {
+        "texts": len(weight),
+        "weight_sum": float(weight.sum()),
+        "weight_bins": [int((bins == index).sum()) for index in range(BINS)],
+        "chosen": {} if chosen is None else {name: int((chosen == name).sum()) for name in space.columns},
+        "selection": _selection(chosen, weight, gold, space) if chosen is not None and labelled else {},
+    }
+
+
+def _selection(chosen: pl.Series, weight: pl.Series, gold: pl.Series, space: LabelSpace) -> dict[str, list[int]]:
+    """Counts how often the chosen teacher has the gold label: over all texts, and by large and small weight."""
+    import polars as pl
+
+    owners = dict(zip(space.names, space.owners, strict=True))
+    labelled, heavy = gold.is_in(list(owners)), weight >= 0.5
+    has_label = [teacher in owners.get(label, ()) for teacher, label in zip(chosen, gold, strict=True)]
+    right = pl.Series(has_label, dtype=pl.Boolean)
+    groups = {"all": labelled, "heavy": labelled & heavy, "light": labelled & ~heavy}
+    return {name: [int((right & group).sum()), int(group.sum())] for name, group in groups.items()}
+
+
+def _added(total: Any, part: Any) -> Any:
+    """Returns the sum of two summaries; either may lack an entry."""
+    if total is None or part is None:
+        return part if total is None else total
+    if isinstance(part, dict):
+        return {key: _added(total.get(key), part.get(key)) for key in {**part, **total}}
+    if isinstance(part, list):
+        return [_added(a, b) for a, b in zip(total, part, strict=True)]
+    return total + part
+
+
+def summary_lines(summary: dict[str, Any], mode: str) -> list[str]:
+    texts = max(summary["texts"], 1)
+    lines = [f"{summary['texts']:,} texts, mode {mode}, mean weight {summary['weight_sum'] / texts:.3f}"]
+    if summary["chosen"]:
+        shares = (f"{teacher} {100 * count / texts:.0f}%" for teacher, count in summary["chosen"].items())
+        bins = (f"{100 * count / texts:.0f}%" for count in summary["weight_bins"])
+        lines += [f"most confident: {', '.join(shares)}", f"weights 0.0 .. 1.0: {' '.join(bins)}"]
+    if summary["selection"] and summary["selection"]["all"][1]:
+        counts = summary["selection"].items()
+        parts = (f"{name} {right / count:.3f} (n={count:,})" for name, (right, count) in counts if count)
+        lines.append(f"right teacher chosen: {', '.join(parts)}")
+    return lines

@@ -34,7 +34,7 @@ from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.target_methods import measure_of
+from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
     pass
@@ -48,8 +48,8 @@ class CacheFeatures(Stage):
     enabled_by = "choose targets or an objective that read hidden states"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        looked_at = experiment.targets.looks_at_encoder or experiment.objective.read_states is not None
-        return experiment.student.learns and (looked_at or measure_of(experiment) is not None)
+        reads_states = objective_inputs(experiment).states is not None or measure_of(experiment) is not None
+        return experiment.student.learns and (reads_states or target_method(experiment.targets).reads_features)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         return ("read-corpus", *(("train-teachers",) if experiment.train_teachers else ()))
@@ -65,7 +65,7 @@ class CacheFeatures(Stage):
                 inputs["features"] = kept.key
             else:
                 inputs.setdefault("states", []).append([kept.owner, kept.key])
-        if run.experiment.objective.read_states == "tokens":  # as this encoder's tokenizer cuts texts too
+        if objective_inputs(run.experiment).states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
         return Identity({}, inputs)
@@ -79,7 +79,7 @@ class CacheFeatures(Stage):
         return float(expected or sum(unit.size for unit in units or ()))
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        if run.experiment.objective.read_states == "tokens":
+        if objective_inputs(run.experiment).states == "tokens":
             _check_tokenizers(run)
         for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
             group = list(mine)

@@ -40,6 +40,7 @@ from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.inference.load import teacher_loader
 from amalgam.stages.common.load import check_gold, extra_parts, part_of, prepare_teachers, teachers_of, train_part
 from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.target_methods import reads_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
@@ -76,7 +77,7 @@ class CacheTeachers(Stage):
         )
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
-        if run.experiment.cache.adaptive and run.experiment.cache.passes and run.experiment.reads_texts:
+        if run.experiment.cache.adaptive and run.experiment.cache.passes and reads_texts(run.experiment):
             return _adaptive_units(run)
         return _plain_units(run, _parts(run))
 
@@ -204,7 +205,7 @@ def _choose_dtype(run: Run) -> None:
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """Returns the parts that teachers run on, each with its number of passes."""
-    parts = [(train_part(run), run.experiment.cache.passes)] if run.experiment.reads_texts else []
+    parts = [(train_part(run), run.experiment.cache.passes)] if reads_texts(run.experiment) else []
     parts += [(part, 0) for part in extra_parts(run)]
     test = part_of(run, "test")
     return [*parts, (test, 0)] if test else parts

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
+from amalgam.stages.target_methods import reads_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     corpus = experiment.corpus
     own = experiment.train_teachers.texts if experiment.train_teachers else None
     parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
-    if experiment.generate is not None and experiment.reads_texts:
+    if experiment.generate is not None and reads_texts(experiment):
         parts |= {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if experiment.generate.held_out else {})}
     return {part: sources for part, sources in parts.items() if sources}
 

@@ -69,11 +69,10 @@ def prepare_teachers(run: Run) -> None:
 
 def check_gold(run: Run) -> None:
     """Refuses gold labels outside the union before any teacher runs: no student can learn or predict them."""
-    targets = run.experiment.targets
-    method = target_method(targets)
+    method = target_method(run.experiment.targets)
     if method.one_label_set:
-        check_one_label_set(teachers_of(run), targets.mode)
-    for name in ("test", "validation", *(["train"] if method.reads_gold(targets) else [])):
+        check_one_label_set(teachers_of(run), run.experiment.targets.mode)
+    for name in ("test", "validation", *(["train"] if method.reads_gold else [])):
         part = part_of(run, name)
         note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
         if note:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amalgam.pipeline.config.schema import COMPARATIVE
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics.gaussians import Array, Gaussians, Moments
+from amalgam.stages.target_methods import COMPARATIVE
 
 Pair = tuple[Gaussians, Gaussians]
 """The Gaussians of a block: by class for a teacher's own texts, and for the background."""

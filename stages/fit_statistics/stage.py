@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
-from amalgam.pipeline.config.schema import COMPARATIVE, ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
 from amalgam.stages.common.teachers import ResolvedTeacher
-from amalgam.stages.target_methods import Evidence, measure_of
+from amalgam.stages.target_methods import COMPARATIVE, Evidence, measure_of
 
 FEW = 5
 """Classes named in a note."""

@@ -30,6 +30,7 @@ from amalgam.stages.generate.requests import (
     teacher_identity,
     uninformative_label,
 )
+from amalgam.stages.target_methods import reads_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.generate.decoding import GeneratedText
@@ -52,7 +53,7 @@ class Generate(Stage):
     enabled_by = "add a `generate` section"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.generate is not None and experiment.reads_texts
+        return experiment.generate is not None and reads_texts(experiment)
 
     def resolve_inputs(self, run: Run) -> None:
         settings = generate_config(run)

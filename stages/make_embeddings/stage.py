@@ -15,6 +15,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import prepare_teachers, teachers_of
+from amalgam.stages.target_methods import reads_texts
 
 FILE = "embeddings.safetensors"
 
@@ -31,7 +32,7 @@ class MakeEmbeddings(Stage):
     enabled_by = "set student.method: as-dfd"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.student.learns and not experiment.reads_texts
+        return experiment.student.learns and not reads_texts(experiment)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         return ("train-teachers",) if experiment.train_teachers else ()

@@ -15,6 +15,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import GENERATED, corpus_for, corpus_settings, gates_of, sources_of
 from amalgam.stages.common.load import fetch, generated_file, local_files, part_identity
 from amalgam.stages.read_corpus.generated import gate_lines, write_kept
+from amalgam.stages.target_methods import reads_texts, target_method
 
 KEPT = "kept.parquet"
 
@@ -27,7 +28,7 @@ class ReadCorpus(Stage):
     sections = ("corpus",)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        return ("generate",) if experiment.generate and experiment.reads_texts else ()
+        return ("generate",) if experiment.generate and reads_texts(experiment) else ()
 
     def resolve_inputs(self, run: Run) -> None:
         """Downloads remote files once and pins their content."""
@@ -36,7 +37,7 @@ class ReadCorpus(Stage):
 
     def identity(self, run: Run) -> Identity:
         settings: dict[str, Any] = {"corpus": corpus_settings(run.experiment.corpus)}
-        if run.experiment.generate and run.experiment.reads_texts:
+        if run.experiment.generate and reads_texts(run.experiment):
             settings["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
             settings["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
@@ -133,4 +134,4 @@ def _part_fingerprint(run: Run, part: str) -> str:
 
 def _train_needs_label(experiment: ExperimentConfig) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
-    return trains or experiment.targets.reads_gold
+    return trains or target_method(experiment.targets).reads_gold

@@ -38,7 +38,7 @@ from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Score
 from amalgam.stages.report.html import check_page, page_name, publish_page
 from amalgam.stages.report.report_json import ReportInputs, report_json, teacher_costs
 from amalgam.stages.report.summary import SCRIPT_TEXTS, scripts_of
-from amalgam.stages.target_methods import Evidence, target_method, weighs_by_domain, weighs_together
+from amalgam.stages.target_methods import Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -73,7 +73,7 @@ class Report(Stage):
         trained = ("train-teachers",) if experiment.train_teachers else ()
         answers = ("cache-teachers",) if experiment.teacher_names else ()
         student = ("train-student",) if experiment.student.learns else ()
-        targets = ("build-targets",) if student and experiment.reads_texts else ()
+        targets = ("build-targets",) if student and reads_texts(experiment) else ()
         return ("read-corpus", *trained, *answers, *targets, *student)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -288,7 +288,7 @@ def _scripts(run: Run, part: Part) -> Scripts:
 
 def _train_part(run: Run) -> Part | None:
     """Returns None if the student learns from no texts."""
-    learns = run.experiment.student.learns and run.experiment.reads_texts
+    learns = run.experiment.student.learns and reads_texts(run.experiment)
     return part_of(run, "train") if learns else None
 
 
@@ -298,9 +298,9 @@ def _compared_by(targets: Targets) -> Targets:
     A temperature that the targets do not read has its default here.
     """
     method = target_method(targets)
-    if "temperature" in method.fields(targets) or weighs_together(targets):
+    if "temperature" in method.fields or method.weighs_together:
         return targets
-    if method.weighted or weighs_by_domain(targets):
+    if method.weighted or method.weighs_by_domain:
         return targets.model_copy(update={"temperature": Targets().temperature})
     return Targets(passes=targets.passes)
 
@@ -313,10 +313,11 @@ def _train_identity(run: Run) -> dict[str, Any]:
     inputs: dict[str, Any] = {"gold": part.labels_digest}
     if teachers_of(run):
         targets = _compared_by(run.experiment.targets)
-        fields = {"uncertainty", "temperature"} & target_method(targets).fields(targets)
+        method = target_method(targets)
+        fields = {"uncertainty", "temperature"} & method.fields
         # Where stage weigh-teachers weighs, its result has these inputs already.
-        inputs["compared by"] = {} if weighs_together(targets) else targets.model_dump(include=fields)
-        inputs |= {} if weighs_by_domain(targets) else passes_counted(run)
+        inputs["compared by"] = {} if method.weighs_together else targets.model_dump(include=fields)
+        inputs |= {} if method.weighs_by_domain else passes_counted(run)
     return inputs
 
 
@@ -380,7 +381,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
     from amalgam.stages.report.teacher_audit.audit import AuditInputs
 
     labels, targets, reader = label_space(run), run.experiment.targets, answer_reader(run)
-    by_domain = weighs_by_domain(targets) and {"fit-statistics", "cache-features"} <= run.results.keys()
+    by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
 
     def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
         column = pl.Series("key", keys, pl.Binary)

@@ -29,7 +29,7 @@ from amalgam.stages.common.training.learner import WeightedKL
 from amalgam.stages.common.training.load import tokenized_buckets, training_services
 from amalgam.stages.common.training.settings import Training
 from amalgam.stages.fit_statistics.stage import domain_confidences
-from amalgam.stages.target_methods import measure_of
+from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
 from amalgam.stages.train_student.objectives.targets import targets_objective
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class TrainStudent(Stage):
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         trained = ("train-teachers",) if experiment.train_teachers else ()
         states = ("cache-features",) if experiment.objective.states else ()
-        statistics = ("fit-statistics",) if experiment.objective.name == "stratanet" else ()
-        targets_stage = "build-targets" if experiment.reads_texts else "make-embeddings"
+        statistics = ("fit-statistics",) if objective_inputs(experiment).weighs_by_domain else ()
+        targets_stage = "build-targets" if reads_texts(experiment) else "make-embeddings"
         return ("read-corpus", *trained, *states, *statistics, targets_stage)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -76,17 +76,17 @@ class TrainStudent(Stage):
             inputs["validation"] = validation.labels_digest if validation else None
         unset = {"dropout"} if student.dropout is None else set()
         config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unset)}
-        targets_stage = "build-targets" if run.experiment.reads_texts else "make-embeddings"
+        targets_stage = "build-targets" if reads_texts(run.experiment) else "make-embeddings"
         upstream = {targets_stage: run.fingerprint(targets_stage)}
-        objective = run.experiment.objective
-        if not run.experiment.reads_texts:
+        objective = objective_inputs(run.experiment)
+        if not reads_texts(run.experiment):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        if objective.read:
-            config["objective"] = objective.model_dump(include=objective.read)
-        if objective.read_states:
+        if objective.fields:
+            config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
+        if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        if objective.name == "stratanet":
+        if objective.weighs_by_domain:
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")
             config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
@@ -97,7 +97,7 @@ class TrainStudent(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of examples over all epochs."""
         experiment = run.experiment
-        if experiment.reads_texts:
+        if reads_texts(experiment):
             examples = train_part(run).texts
         else:
             examples = experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
@@ -107,7 +107,7 @@ class TrainStudent(Stage):
         from amalgam.stages.common.models.loading import save_pretrained_folder
         from amalgam.stages.train_student.training import train
 
-        training = (_text_training if run.experiment.reads_texts else _embedding_training)(run)
+        training = (_text_training if reads_texts(run.experiment) else _embedding_training)(run)
         facts = train(training, training_services(run), unit.folder / "checkpoint")
         if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
@@ -163,27 +163,28 @@ def _text_training(run: Run) -> StudentTraining:
         targeted,
     )
 
-    student, config = run.experiment.student, run.experiment.objective
+    student, objective = run.experiment.student, objective_inputs(run.experiment)
     facts, part = run.result("build-targets").facts, train_part(run)
     new = load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     data = targeted(
         tokenized_buckets(run, part, new, ["key"]),
         read_targets(run),
-        weight_scale=facts["weight_scale"],
         held_out=0.0 if validation else student.held_out,
     )
     targets = targets_objective(facts)
     selected_by, score = selection(data, validation, new.pad_id, targets, facts)
-    states = states_of(run, data.keys) if config.read_states else []
-    if config.read_states == "tokens":
+    states = states_of(run, data.keys) if objective.states else []
+    if objective.states == "tokens":
         check_lengths(states, data.learn)
     prefixes = [bucket.prefix for bucket in part.buckets]
-    confidence = domain_confidences(run, data.keys, prefixes).astype("float32") if config.name == "stratanet" else None
+    confidence = None
+    if objective.weighs_by_domain:
+        confidence = domain_confidences(run, data.keys, prefixes).astype("float32")
     return StudentTraining(
         new,
         data.learn,
-        objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence),
+        objective_phases(run.experiment.objective, new, states, targets, seed=student.seed, confidence=confidence),
         score,
         _settings(run, float(facts["student_temperature"])),
         {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)},

@@ -82,7 +82,7 @@ def student_settings(
 
 
 def targeted(
-    texts: Iterable[tuple[pa.Table, TokenRows]], targets: Iterable[pa.Table], *, weight_scale: float, held_out: float
+    texts: Iterable[tuple[pa.Table, TokenRows]], targets: Iterable[pa.Table], *, held_out: float
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
     all_tokens, keys, values, weights = [], [], [], []
@@ -96,8 +96,7 @@ def targeted(
         keys.append(key_array(rows.column("key")))
         values.append(matrix(own_targets.column("target")))
         weights.append(own_targets.column("weight").to_numpy())
-    scale = np.float32(weight_scale)
-    return split(keys, join(all_tokens), np.concatenate(values), np.concatenate(weights) * scale, held_out)
+    return split(keys, join(all_tokens), np.concatenate(values), np.concatenate(weights), held_out)
 
 
 def selection(

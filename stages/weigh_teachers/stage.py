@@ -25,6 +25,7 @@ from amalgam.stages.common.cached.load import (
 )
 from amalgam.stages.common.corpus import are_written
 from amalgam.stages.common.load import generated_file, label_space, train_part
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,12 +41,12 @@ class WeighTeachers(Stage):
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.student.learns and experiment.targets.weighs_together
+        return experiment.student.learns and target_method(experiment.targets).weighs_together
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         generated = ("generate",) if are_written(experiment) else ()
         trained = ("train-teachers",) if experiment.train_teachers else ()
-        features = ("cache-features",) if experiment.targets.looks_at_encoder else ()
+        features = ("cache-features",) if target_method(experiment.targets).reads_features else ()
         return (*generated, "read-corpus", *trained, "cache-teachers", *features)
 
     def identity(self, run: Run) -> Identity:
@@ -55,8 +56,9 @@ class WeighTeachers(Stage):
         inputs |= passes_counted(run)
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
-        features = {"cache-features": run.fingerprint("cache-features")} if targets.looks_at_encoder else {}
-        return Identity({"targets": weight_settings(targets)}, inputs, features)
+        upstream = ["cache-features"] if target_method(targets).reads_features else []
+        fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
+        return Identity({"targets": weight_settings(targets)}, inputs, fingerprints)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("weights", folder)]
@@ -119,7 +121,9 @@ def weights_of(run: Run) -> pa.Table:
 
 def weight_settings(targets: Targets) -> dict[str, Any]:
     """Returns the target settings that weights depend on; the fallback uses confidences and their temperature."""
-    fields = {"teacher_weights", "weight_signal", "uncertainty", "temperature"}
-    if targets.looks_at_neighbours:
-        fields |= {"neighbours"} if targets.weight_signal == "all" else {"neighbours", "smoothing_rounds"}
-    return targets.model_dump(include=fields)
+    settings = targets.model_dump(include={"teacher_weights", "weight_signal", "uncertainty", "temperature"})
+    if target_method(targets).reads_neighbours:
+        settings["neighbours"] = targets.neighbours
+        if targets.weight_signal != "all":
+            settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
+    return settings

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.schemas import WEIGHTS, arrow_schema
+from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.evidence import (
     AGAINST,
     AGREEING,
@@ -81,10 +82,10 @@ def _of_all(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array
 def _of_one(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, None]:
     targets = inputs.targets
     signal = exclusive(answered[targets.weight_signal], facts)
-    if signal is None or not targets.looks_at_neighbours:
+    if signal is None or not target_method(targets).reads_neighbours:
         return signal, None
     near = nearest(inputs.read_features(), targets.neighbours)
-    smooth, facts["coherence"] = over_neighbours(signal, near, targets.smoothing_rounds)
+    smooth, facts["coherence"] = over_neighbours(signal, near)
     if facts["coherence"] < COHERENT and signal.shape[1] > 1:
         facts["notes"].append(
             f"neighbouring texts do not predict a text's teacher (correlation {facts['coherence']:.2f}): "
@@ -216,10 +217,7 @@ def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) 
     return weights
 
 
-def over_neighbours(signal: Array, near: Array, smoothings: int) -> tuple[Array, float]:
-    """The smoothed signals, and the mean over teachers of their correlation with the texts' own."""
-    once = smoothed(signal, near)
-    smooth = once
-    for _ in range(smoothings - 1):
-        smooth = smoothed(smooth, near)
-    return smooth, float(np.mean([correlation(signal[:, one], once[:, one]) for one in range(signal.shape[1])]))
+def over_neighbours(signal: Array, near: Array) -> tuple[Array, float]:
+    """Returns the smoothed signals, and the mean over teachers of their correlation with the texts' own."""
+    smooth = smoothed(signal, near)
+    return smooth, float(np.mean([correlation(own, mean) for own, mean in zip(signal.T, smooth.T, strict=True)]))

@@ -13,8 +13,10 @@ from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_expe
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.stages.methods import consistency_checks
 
 GOOD = "corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\n"
+NAMES = {"targets.mode": ("soft", "hard", "uhc", "supervised")}
 PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}}}
 CANARY = "hf_CanaryCanaryCanary0"
 
@@ -22,7 +24,7 @@ CANARY = "hf_CanaryCanaryCanary0"
 def _load(folder: Path, text: str | bytes, *overrides: str) -> LoadedExperiment:
     path = folder / "amalgam.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_experiment(path, overrides, presets=PRESETS)
+    return load_experiment(path, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
 
 
 def _problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
@@ -62,7 +64,6 @@ studnet: {}
 
 def test_all_problems_come_at_once_with_line_path_and_nearest_key(tmp_path: Path) -> None:
     expected = {
-        "line 1, corpus.train": ["required"],
         "line 2, corpus.trian": ["unknown key", "'train'"],
         "line 3, corpus.limit": ["-3"],
         "line 5, teachers.0.name": ["'../x'", "letters"],
@@ -77,6 +78,12 @@ def test_all_problems_come_at_once_with_line_path_and_nearest_key(tmp_path: Path
     assert problems.keys() == expected.keys()
     for place, pieces in expected.items():
         assert [piece for piece in pieces if piece not in problems[place]] == []
+
+
+def test_training_texts_are_required(tmp_path: Path) -> None:
+    for text in ("corpus: {label: y}\n", ""):
+        [problem] = _problems(tmp_path, f"{text}teachers: [{{name: a, model: m}}]\n")
+        assert "corpus.train: is required" in problem
 
 
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both predict x,
 
 
 def mt_bert_targets(evidence: list[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> TargetBatch:
-    return target_method(targets).build(TargetInputs(space, targets, gold, evidence))
+    return target_method(targets).build(TargetInputs(space, gold, evidence))
 
 
 def targets_of(gold: str | None, **settings: Any) -> tuple[list[float], float]:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from amalgam.data.arrays import softmax
-from amalgam.pipeline.config.schema import COMPARATIVE
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics import domain_scores as statistics
 from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
 from amalgam.stages.fit_statistics.fit import most_confident
 from amalgam.stages.fit_statistics.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics.stage import notes
+from amalgam.stages.target_methods import COMPARATIVE
 
 MD = 1
 

@@ -143,18 +143,16 @@ def test_a_smoothed_signal_is_the_mean_over_the_neighbours() -> None:
     signal = np.array([[1.0, 0.0], [3.0, 4.0], [5.0, 8.0]])
     near = np.array([[1, 2], [0, 2], [0, 1]])
     assert smoothed(signal, near).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
-    twice, _ = over_neighbours(signal, near, 2)
-    assert twice.tolist() == [[2.5, 3.0], [3.0, 4.0], [3.5, 5.0]]
 
 
 def test_coherence_is_higher_for_useful_neighbours() -> None:
     signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
-    smooth, coherence = over_neighbours(signal, telling, 1)
+    smooth, coherence = over_neighbours(signal, telling)
     assert coherence > COHERENT
     assert rightly(standardised(smooth), right) > rightly(standardised(signal), right) + 0.05
-    assert abs(over_neighbours(signal, random.integers(0, 1000, (1000, 20)), 1)[1]) < COHERENT
+    assert abs(over_neighbours(signal, random.integers(0, 1000, (1000, 20)))[1]) < COHERENT
 
 
 def test_the_state_of_a_text_is_the_mean_of_its_own_tokens() -> None:

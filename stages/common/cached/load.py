@@ -30,7 +30,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.resolve import depth_of
 from amalgam.stages.common.teachers import LAST_LAYER, ResolvedTeacher
-from amalgam.stages.target_methods import measure_of
+from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +149,7 @@ class CachedStates:
 
 def required_states(run: Run) -> list[CachedStates]:
     """Returns every family of states that the experiment reads, in the order of computation."""
-    encoder = [encoder_states(run)] if run.experiment.targets.looks_at_encoder else []
+    encoder = [encoder_states(run)] if target_method(run.experiment.targets).reads_features else []
     return [
         *encoder,
         *(_teacher_states(run, teacher, *kind) for kind in state_kinds(run) for teacher in teachers_of(run)),
@@ -158,10 +158,10 @@ def required_states(run: Run) -> list[CachedStates]:
 
 def state_kinds(run: Run) -> list[tuple[str, int]]:
     """Returns (pooled or tokens, blocks) for each kind of teacher states that the experiment reads."""
-    by_domain = measure_of(run.experiment) is not None and run.experiment.objective.name != "stratanet"
-    last = [("pooled", LAST_LAYER)] if run.experiment.targets.looks_at_states or by_domain else []
-    objective = run.experiment.objective.read_states
-    return [*last, *([(objective, blocks_of(run))] if objective else [])]
+    objective = objective_inputs(run.experiment)
+    by_domain = measure_of(run.experiment) is not None and not objective.weighs_by_domain
+    last = [("pooled", LAST_LAYER)] if by_domain or target_method(run.experiment.targets).reads_states else []
+    return [*last, *([(objective.states, blocks_of(run))] if objective.states else [])]
 
 
 def encoder_states(run: Run) -> CachedStates:
@@ -175,7 +175,7 @@ def encoder_states(run: Run) -> CachedStates:
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
     """Returns the states that the objective trains on."""
-    return _teacher_states(run, teacher, str(run.experiment.objective.read_states), blocks_of(run))
+    return _teacher_states(run, teacher, str(objective_inputs(run.experiment).states), blocks_of(run))
 
 
 def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -184,8 +184,8 @@ def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
 
 
 def statistics_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
-    """Returns the states that domain statistics are fitted to: those of stratanet's objective, else the last layer."""
-    return (teacher_states if run.experiment.objective.name == "stratanet" else last_states)(run, teacher)
+    """Returns the states of the domain statistics: the objective's if it weighs by domain, else the last layer."""
+    return (teacher_states if objective_inputs(run.experiment).weighs_by_domain else last_states)(run, teacher)
 
 
 def parts_of(run: Run, states: CachedStates) -> list[Part]:

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from amalgam.data.arrays import softmax_column, width
 from amalgam.data.keys import ALL
 from amalgam.data.parquet import key_array, matrix, read_table
-from amalgam.pipeline.config.schema import COMPARATIVE, Targets
+from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import family_in, prefix_in
 from amalgam.stages.common.cached.pass_statistics import sums_over_raw
 from amalgam.stages.common.cached.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
 from amalgam.stages.common.corpus import Bucket, read_bucket
-from amalgam.stages.target_methods import Evidence
+from amalgam.stages.target_methods import COMPARATIVE, Evidence
 
 COLUMNS = ("key", "logits", "passes")
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.keys import LabelSpace
-from amalgam.pipeline.config.schema import COMPARATIVE, Targets
+from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
@@ -30,7 +30,7 @@ from amalgam.stages.report.blocks import (
     LeftOut,
     SharedLabels,
 )
-from amalgam.stages.target_methods import Evidence, target_method
+from amalgam.stages.target_methods import COMPARATIVE, Evidence, target_method
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,6 +1,6 @@
 """OBJECTIVES: one class for each value of `objective.name` that learns from texts, with its loss and its phases.
 
-A new objective is a class in this folder, a line here, and its name and fields in the schema's `Objective`.
+A new objective is a class in this folder, a line here, and its inputs in OBJECTIVE_INPUTS of target_methods.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arithmetic on rows of numbers: softmax, entropy, columns; for NumPy arrays and for Polars Array columns.
 
 The two softmaxes round differently, so each caller keeps its own. A Polars column of n arrays of C numbers is computed
-flat: one vectorised operation for any n and C. The import loads neither library: `plan` reads the target methods.
+flat, in one vectorised operation. The import loads neither library: `plan` reads the target methods.
 """
 
 from __future__ import annotations

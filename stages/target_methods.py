@@ -1,4 +1,4 @@
-"""TARGET_METHODS and OBJECTIVE_INPUTS: what each `targets.mode` and each `objective.name` reads, and the target rules.
+"""TARGET_METHODS and OBJECTIVE_INPUTS: the inputs of every `targets.mode` and `objective.name`, and the target rules.
 
 A new target method is a class here and a line in TARGET_METHODS; an objective also has a loss in train_student. This
 file imports neither Polars nor NumPy; `build` does.

@@ -76,8 +76,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Distil three small classifiers into one student: offline, in minutes. A second run recomputes nothing."""
-    from amalgam.stages.app.demo.data_free import run_data_free
-    from amalgam.stages.app.demo.with_texts import run_demo
+    from amalgam.stages.app.demo import run_data_free, run_demo
 
     fields = overrides or []
     if folder is not None and "=" in folder.name:  # no folder was given, only overrides

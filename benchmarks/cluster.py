@@ -104,7 +104,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _demo(folder: Path, nodes: Nodes, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from amalgam.stages.app.demo.with_texts import write_demo
+    from amalgam.stages.app.demo import write_demo
 
     alone, spread = folder / "alone", folder / "spread"
     for demo in (alone, spread):

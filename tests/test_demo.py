@@ -9,9 +9,8 @@ import pytest
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.app.demo import language_model as demo_language_model
-from amalgam.stages.app.demo.data_free import ROWS, write_data_free
-from amalgam.stages.app.demo.with_texts import METHODS_SHOWN, TEXTS, write_demo, write_texts
+from amalgam.stages.app import demo_models
+from amalgam.stages.app.demo import METHODS_SHOWN, ROWS, TEXTS, write_data_free, write_demo, write_texts
 from amalgam.stages.methods import METHODS, load_with_methods
 from amalgam.tests.workspaces import amalgam
 
@@ -83,7 +82,7 @@ def test_the_demos_plan_starts_with_its_texts(folder: Path) -> None:
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twin") / "amalgam-demo-data-free"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_language_model, "STEPS", 2)
+        patch.setattr(demo_models, "STEPS", 2)
         write_data_free(folder, Console(quiet=True))
     return folder
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from amalgam.data.demo_corpus import TOPICS, generate
-from amalgam.stages.app.demo.encoder import tiny_encoder
+from amalgam.stages.app.demo_models import tiny_encoder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def test_the_tokenizer_knows_the_words_whatever_their_case_and_spells_out_others
 def test_another_process_with_other_hashes_and_threads_makes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from amalgam.data.demo_corpus import generate; "
-        "from amalgam.stages.app.demo.encoder import tiny_encoder; "
+        "from amalgam.stages.app.demo_models import tiny_encoder; "
         "tiny_encoder(pathlib.Path(sys.argv[1]), [text for text, _ in generate(600, 0)], 0)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "error::UserWarning"}

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from amalgam.data.demo_corpus import mixture
-from amalgam.stages.app.demo import language_model as demo_language_model
-from amalgam.stages.app.demo.language_model import tiny_language_model
+from amalgam.stages.app import demo_models
+from amalgam.stages.app.demo_models import tiny_language_model
 from amalgam.stages.generate.language_model import BatchedCache, LanguageModel
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(folder: Path, seed: int, steps: int) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_language_model, "STEPS", steps)
+        patch.setattr(demo_models, "STEPS", steps)
         tiny_language_model(folder, TEXTS, seed)
     return folder
 

@@ -1,0 +1,271 @@
+"""Runs `amalgam demo`: three small classifiers are distilled into one student, offline, from the embedded corpus.
+
+It writes an ordinary experiment and runs it for each method; shared results are computed once. With `--data-free` the
+students learn from generated texts only. The supervised student, trained on real texts, is then the upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from amalgam.data.demo_corpus import Part, generate, mixture
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.runner import update
+from amalgam.pipeline.execution.stage import Run
+from amalgam.stages.app.api import QuietTables, open_run, working
+from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
+from amalgam.stages.registry import STAGES
+from amalgam.stages.report.blocks import Evaluation
+from amalgam.stages.report.stage import evaluation, row
+
+TEXTS: dict[str, tuple[Part, int, int]] = {
+    "train": ("train", 4000, 0),
+    "teachers": ("train", 4000, 100),
+    "test": ("test", 1000, 0),
+}
+"""file: (part of the embedded corpus, texts, seed). Teachers and students train on different texts."""
+
+GENERAL_TEXTS = 8000
+
+FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
+
+WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml"}
+
+METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
+
+ROWS = (
+    ("vanilla-kd", "random-words"),
+    ("vanilla-kd", "cross-domain"),
+    ("vanilla-kd", "prompted"),
+    ("vanilla-kd", "steered"),
+    ("amalgam", "steered"),
+    ("stratanet", "steered"),
+    ("as-dfd", None),
+)
+"""(method, source of its texts); as-dfd has no texts, but embeddings made by the teachers."""
+
+SOURCES: Mapping[str | None, list[str]] = {"cross-domain": ["generate.corpus=texts/general.parquet"]}
+"""Further overrides of a source."""
+
+THREE_TEACHERS = """\
+train_teachers:                    # three teachers with different labels
+  texts: texts/teachers.parquet    # not the texts of the student
+  encoder: encoder
+  groups:
+    desk: [banking, computing]
+    weekend: [cooking, football, gardening]
+    study: [law, medicine, music]
+  max_tokens: 48
+  epochs: 6
+  batch_size: 16
+  learning_rate: 3e-4
+"""
+
+EXPERIMENT = (
+    """\
+# The demo's experiment: an ordinary one. Try, in this folder:
+#   amalgam plan
+#   amalgam plan student.method=muka-soft
+#   amalgam run  student.method=muka-soft targets.temperature=0.5
+corpus:
+  train: texts/train.parquet       # only the supervised student and the report read its labels
+  test: texts/test.parquet
+  label: label
+
+"""
+    + THREE_TEACHERS
+    + """
+cache:
+  passes: 16
+  max_tokens: 48
+
+student:
+  method: amalgam
+  encoder: encoder
+  max_tokens: 48
+  epochs: 3
+  batch_size: 32
+  learning_rate: 1e-3
+"""
+)
+
+TEACHERS_EXPERIMENT = (
+    """\
+# This experiment trains the teachers from labelled texts. The supervised student learns from these texts too, and is
+# the upper bound for students without texts:
+#   amalgam run -c with-texts.yaml
+corpus:
+  train: texts/train.parquet
+  test: texts/test.parquet
+  label: label
+
+"""
+    + THREE_TEACHERS
+    + """
+cache:
+  passes: 0                        # no method here uses dropout
+  max_tokens: 48
+
+student:
+  method: supervised
+  name: supervised
+  encoder: teacher:desk
+  max_tokens: 48
+  epochs: 4                        # about as many steps as other students
+  batch_size: 16
+  learning_rate: 1e-3
+"""
+)
+
+DATA_FREE_EXPERIMENT = """\
+# Teachers, a language model, and no text. Try, in this folder:
+#   amalgam plan
+#   amalgam plan generate.texts=400
+#   amalgam run  student.method=vanilla-kd generate.steering_strength=5
+corpus:
+  test: texts/test.parquet         # read by the report only
+  label: label
+
+teachers:
+  - {name: desk, model: ./teachers/desk}
+  - {name: weekend, model: ./teachers/weekend}
+  - {name: study, model: ./teachers/study}
+
+generate:
+  source: steered
+  language_model: ./lm
+  texts: 200                       # per teacher and class
+  steering_strength: 2
+  max_tokens: 32
+  held_out: 0.2                    # for stratanet's statistics of the teachers; no student learns from it
+
+pseudo_embeddings:
+  count: 64                        # as-dfd's, per teacher and class
+
+cache:
+  passes: 0
+  max_tokens: 48
+
+student:
+  method: amalgam
+  encoder: teacher:desk
+  max_tokens: 48
+  epochs: 12                       # StrataNet has ten; these texts are few
+  batch_size: 16
+  learning_rate: 1e-3
+"""
+
+
+def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
+    write_demo(folder)
+    console, config, evaluations = Console(quiet=quiet), folder / "amalgam.yaml", dict[str, Evaluation]()
+    for method in METHODS_SHOWN:
+        console.say(f"== {method}")
+        settings = [f"student.method={method}", f"student.name={method}", *overrides]
+        name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
+        evaluations[name] = evaluation(_run(config, settings, quiet=quiet))
+    _run(config, overrides, quiet=True)  # HEAD is the experiment of the file, from which later commands continue
+    _show(console, evaluations, folder)
+    console.result(f"Its student on one page: {folder}/reports/student.html")
+
+
+def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
+    """Trains three teachers and a small language model, which generates texts in four ways, and students on them."""
+    console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
+    write_data_free(folder, console)
+    with_texts, config = folder / "with-texts.yaml", folder / "amalgam.yaml"
+    console.say("== teachers")
+    _run(with_texts, [], quiet=quiet, target="train-teachers")
+    for method, source in ROWS:
+        name = f"{method} on {source} texts" if source else f"{method}, no texts"
+        console.say(f"== {name}")
+        student = f"{method}-{source}" if source else method
+        settings = [f"student.method={method}", f"student.name={student}"]
+        settings += [f"generate.source={source}", *SOURCES.get(source, [])] if source else []
+        evaluations[name] = evaluation(_run(config, [*settings, *overrides], quiet=quiet))
+    console.say("== supervised")
+    evaluations["supervised student (real texts and labels)"] = evaluation(_run(with_texts, [], quiet=quiet))
+    _run(config, overrides, quiet=quiet)  # HEAD is the experiment of the file, from which later commands continue
+    _show(console, evaluations, folder)
+
+
+def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None = None) -> Run:
+    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
+    with working(run):
+        update(STAGES, run, target=target)
+    return run
+
+
+def _show(console: Console, evaluations: Mapping[str, Evaluation], folder: Path) -> None:
+    """Prints the teachers and baselines of the first evaluation, and the student of each."""
+    first = next(iter(evaluations.values()))
+    systems = {name: system for name, system in first["systems"].items() if "student" not in name}
+    for name, scores in evaluations.items():
+        systems[name] = next(system for key, system in scores["systems"].items() if "student" in key)
+    rows = [row(name, system, first["groups"]) for name, system in systems.items()]
+    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in first["groups"])]
+    console.table(f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels", header, rows)
+    console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
+
+
+# ---- files
+
+
+def write_demo(folder: Path) -> None:
+    """Writes texts, a tiny encoder and the experiment file; existing files stay."""
+    _write_texts_and_encoder(folder, "train")
+    _write_missing(folder / "amalgam.yaml", EXPERIMENT)
+
+
+def write_data_free(folder: Path, console: Console) -> None:
+    """Writes texts, the teachers' encoder, the language model and two experiment files; existing files stay."""
+    _write_texts_and_encoder(folder, "teachers")
+    if not (folder / "texts/general.parquet").exists():
+        pq.write_table(pa.table({"text": mixture(GENERAL_TEXTS, seed=0)}), folder / "texts/general.parquet")
+    _write_missing(folder / "with-texts.yaml", TEACHERS_EXPERIMENT)
+    _write_missing(folder / "amalgam.yaml", DATA_FREE_EXPERIMENT)
+    if not (folder / "lm").exists():
+        console.say("== a language model of general text")
+        tiny_language_model(folder / "lm", mixture(GENERAL_TEXTS, seed=0), seed=0)
+
+
+def _write_texts_and_encoder(folder: Path, encoder_texts: str) -> None:
+    _refuse_other_files(folder)
+    write_texts(folder)
+    if not (folder / "encoder" / "model.safetensors").exists():
+        tiny_encoder(folder / "encoder", [text for text, _ in _texts(encoder_texts)], seed=0)
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Refuses a folder that is neither empty nor a demo, complete or interrupted."""
+    if folder.exists() and not folder.is_dir():
+        raise ExperimentError(f"{folder} is not a folder", fix="name another folder: amalgam demo DIR")
+    file = folder / "amalgam.yaml"
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    ours = file.read_text("utf-8", "replace").startswith(FIRST_WORDS) if file.is_file() else names <= WRITTEN_FIRST
+    if names and not ours:
+        raise ExperimentError(f"{folder} is not empty and is no demo", fix="name another folder: amalgam demo DIR")
+
+
+def write_texts(folder: Path) -> None:
+    (folder / "texts").mkdir(parents=True, exist_ok=True)
+    for name in TEXTS:
+        path = folder / f"texts/{name}.parquet"
+        if not path.exists():
+            texts, labels = zip(*_texts(name), strict=True)
+            pq.write_table(pa.table({"text": texts, "label": labels}), path)
+
+
+def _texts(name: str) -> list[tuple[str, str]]:
+    part, count, seed = TEXTS[name]
+    return generate(count, seed, part)
+
+
+def _write_missing(path: Path, content: str) -> None:
+    if not path.exists():
+        path.write_text(content)

@@ -1,1 +1,0 @@
-"""The demos: with texts, and without."""

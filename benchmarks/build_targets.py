@@ -98,8 +98,9 @@ def _in_own_process(what: str, base: Path, mode: str) -> dict[str, Any]:
 
 def _build(base: Path, mode: str) -> dict[str, Any]:
     """Runs `amalgam build-targets`, from the search for missing units to the closed manifest."""
+    import polars as pl  # noqa: F401  imported before the clock starts
+
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.build_targets import summary  # noqa: F401  imported before the clock starts
     from amalgam.stages.registry import STAGES
 
     run = _run(base, mode)

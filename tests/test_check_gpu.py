@@ -31,24 +31,22 @@ runpy.run_module("amalgam.benchmarks.check_gpu", run_name="__main__")
 READS = "the model calls aten.item.default in the middle of its work"
 
 
-def bare(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    here = Path(__file__).resolve().parents[1]
-    environment = quiet_environment(PYTHONPATH=str(here / ".dev"), **more)
-    return subprocess.run(
-        [sys.executable, "-c", BARE, *arguments], capture_output=True, text=True, check=False, env=environment
-    )
-
-
 def test_the_engine_needs_torch_transformers_and_numpy_alone() -> None:
-    result = bare("--device", "cpu", "--texts", "0", "--json")
+    here = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", BARE, "--device", "cpu", "--texts", "0", "--json"]
+    environment = quiet_environment(PYTHONPATH=str(here / ".dev"))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert '"row": "correct"' in result.stdout
 
 
-def test_without_a_gpu_it_prints_so() -> None:
-    result = bare(CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == check_gpu.NO_GPU
-    assert "no GPU here" in result.stderr
+def test_without_a_gpu_it_prints_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["check_gpu"])
+    with pytest.raises(SystemExit) as leaving:
+        check_gpu.main()
+    assert leaving.value.code == check_gpu.NO_GPU
+    assert "no GPU here" in capsys.readouterr().err
 
 
 def test_masks_that_differ_or_repeat_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -184,8 +183,7 @@ MANY = ("cache.passes=128", "execution.batch_tokens=2048")
 
 def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, str]:
     """cache-teachers, stopped as soon as one unit is committed."""
-    start = workspace.new_process if signals == (signal.SIGTERM,) else workspace.process
-    process = start("cache-teachers", *MANY)
+    process = workspace.process("cache-teachers", *MANY)
     until(lambda: bool(list((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))), process)
     for number in signals:
         process.send_signal(number)
@@ -194,7 +192,7 @@ def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, st
     return result.code, result.err
 
 
-def until(ready: Callable[[], bool], process: subprocess.Popen[str] | Forked) -> None:
+def until(ready: Callable[[], bool], process: Forked) -> None:
     began = time.monotonic()
     while not ready():
         assert process.poll() is None, process.communicate()[1]

@@ -18,7 +18,7 @@ def rank(module: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    options = parse_args(sys.argv[1:])
+    options = parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     options.rdzv_backend = "c10d"
     options.rdzv_endpoint = options.rdzv_endpoint or "localhost:0"
     config, *_ = config_from_args(options)

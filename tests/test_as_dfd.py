@@ -21,7 +21,7 @@ SMALL = [
     "pseudo_embeddings.learning_rate=0.05",
 ]
 QUICK = [*SMALL, "pseudo_embeddings.steps=4"]
-"""For tests that do not look at what the student learns from the embeddings."""
+"""For tests of other things than the quality of the embeddings."""
 
 
 @pytest.fixture(scope="module")

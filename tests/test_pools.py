@@ -29,7 +29,7 @@ class Watched:
 
 def many_rows(workspace: Workspace) -> None:
     labels = sorted({label for _, label in workspace.texts()})
-    workspace.write([(f"word{i % 90} word{i * 7 % 90} number {i}", labels[i % len(labels)]) for i in range(1500)])
+    workspace.write([(f"word{i % 90} word{i * 7 % 90} number {i}", labels[i % len(labels)]) for i in range(600)])
 
 
 def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Workspace, mo
     assert len(watched.texts) < units
     together, watched.texts = len(watched.texts), []
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
-    assert other("build-targets", "execution.batch_tokens=64").code == 0
+    assert other("build-targets", "execution.batch_tokens=256").code == 0
     assert len(watched.texts) == units > together
     assert largest_difference(fresh.targets(), other.targets()) < TOLERANCE
 
@@ -54,7 +54,7 @@ def test_memory_is_given_back_after_each_pool(fresh: Workspace, monkeypatch: pyt
     monkeypatch.setattr(launches, "run_passes", watched)
     monkeypatch.setattr(pools, "malloc_trim", lambda: given.append)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
-    assert fresh("cache-teachers", "execution.batch_tokens=64").code == 0
+    assert fresh("cache-teachers", "execution.batch_tokens=256").code == 0
     assert given == [0] * len(watched.texts)
 
 
@@ -72,7 +72,7 @@ def test_answers_before_a_failure_are_kept(fresh: Workspace, monkeypatch: pytest
     many_rows(fresh)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(launches, "run_passes", Watched(last=2))
-    result = fresh.attempt("cache-teachers", "execution.batch_tokens=64")
+    result = fresh.attempt("cache-teachers", "execution.batch_tokens=256")
     assert result.code != 0
     assert len(fresh.units()) == 2
     monkeypatch.undo()
@@ -103,6 +103,6 @@ def test_a_note_of_a_teacher_is_printed_once(fresh: Workspace, monkeypatch: pyte
 
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(launches, "run_passes", noting)
-    result = fresh("cache-teachers", "execution.batch_tokens=64")
+    result = fresh("cache-teachers", "execution.batch_tokens=256")
     families = {path.parent.parent for path in fresh.units()}
     assert (result.out + result.err).count("launches are not captured") == len(families)

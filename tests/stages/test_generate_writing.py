@@ -24,18 +24,18 @@ from amalgam.tests.stages.writers import ExhaustiveSampler, Tag, language_model,
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("steer", [0.5, 2.0, 10.0])
 def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> None:
-    """102 texts each, 612 in all; the naive way is the oracle. Greedy texts differ by their prompts."""
+    """51 texts each, 306 in all; the naive way is the oracle. Greedy texts differ by their prompts."""
     model, teacher = language_model(slots=16), teacher_of()
     how = SamplingParams(0.0 if greedy else 1.0, None, 0.95, 24)
-    asked = orders(34, how, [f"{one} {other}" for one in WORDS[:6] for other in WORDS[:6]] if greedy else [""])
+    asked = orders(17, how, [f"{one} {other}" for one in WORDS[:4] for other in WORDS[:5]] if greedy else [""])
     lazy = written(model, teacher, asked, SteeringParams(steer, 5))
     naive = written(model, teacher, asked, SteeringParams(steer, 5), ExhaustiveSampler)
-    assert len(lazy) == 102
+    assert len(lazy) == 51
     assert {tag: text.choices for tag, text in lazy.items()} == {tag: text.choices for tag, text in naive.items()}
     assert [(one.text, one.probability) for one in lazy.values()] == [
         (naive[tag].text, naive[tag].probability) for tag in lazy
     ]
-    assert len({text.choices for text in lazy.values()}) > 30
+    assert len({text.choices for text in lazy.values()}) > 15
     assert all(text.scored == text.offered for text in naive.values())
     assert sum(text.scored for text in lazy.values()) < sum(text.scored for text in naive.values())
 
@@ -75,7 +75,7 @@ def test_a_plain_loop_without_slots_writes_the_same_greedy_text() -> None:
 
 
 def test_a_text_does_not_depend_on_its_batch_or_order() -> None:
-    teacher, asked = teacher_of(), orders(12)
+    teacher, asked = teacher_of(), orders(8)
     together = written(language_model(), teacher, asked, SteeringParams(2.0, 8))
     backwards = written(language_model(), teacher, asked[::-1], SteeringParams(2.0, 8))
     assert together == backwards
@@ -215,7 +215,7 @@ def test_a_text_without_a_token_has_no_class_probability() -> None:
 
 def test_reported_numbers_do_not_depend_on_the_batch_in_their_last_bit() -> None:
     teacher = teacher_of()
-    texts = [f"{WORDS[i % 90]} {WORDS[(3 * i) % 90]}" + " word5" * (i % 4) for i in range(50)]
+    texts = [f"{WORDS[i % 90]} {WORDS[(3 * i) % 90]}" + " word5" * (i % 4) for i in range(25)]
     scorer = Scorer(teacher)
     together = scorer.log_probabilities(texts)
     for text, near in zip(texts, together, strict=True):

@@ -1,88 +1,233 @@
-"""Fits Gaussians to the states of each teacher's own texts, and reads the logits and states that they need.
+"""Fits Gaussians to a teacher's own texts and to all texts, and scores how foreign a text is to the teacher.
 
-A teacher's own texts are those generated for it, else all texts. From each predicted class it uses the fraction
-`targets.reference_fraction` with the largest logit margin, because generated texts drift.
+md is the distance from the nearest class; rmd subtracts the distance from the background (Ren et al. 2021). msp is
+minus the largest probability. Texts n, width W, groups C; all in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax, top_margin
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.fit_statistics.domain_scores import Statistics, in_parts
-from amalgam.stages.fit_statistics.gaussians import Array
+from amalgam.stages.target_methods import COMPARATIVE
+
+Array = NDArray[np.float64]
+Groups = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """Tolerance of a fraction times a number of texts, so that an integer is not rounded up."""
 
+ROWS = 1024
+"""Texts whose states are in memory at once."""
 
-class FitFacts(TypedDict):
-    """Facts about the statistics of one teacher."""
+FOLDS = 5
 
-    texts: int
-    which: str
-    background: int
-    absent: list[str]
-    width: int
-    shrinkage: list[float]
-    same: list[bool]
+LEAST_VARIANCE = 1e-6
+"""Variance of states that are all the same: about the resolution of fp16."""
 
+SAME = 1e-9
+"""Scores that differ by less than this share of their size do not differ: the teacher is as certain of all."""
 
-@dataclass(frozen=True)
-class FitInputs:
-    """One teacher's predictions and states of the reference texts."""
-
-    labels: Sequence[str]
-    logits: NDArray[Any]
-    """[n, labels], with dropout off."""
-    states: States
-    generated_for: NDArray[np.bool_]
-    """Whether each text was generated for this teacher; all False where this is unknown."""
-    teachers: int
-    fraction: float
-    """`targets.reference_fraction`."""
+PAIR = ("own", "background")
+PARTS = ("means", "whiten", "shrinkage")
 
 
-def fit(inputs: FitInputs) -> tuple[Statistics, FitFacts]:
-    """Fits the statistics of one teacher."""
-    own, share, which = inputs.generated_for, inputs.fraction, "the most confident"
-    if own.any():
-        which += " of those generated for it"
-    else:
-        own, share = ~own, share / inputs.teachers
-    groups = most_confident(inputs.logits, own, share)
-    statistics = Statistics.of(inputs.states, inputs.logits, groups)
-    present = np.unique(groups[groups >= 0])
-    return statistics, {
-        "texts": int((groups >= 0).sum()),
-        "which": which,
-        "background": len(inputs.logits),
-        "absent": [label for place, label in enumerate(inputs.labels) if place not in present],
-        "width": inputs.states.width,
-        "shrinkage": [round(max(float(pair[place].shrinkage) for pair in statistics.pairs), 4) for place in (0, 1)],
-        "same": [bool((statistics.deviation[place] == 0).all()) for place in range(len(statistics.deviation))],
-    }
+def most_confident(logits: NDArray[Any], own: NDArray[np.bool_], share: float) -> Groups:
+    """Returns the class of the most confident share of each predicted class of `own`, and -1 for other texts.
 
-
-def most_confident(logits: NDArray[Any], mine: NDArray[np.bool_], share: float) -> NDArray[np.int64]:
-    """Returns the class of the most confident share of each predicted class of `mine`, and -1 for other texts.
-
-    The share is rounded up.
+    The share is rounded up. Other texts are left out because generated texts drift.
     """
     order = np.argsort(-top_margin(logits.astype(np.float64)), kind="stable")
-    predicted = np.where(mine, logits.argmax(axis=1), -1)
+    predicted = np.where(own, logits.argmax(axis=1), -1)
     groups = np.full(len(logits), -1, np.int64)
-    for label in np.unique(predicted[mine]):
+    for label in np.unique(predicted[own]):
         texts = order[predicted[order] == label]
         groups[texts[: math.ceil(share * len(texts) - ROUNDING)]] = label
     return groups
+
+
+# ---- Gaussians
+
+
+class Moments:
+    """Counts and sums by group, and the total sum of outer products: no matrix of all texts is ever made."""
+
+    def __init__(self, origin: Array, groups: int) -> None:
+        self.origin, width = origin, len(origin)  # near the states, so that nothing cancels
+        self.counts, self.sums, self.products = np.zeros(groups), np.zeros((groups, width)), np.zeros((width, width))
+
+    def add(self, states: Array, groups: Groups) -> None:
+        """Adds states [n, W] of these groups."""
+        member, moved = np.eye(len(self.counts))[groups], states - self.origin
+        self.counts += member.sum(axis=0)
+        self.sums += member.T @ moved
+        self.products += moved.T @ moved
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Gaussians by class with one shared covariance, shrunk so that fewer texts than dimensions suffice."""
+
+    means: Array
+    """[C, W], of the groups that had texts."""
+    whiten: Array
+    """[W, W]: of the shared covariance S, the lower triangular L with L S L' = 1."""
+    shrinkage: Array
+    """The share of the identity in S, a single number."""
+
+    @classmethod
+    def of(cls, parts: Sequence[Moments]) -> Gaussians:
+        """Fits to the sum of moments about one origin, of at least one text."""
+        total = Moments(parts[0].origin, len(parts[0].counts))
+        for part in parts:
+            total.counts += part.counts
+            total.sums += part.sums
+            total.products += part.products
+        present, texts = total.counts > 0, float(total.counts.sum())
+        counts, sums = total.counts[present], total.sums[present]
+        means = sums / counts[:, None]
+        covariance, share = shrunk((total.products - means.T @ sums) / texts, texts)
+        whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+        return cls(means + total.origin, whiten, np.array(share))
+
+    def distance(self, states: Array) -> Array:
+        """Returns [n]: the squared Mahalanobis distance of each state [n, W] from the nearest mean."""
+        white = states @ self.whiten.T
+        squared: Array = np.minimum.reduce([np.square(white - mean).sum(axis=1) for mean in self.means @ self.whiten.T])
+        return squared
+
+
+def shrunk(covariance: Array, texts: float) -> tuple[Array, float]:
+    """Returns the oracle-approximating shrinkage towards the identity (Chen et al. 2010), and its share."""
+    width, trace = len(covariance), float(np.trace(covariance))
+    squares = float(np.square(covariance).sum())
+    uneven = squares - trace**2 / width
+    share = 1.0
+    if uneven > np.finfo(float).eps * squares:
+        share = min(1.0, ((1 - 2 / width) * squares + trace**2) / ((texts + 1 - 2 / width) * uneven))
+    level = max(trace / width, LEAST_VARIANCE)
+    return (1 - share) * covariance + share * level * np.eye(width), share
+
+
+Pair = tuple[Gaussians, Gaussians]
+"""The Gaussians of a block: by class for a teacher's own texts, and for the background."""
+
+
+def scores_of(pair: Pair, states: Array) -> tuple[Array, Array]:
+    """Returns rmd and md [n] of states [n, W] of one block."""
+    own, background = (gaussians.distance(states) for gaussians in pair)
+    return own - background, own
+
+
+# ---- the statistics of a teacher
+
+
+@dataclass(frozen=True)
+class Statistics:
+    pairs: list[Pair]
+    """By block."""
+    mean: Array
+    """[measures, blocks], in the order of COMPARATIVE: of the scores of the teacher's own texts."""
+    deviation: Array
+    """0 where they do not differ."""
+
+    @classmethod
+    def of(cls, states: States, logits: NDArray[Any], groups: Groups) -> Statistics:
+        """Fits all blocks; `groups` has the class of each own text, and -1 for other texts."""
+        folds = folds_of(groups)
+        fitted = [_fit_block(states, block, groups, folds, logits.shape[1]) for block in range(states.blocks)]
+        by_measure = [np.stack([scores[place] for _, scores in fitted]) for place in (0, 1)]
+        largest = softmax(logits[groups >= 0].astype(np.float64)).max(axis=1)
+        own_scores = np.stack([*by_measure, np.tile(-largest, (states.blocks, 1))])
+        mean, deviation = own_scores.mean(axis=-1), own_scores.std(axis=-1)
+        differs = deviation > SAME * np.abs(mean)
+        return cls([pair for pair, _ in fitted], mean, np.where(differs, deviation, 0.0))
+
+    def standardised(self, states: Array, logits: NDArray[Any] | None, measure: str) -> Array:
+        """Returns scores [n, blocks] of states [n, blocks, W] in deviations of the own texts; 0 if those are equal."""
+        place = COMPARATIVE.index(measure)
+        if logits is not None and measure == "msp":
+            score = np.repeat(-softmax(logits.astype(np.float64)).max(axis=1)[:, None], states.shape[1], axis=1)
+        else:
+            scores = [scores_of(pair, states[:, block])[place] for block, pair in enumerate(self.pairs)]
+            score = np.stack(scores, axis=1)
+        deviation = self.deviation[place]
+        return np.where(deviation > 0, (score - self.mean[place]) / np.where(deviation > 0, deviation, 1.0), 0.0)
+
+    def save(self, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        tensors = {
+            f"{name}.{part}": np.stack([getattr(pair[place], part) for pair in self.pairs])
+            for place, name in enumerate(PAIR)
+            for part in PARTS
+        }
+        save_file({**tensors, "mean": self.mean, "deviation": self.deviation}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Statistics:
+        from safetensors.numpy import load_file
+
+        tensors = load_file(path)
+        own, background = (
+            [Gaussians(*parts) for parts in zip(*(tensors[f"{name}.{part}"] for part in PARTS), strict=True)]
+            for name in PAIR
+        )
+        return cls(list(zip(own, background, strict=True)), tensors["mean"], tensors["deviation"])
+
+
+def folds_of(groups: Groups) -> Groups:
+    """Assigns folds in turn, separately to own and other texts; a teacher with fewer own texts has fewer folds."""
+    own = groups >= 0
+    turns = np.where(own, np.cumsum(own), np.cumsum(~own)) - 1
+    folds: Groups = turns % max(1, min(FOLDS, int(own.sum())))
+    return folds
+
+
+def _fit_block(
+    states: States, block: int, groups: Groups, folds: Groups, classes: int
+) -> tuple[Pair, tuple[Array, Array]]:
+    """Returns the Gaussians, and rmd and md of the teacher's own texts, each under those of the other folds.
+
+    A text is nearer to Gaussians fitted on it than new texts are, and the effect grows with fewer texts. Without folds,
+    teachers of few and of many texts could not be compared.
+    """
+    blocks, count = slice(block, block + 1), int(folds.max()) + 1
+    origin = states.take(np.arange(1), blocks)[0, 0, 0].astype(np.float64)
+    own, background = ([Moments(origin, size) for _ in range(count)] for size in (classes, 1))
+    for rows, batch in in_parts(states, blocks):
+        for fold in range(count):
+            mask = folds[rows] == fold
+            background[fold].add(batch[mask, 0], np.zeros(mask.sum(), np.int64))
+            mask &= groups[rows] >= 0
+            own[fold].add(batch[mask, 0], groups[rows][mask])
+
+    def pair_of(chosen: Sequence[int]) -> Pair:
+        return Gaussians.of([own[fold] for fold in chosen]), Gaussians.of([background[fold] for fold in chosen])
+
+    pairs = [pair_of([other for other in range(count) if other != fold] or [fold]) for fold in range(count)]
+    scores = np.empty((2, len(groups)))
+    for rows, batch in in_parts(states, blocks):
+        for fold, pair in enumerate(pairs):
+            mask = (folds[rows] == fold) & (groups[rows] >= 0)
+            scores[:, rows[mask]] = scores_of(pair, batch[mask, 0])
+    rmd, md = scores[:, groups >= 0]
+    return pair_of(range(count)), (rmd, md)
+
+
+def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[NDArray[np.int64], Array]]:
+    """Yields some rows at a time, and their pooled states [n, blocks, W] in float64."""
+    for start in range(0, len(states), ROWS):
+        rows = np.arange(start, min(start + ROWS, len(states)))
+        yield rows, states.take(rows, blocks)[:, 0].astype(np.float64)
 
 
 def confidences(

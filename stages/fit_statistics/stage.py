@@ -18,20 +18,16 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
-from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, measure_of
-
-FEW = 5
-"""Classes named in a note."""
-
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from amalgam.stages.fit_statistics.fit import FitInputs
-
     Keys = NDArray[np.bytes_]
+
+FEW = 5
+"""Classes named in a note."""
 
 
 class FitStatistics(Stage):
@@ -72,12 +68,33 @@ class FitStatistics(Stage):
         return float(train_part(run).texts * len(teachers_of(run) if units is None else units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.fit_statistics.fit import fit
+        import numpy as np
 
-        statistics, facts = fit(_fit_inputs(run, unit.payload))
+        from amalgam.stages.fit_statistics.fit import Statistics, most_confident
+
+        teacher, buckets, share = unit.payload, reference_part(run).buckets, run.experiment.targets.reference_fraction
+        keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
+        logits = cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
+        states = state_of(run, teacher, keys, statistics_states)
+        own, which = _generated_for(run, teacher.name, keys), "the most confident of those generated for it"
+        if not own.any():
+            own, which, share = ~own, "the most confident", share / len(teachers_of(run))
+        groups = most_confident(logits, own, share)
+        statistics = Statistics.of(states, logits, groups)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
             statistics.save(draft.folder / "statistics.safetensors")
-            draft.facts = dict(facts)
+            draft.facts = {
+                "texts": int((groups >= 0).sum()),
+                "which": which,
+                "background": len(logits),
+                "absent": [label for place, label in enumerate(teacher.labels) if place not in groups],
+                "width": states.width,
+                "shrinkage": [
+                    round(max(float(gaussians.shrinkage) for gaussians in side), 4)
+                    for side in zip(*statistics.pairs, strict=True)
+                ],
+                "same": (statistics.deviation == 0).all(axis=1).tolist(),
+            }
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
@@ -97,23 +114,6 @@ class FitStatistics(Stage):
 
     def describe(self, manifest: Record) -> str:
         return f"statistics of {', '.join(manifest.facts['teachers'])}"
-
-
-def _fit_inputs(run: Run, teacher: ResolvedTeacher) -> FitInputs:
-    import numpy as np
-
-    from amalgam.stages.fit_statistics.fit import FitInputs
-
-    buckets = reference_part(run).buckets
-    keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
-    return FitInputs(
-        labels=teacher.labels,
-        logits=cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys),
-        states=state_of(run, teacher, keys, statistics_states),
-        generated_for=_generated_for(run, teacher.name, keys),
-        teachers=len(teachers_of(run)),
-        fraction=run.experiment.targets.reference_fraction,
-    )
 
 
 def _generated_for(run: Run, teacher: str, keys: Keys) -> NDArray[np.bool_]:
@@ -140,8 +140,7 @@ def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -
 
 def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> NDArray[np.float64]:
     """Returns [n, blocks, teachers]: each teacher's confidence by the text's distance from its domain."""
-    from amalgam.stages.fit_statistics.domain_scores import Statistics
-    from amalgam.stages.fit_statistics.fit import confidences
+    from amalgam.stages.fit_statistics.fit import Statistics, confidences
 
     measure = str(measure_of(run.experiment))
     teachers = teachers_of(run)

@@ -11,10 +11,16 @@ import pytest
 
 from amalgam.data.arrays import softmax
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.fit_statistics import domain_scores as statistics
-from amalgam.stages.fit_statistics.domain_scores import Statistics, folds_of, scores_of
-from amalgam.stages.fit_statistics.fit import most_confident
-from amalgam.stages.fit_statistics.gaussians import Gaussians, Moments, shrunk
+from amalgam.stages.fit_statistics import fit as statistics
+from amalgam.stages.fit_statistics.fit import (
+    Gaussians,
+    Moments,
+    Statistics,
+    folds_of,
+    most_confident,
+    scores_of,
+    shrunk,
+)
 from amalgam.stages.fit_statistics.stage import notes
 from amalgam.stages.target_methods import COMPARATIVE
 
@@ -30,9 +36,9 @@ def states(values: Any) -> States:
 
 def gaussians(values: Any, groups: list[int]) -> Gaussians:
     results = np.asarray(values, np.float64)
-    moments = Moments.none(results[0], max(groups) + 1)
+    moments = Moments(results[0], max(groups) + 1)
     moments.add(results, np.array(groups))
-    return Gaussians.of(moments)
+    return Gaussians.of([moments])
 
 
 # ---- distances

@@ -266,7 +266,7 @@ def test_students_of_other_temperatures_are_a_sweep(two: tuple[Workspace, Comman
     rows = numbers_of(workspace, "warm")["sweep"]
     assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
     assert "No sweep" in Page(page_of(workspace)).text  # as it was when it was drawn
-    assert "scale" in Page(page_of(workspace, "warm")).text
+    assert "τ = 0.5" in Page(page_of(workspace, "warm")).text
 
 
 def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResult]) -> None:

@@ -84,6 +84,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             _run_stage(stage, run, state)
         if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
+            run.descriptions[stage.name] = stage.describe(run.result(stage.name))
             stage.publish(run, run.result(stage.name), fresh=state.state != "current")
     return states
 

@@ -148,6 +148,8 @@ class Run:
     """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
     """The current stages: name -> (fingerprint, manifest)."""
+    descriptions: dict[str, str] = field(default_factory=dict)
+    """Stage -> its line about its result, for the report."""
     executed: set[str] = field(default_factory=set)
     """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)

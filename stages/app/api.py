@@ -28,8 +28,8 @@ from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import AuditBlock
 from amalgam.stages.report.html import FOLDER, page_name
+from amalgam.stages.report.report_json import AuditBlock
 from amalgam.stages.report.stage import audit
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.methods import METHODS, experiment_schema
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.teacher_audit.tables import show
+from amalgam.stages.report.tables import print_audit
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -182,7 +182,7 @@ def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
     if as_json:
         console.json(block)
     else:
-        show(console, block)
+        print_audit(console, block)
 
 
 def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import numpy as np
 
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.stages.report.blocks import ReportJson
-from amalgam.stages.report.html import FOLDER, publish, render, size, total_seconds
-from amalgam.stages.report.report_json import FORMAT
-from amalgam.stages.report.summary import NORMAL_95, interval, percent
+from amalgam.stages.report.html import FOLDER, publish, render, size
+from amalgam.stages.report.report_json import (
+    FORMAT,
+    NORMAL_95,
+    ReportJson,
+    Row,
+    interval,
+    percent,
+    total_seconds,
+)
+from amalgam.stages.report.tables import number
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -27,57 +34,6 @@ NAME = "comparison"
 MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 
 STEPS = ("teachers", "choice", "fit", "choice and fit")
-
-
-class Difference(TypedDict):
-    """The difference of accuracy of two runs, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    gained: int
-    lost: int
-
-
-class RunRow(TypedDict):
-    name: str
-    method: str
-    fingerprint: str
-    n: int | None
-    accuracy: float | None
-    macro_f1: float | None
-    nll_nats: float | None
-    nll_infinite: int | None
-    ece: float | None
-    low: float | None
-    high: float | None
-    against_first: Difference | None
-    accuracy_losses: dict[str, float]
-    seconds: float | None
-    text_passes: int
-    student_bytes: int | None
-
-
-class Group(TypedDict):
-    group: str
-    accuracy: list[float | None]
-
-
-class Setting(TypedDict):
-    field: str
-    values: list[str]
-
-
-class Comparison(TypedDict):
-    """reports/comparison.json."""
-
-    amalgam_report: int
-    same_texts: bool
-    runs: list[RunRow]
-    chance: float | None
-    groups: list[Group]
-    settings: list[Setting]
-    summary: str
 
 
 def report(  # noqa: PLR0913 - the options of a command
@@ -104,21 +60,16 @@ def report(  # noqa: PLR0913 - the options of a command
 
 def _compare_named(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:
     """Runs each file and reads its report at once: a later file may have the same student name."""
+    from amalgam.stages.app.commands import run_stages
+
     reports = {}
     for name in names:
         path = _report_path(config.parent, name)
-        if name.endswith(SUFFIXES):
-            path = _run_file(Path(name), overrides, quiet=quiet)
+        if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
+            path = run_stages(Path(name), overrides, target=None, quiet=quiet).report.with_suffix(".json")
         reports[name.removesuffix(".yaml").removesuffix(".yml")] = read_report(path)
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     compare((files[0] if files else config).parent.absolute(), reports, Console(quiet=quiet))
-
-
-def _run_file(file: Path, overrides: list[str], *, quiet: bool) -> Path:
-    """Runs the file as `amalgam run` does: overrides of earlier commands have no effect."""
-    from amalgam.stages.app.commands import run_stages
-
-    return run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")
 
 
 def _report_path(base: Path, name: str) -> Path:
@@ -143,8 +94,9 @@ def read_report(path: Path) -> ReportJson:
 
 def compare(base: Path, reports: Mapping[str, ReportJson], console: Console) -> None:
     """Prints the comparison and writes its page; the keys of `reports` are the names of the runs."""
-    runs = [cast("ReportJson", {**run, "name": name}) for name, run in reports.items()]
-    comparison = comparison_of(runs)
+    if len(reports) > MOST_RUNS:
+        raise ExperimentError(f"a comparison takes at most {MOST_RUNS} runs, got {len(reports)}", fix="name fewer runs")
+    comparison = comparison_of(reports)
     rows = _table(comparison)
     console.table("", ["", *reports], rows)
     console.sentence(comparison["summary"])
@@ -153,22 +105,26 @@ def compare(base: Path, reports: Mapping[str, ReportJson], console: Console) -> 
     console.say(f"report: {publish(base, NAME, contents)}")
 
 
-def comparison_of(runs: Sequence[ReportJson]) -> Comparison:
-    if len(runs) > MOST_RUNS:
-        raise ExperimentError(f"a comparison takes at most {MOST_RUNS} runs, got {len(runs)}", fix="name fewer runs")
-    first = runs[0]
+def comparison_of(reports: Mapping[str, ReportJson]) -> Row:
+    """Returns comparison.json."""
+    runs = list(reports.values())
+    first, rows = runs[0], [_run_row(name, run, runs[0]) for name, run in reports.items()]
     same_texts = all(_same_texts(run, first) for run in runs)
-    comparison: Comparison = {
+    return {
         "amalgam_report": FORMAT,
         "same_texts": same_texts,
-        "runs": [_run_row(run, first) for run in runs],
+        "runs": rows,
         "chance": first["chance"] if same_texts else None,
         "groups": _groups(runs) if same_texts else [],
         "settings": list(_differing_settings(runs)),
-        "summary": "",
+        "summary": _summary(rows, runs, same_texts=same_texts),
     }
-    comparison["summary"] = _summary(comparison, runs)
-    return comparison
+
+
+def _scores(run: ReportJson) -> Mapping[str, Any]:
+    """Returns the scores of the system that the report is about; empty without test texts."""
+    evaluation = run["evaluation"]
+    return evaluation["systems"][evaluation["system"]] if evaluation else {}
 
 
 def _same_texts(a: ReportJson, b: ReportJson) -> bool:
@@ -178,20 +134,15 @@ def _same_texts(a: ReportJson, b: ReportJson) -> bool:
     return bool(a["test"]) and counts[0] == counts[1]
 
 
-def _run_row(run: ReportJson, first: ReportJson) -> RunRow:
-    evaluation = run["evaluation"]
-    scores = evaluation["systems"][evaluation["system"]] if evaluation else None
+def _run_row(name: str, run: ReportJson, first: ReportJson) -> Row:
+    scores = _scores(run)
     low, high = interval(scores["accuracy"], scores["n"]) if scores else (None, None)
+    measures = ("n", "accuracy", "macro_f1", "nll_nats", "nll_infinite", "ece")
     return {
-        "name": run["name"],
+        "name": name,
         "method": run["method"],
         "fingerprint": run["fingerprint"],
-        "n": evaluation["n"] if evaluation else None,
-        "accuracy": scores["accuracy"] if scores else None,
-        "macro_f1": scores["macro_f1"] if scores else None,
-        "nll_nats": scores["nll_nats"] if scores else None,
-        "nll_infinite": scores["nll_infinite"] if scores else None,
-        "ece": scores["ece"] if scores else None,
+        **{measure: scores.get(measure) for measure in measures},
         "low": low,
         "high": high,
         "against_first": None if run is first else difference(run, first),
@@ -202,8 +153,11 @@ def _run_row(run: ReportJson, first: ReportJson) -> RunRow:
     }
 
 
-def difference(run: ReportJson, other: ReportJson) -> Difference | None:
-    """Compares two runs text by text; None if the texts differ or were too many to store."""
+def difference(run: ReportJson, other: ReportJson) -> Row | None:
+    """Compares the accuracy of two runs text by text, with its 95 % interval.
+
+    Returns None if the texts differ or were too many to store.
+    """
     sides = [side["student_quality"] and side["student_quality"]["right_hex"] for side in (run, other)]
     if not _same_texts(run, other) or not run["evaluation"] or not all(sides):
         return None
@@ -215,18 +169,14 @@ def difference(run: ReportJson, other: ReportJson) -> Difference | None:
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "gained": gained, "lost": lost}
 
 
-def _groups(runs: Sequence[ReportJson]) -> list[Group]:
+def _groups(runs: Sequence[ReportJson]) -> list[Row]:
     """Returns the accuracy on the labels of each teacher that all runs have."""
-    slices = [
-        evaluation["systems"][evaluation["system"]]["slice_accuracy"]
-        for evaluation in (run["evaluation"] for run in runs)
-        if evaluation
-    ]
+    slices = [scores["slice_accuracy"] for run in runs if (scores := _scores(run))]
     shared = [name for name in slices[0] if all(name in accuracy for accuracy in slices)]
     return [{"group": name, "accuracy": [accuracy[name] for accuracy in slices]} for name in shared[:MOST_GROUPS]]
 
 
-def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[Setting]:
+def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[Row]:
     settings = [dict(_leaves(run["settings"])) for run in runs]
     fields = [field for field in dict.fromkeys(key for leaves in settings for key in leaves) if field != "student.name"]
     differ = [field for field in fields if len({json.dumps(leaves.get(field)) for leaves in settings}) > 1]
@@ -248,19 +198,15 @@ def _value(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _summary(comparison: Comparison, runs: Sequence[ReportJson]) -> str:
-    order = sorted(
-        ((accuracy, row, run) for row, run in zip(comparison["runs"], runs, strict=True)
-         if (accuracy := row["accuracy"]) is not None),
-        key=lambda entry: -entry[0],
-    )  # fmt: skip
-    if len(order) < 2:
+def _summary(rows: Sequence[Row], runs: Sequence[ReportJson], *, same_texts: bool) -> str:
+    measured = [(row, run) for row, run in zip(rows, runs, strict=True) if row["accuracy"] is not None]
+    if len(measured) < 2:
         return "No run can be called better: fewer than two have labelled test texts."
-    if not comparison["same_texts"]:
+    if not same_texts:
         return "The runs have different test texts, so their accuracies cannot be compared."
-    (best, best_row, best_run), (second, second_row, second_run) = order[:2]
-    accuracies = f"{best_row['name']} has the highest accuracy, {percent(best)} on {best_row['n']:,} test texts"
-    accuracies += f"; {second_row['name']} is next with {percent(second)}"
+    (best, best_run), (second, second_run), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])
+    accuracies = f"{best['name']} has the highest accuracy, {percent(best['accuracy'])} on {best['n']:,} test texts"
+    accuracies += f"; {second['name']} is next with {percent(second['accuracy'])}"
     lead = difference(best_run, second_run)
     if lead is None:
         return f"{accuracies}."
@@ -269,36 +215,34 @@ def _summary(comparison: Comparison, runs: Sequence[ReportJson]) -> str:
     return f"{accuracies}. The difference, {points}, is {significant}."
 
 
-def _table(comparison: Comparison) -> list[list[str]]:
+def _table(comparison: Row) -> list[list[str]]:
     """Returns one row per measure: its name and the value of each run."""
-    runs = comparison["runs"]
-    rows = [
-        ["method", *(run["method"] for run in runs)],
-        ["accuracy", *(_number(run["accuracy"]) for run in runs)],
-        ["95 % interval", *("-" if run["low"] is None else f"{run['low']:.3f} to {run['high']:.3f}" for run in runs)],
-        ["against the first", *(_difference(run["against_first"]) for run in runs)],
-        ["n", *("-" if run["n"] is None else f"{run['n']:,}" for run in runs)],
-        ["macro-F1", *(_number(run["macro_f1"]) for run in runs)],
-        ["NLL", *("∞" if run["nll_infinite"] else _number(run["nll_nats"]) for run in runs)],
-        ["ECE", *(_number(run["ece"]) for run in runs)],
-    ]
-    rows += [[f"on labels of {group['group']}", *map(_number, group["accuracy"])] for group in comparison["groups"]]
-    for step in STEPS:
-        if any(step in run["accuracy_losses"] for run in runs):
-            lost = [run["accuracy_losses"].get(step) for run in runs]
-            rows.append([f"lost: {step}", *("-" if loss is None else f"{100 * loss:+.1f}" for loss in lost)])
+
+    def row(name: str, cell: Callable[[Row], str]) -> list[str]:
+        return [name, *map(cell, comparison["runs"])]
+
+    def loss(step: str) -> Callable[[Row], str]:
+        return lambda run: f"{100 * run['accuracy_losses'][step]:+.1f}" if step in run["accuracy_losses"] else "-"
+
+    steps = [step for step in STEPS if any(step in run["accuracy_losses"] for run in comparison["runs"])]
     return [
-        *rows,
-        ["time", *("-" if run["seconds"] is None else duration(run["seconds"]) for run in runs)],
-        ["text-passes of teachers", *(f"{run['text_passes']:,}" for run in runs)],
-        ["size of the student", *(size(run["student_bytes"]) for run in runs)],
-        ["report", *(run["fingerprint"] for run in runs)],
+        row("method", lambda run: run["method"]),
+        row("accuracy", lambda run: number(run["accuracy"])),
+        row("95 % interval", lambda run: "-" if run["low"] is None else f"{run['low']:.3f} to {run['high']:.3f}"),
+        row("against the first", _against_first),
+        row("n", lambda run: "-" if run["n"] is None else f"{run['n']:,}"),
+        row("macro-F1", lambda run: number(run["macro_f1"])),
+        row("NLL", lambda run: "∞" if run["nll_infinite"] else number(run["nll_nats"])),
+        row("ECE", lambda run: number(run["ece"])),
+        *([f"on labels of {group['group']}", *map(number, group["accuracy"])] for group in comparison["groups"]),
+        *(row(f"lost: {step}", loss(step)) for step in steps),
+        row("time", lambda run: "-" if run["seconds"] is None else duration(run["seconds"])),
+        row("text-passes of teachers", lambda run: f"{run['text_passes']:,}"),
+        row("size of the student", lambda run: size(run["student_bytes"])),
+        row("report", lambda run: run["fingerprint"]),
     ]
 
 
-def _difference(against: Difference | None) -> str:
+def _against_first(run: Row) -> str:
+    against = run["against_first"]
     return "" if against is None else f"{against['mean']:+.3f} ({against['low']:+.3f} to {against['high']:+.3f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -20,8 +20,9 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.api import QuietTables, open_run, working
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import Evaluation
-from amalgam.stages.report.stage import evaluation, row
+from amalgam.stages.report.report_json import Evaluation
+from amalgam.stages.report.stage import evaluation
+from amalgam.stages.report.tables import row
 
 TEXTS: dict[str, tuple[Part, int, int]] = {
     "train": ("train", 4000, 0),

@@ -34,7 +34,7 @@ from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents, read_metadata
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import Evaluation
+from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation_if_any
 
 CARD = "README.md"

@@ -26,7 +26,8 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.api import QuietTables, open_run, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.stage import evaluation_if_any, row
+from amalgam.stages.report.stage import evaluation_if_any
+from amalgam.stages.report.tables import row
 
 STUDENT = "train-student"
 

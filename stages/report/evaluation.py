@@ -1,4 +1,4 @@
-"""Evaluates every system on the labelled test texts over the union of labels.
+"""Evaluates every system on the labelled test texts over the union of labels; the main metric is accuracy.
 
 Systems: each teacher, the ensemble, zero-shot, the student. Buckets are read in groups, and three numbers per text and
 system are kept, so memory does not grow with texts times labels.
@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
-from amalgam.data.parquet import key_array, matrix, parquet_options, read_keys, read_table
+from amalgam.data.parquet import key_array, parquet_options
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.data.tokens import TokenRows
+from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import FamilyIndex
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.inference.states import Encoder, words_of
-from amalgam.stages.common.metrics import Predictions, evaluate
-from amalgam.stages.report.blocks import Scores
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from amalgam.stages.report.report_json import Scores
 
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""
@@ -64,13 +62,30 @@ def write_similarities(inputs: ZeroShotInputs, unit: Unit) -> None:
         draft.facts = {"labels": {name: words_of(name) for name in names}}
 
 
-def read_similarities(file: Path, first: int, rows: int) -> Array:
-    """Returns [rows, labels of the union] from row `first`, in key order."""
-    column = pl.scan_parquet(file).slice(first, rows).select("similarity").collect()["similarity"]
-    return column.to_numpy().astype("float64")
+# ---- predictions of all systems
 
 
-# ---- all systems
+@dataclass(frozen=True)
+class Predictions:
+    """Three numbers per text of a model's probabilities, for any number of labels."""
+
+    label: Array
+    """The most probable label of the union, the first of equals."""
+    confidence: Array
+    """Its probability; nan where some probability of the text is no number."""
+    of_gold: Array
+
+    @classmethod
+    def of(cls, probabilities: Array, gold: Array) -> Self:
+        """Takes probabilities [n, C] and gold [n] by position in the union."""
+        usable = np.isfinite(probabilities).all(axis=1)
+        confidence = np.where(usable, probabilities.max(axis=1, initial=-np.inf), np.nan)
+        return cls(probabilities.argmax(axis=1), confidence, probabilities[np.arange(len(gold)), gold])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        columns = ("label", "confidence", "of_gold")
+        return cls(*(np.concatenate([getattr(part, column) for part in parts]) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -80,10 +95,8 @@ class EvaluationInputs:
     store: Store
     test: Part
     labels: LabelSpace
-    families: Mapping[str, str]
-    """Teacher -> family of its cached predictions."""
     answers: Mapping[str, FamilyIndex]
-    """By family."""
+    """The files of cached predictions, by teacher."""
     similarities: Path
     system: str
     """The system that the report is about."""
@@ -104,10 +117,11 @@ class TestAnswers:
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
-    groups, first = [], 0
+    similarities, groups, first = pl.scan_parquet(inputs.similarities), [], 0
     for buckets in neighbouring_buckets(inputs.test.buckets, GROUP_TEXTS):
         rows = sum(bucket.rows for bucket in buckets)
-        groups.append(_predict(inputs, buckets, read_similarities(inputs.similarities, first, rows)))
+        similar = similarities.slice(first, rows).select("similarity").collect()["similarity"]
+        groups.append(_predict(inputs, buckets, similar.to_numpy().astype("float64")))
         first += rows
     return TestAnswers(
         np.concatenate([group.keys for group in groups]),
@@ -117,67 +131,49 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
     )
 
 
+def gold_indices(labels: LabelSpace, table: pa.Table) -> Array:
+    """Returns the position of each text's gold label in the union; -1 without one."""
+    position = {name: index for index, name in enumerate(labels.names)}
+    return np.array([position.get(label, -1) for label in table.column("label").to_pylist()], np.int64)
+
+
 def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], similar: Array) -> TestAnswers:
     """Leaves out texts with a gold label of no teacher: an earlier stage refused them or was set to skip them."""
     labels = inputs.labels
     table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
-    position = {name: index for index, name in enumerate(labels.names)}
-    gold = np.array([position.get(label, -1) for label in table.column("label").to_pylist()], dtype=np.int64)
+    gold = gold_indices(labels, table)
     kept = gold >= 0
-    keys, gold = key_array(table.column("key"))[kept], gold[kept]
+    table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
-    if labels.columns:
-        prefixes = [bucket.prefix for bucket in buckets]
-        logits = {name: _cached_logits(inputs, family, prefixes, keys) for name, family in inputs.families.items()}
-        for name, columns in labels.columns.items():
-            own[name] = np.array(columns)[logits[name].argmax(axis=1)]
-            systems[f"teacher:{name}"] = Predictions.of(_padded(softmax(logits[name]), labels, name), gold)
+    logits = {name: _cached_logits(inputs, name, buckets, table.column("key")) for name in labels.columns}
+    for name, columns in labels.columns.items():
+        own[name] = np.array(columns)[logits[name].argmax(axis=1)]
+        # Labels of other teachers get 0, so their NLL is infinite.
+        union = np.zeros((len(gold), len(labels.names)))
+        union[:, list(columns)] = softmax(logits[name])
+        systems[f"teacher:{name}"] = Predictions.of(union, gold)
+    if logits:
         systems["ensemble"] = Predictions.of(_ensemble(logits, labels), gold)
-    systems["zero-shot"] = Predictions.of(softmax(similar[kept]), gold)
+    systems["zero-shot"] = Predictions.of(softmax(similar), gold)
     if inputs.student is not None:
-        texts = [text for text, keep in zip(fields(table), kept.tolist(), strict=True) if keep]
-        systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(texts)), gold)
-    return TestAnswers(keys, gold, own, systems)
+        systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(fields(table))), gold)
+    return TestAnswers(key_array(table.column("key")), gold, own, systems)
 
 
-def evaluate_systems(inputs: EvaluationInputs, answers: TestAnswers) -> dict[str, Scores]:
-    names = list(inputs.labels.names)
-    groups = {teacher: list(columns) for teacher, columns in inputs.labels.columns.items()}
-    systems = {
-        name: cast("Scores", evaluate(predictions, answers.gold, names, groups, inputs.calibration_bins))
-        for name, predictions in answers.systems.items()
-    }
-    # A similarity has an order and no scale, so its probabilities mean nothing.
-    systems["zero-shot"] |= {"nll_nats": None, "nll_infinite": 0, "ece": None}
-    return systems
-
-
-def _cached_logits(inputs: EvaluationInputs, family: str, prefixes: Sequence[str], keys: Array) -> Array:
-    """Reads the keys of a file first, and its logits only if it has one of the texts."""
-    logits: Array | None = None
-    filled = np.zeros(len(keys), dtype=bool)
-    for file in inputs.answers[family].about(prefixes):
-        path = inputs.store.verified_path(file)
-        if "logits" not in pq.read_schema(path).names:
-            continue
-        file_keys = read_keys(path)
-        place = np.searchsorted(keys, file_keys)
-        wanted = np.flatnonzero((place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == file_keys))
-        if len(wanted):
-            file_logits = matrix(read_table(path, ["logits"]).column("logits"))
-            logits = np.empty((len(keys), file_logits.shape[1])) if logits is None else logits
-            logits[place[wanted]], filled[place[wanted]] = file_logits[wanted], True
-    if logits is None or not filled.all():
+def _cached_logits(inputs: EvaluationInputs, teacher: str, buckets: Sequence[Bucket], keys: pa.ChunkedArray) -> Array:
+    """Reads the logits of these texts alone; Polars decodes the other rows of a file for no column but the key."""
+    texts = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Binary)})
+    files = inputs.answers[teacher].about([bucket.prefix for bucket in buckets])
+    schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(inputs.labels.columns[teacher]))}
+    rows = pl.scan_parquet(
+        inputs.store.verified_paths(files), schema=schema, missing_columns="insert", extra_columns="ignore"
+    ).filter(pl.col("key").is_in(texts["key"].implode()))
+    cached = rows.collect().drop_nulls("logits").unique("key", keep="last", maintain_order=True)
+    logits = texts.join(cached, on="key", how="left", maintain_order="left")["logits"]
+    if logits.null_count():
         raise AssertionError("stage cache-teachers has the logits of every test text")
-    return logits
-
-
-def _padded(probabilities: Array, labels: LabelSpace, teacher: str) -> Array:
-    """Returns probabilities over the union; labels of other teachers get 0, so their NLL is infinite."""
-    union = np.zeros((len(probabilities), len(labels.names)))
-    union[:, list(labels.columns[teacher])] = probabilities
-    return union
+    return logits.to_numpy().astype(np.float64)
 
 
 def _ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
@@ -188,3 +184,79 @@ def _ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
     for column, label in enumerate(columns):
         union[:, label] += probabilities[:, column]
     return union
+
+
+# ---- metrics
+
+
+def evaluate_systems(inputs: EvaluationInputs, answers: TestAnswers) -> dict[str, Scores]:
+    systems = {
+        name: evaluate(predictions, answers.gold, inputs.labels, inputs.calibration_bins)
+        for name, predictions in answers.systems.items()
+    }
+    # A similarity has an order and no scale, so its probabilities mean nothing.
+    systems["zero-shot"] |= {"nll_nats": None, "nll_infinite": 0, "ece": None}
+    return systems
+
+
+def evaluate(predictions: Predictions, gold: Array, labels: LabelSpace, bins: int) -> Scores:
+    """Returns the report's figures of one model on labelled texts; gold [n] is by position in the union.
+
+    - macro_f1: mean over the labels that occur in gold or in the predictions; one that is never right counts 0.
+    - label_f1: the same by label name, None where it occurs in neither.
+    - nll_nats: mean negative log-likelihood; None when some gold label has probability 0, which makes it infinite.
+      nll_infinite: how many have.
+    - ece: expected calibration error over equal bins of confidence: the mean over texts of |accuracy - mean confidence|
+      of the text's bin.
+    - slice_accuracy: over the texts whose gold label is the teacher's, predictions over the union; None without texts.
+    - confusion: counts, a row per gold label, a column per predicted label.
+    """
+    _check(predictions, gold)
+    right = predictions.label == gold
+    confusion = confusion_of(predictions, gold, len(labels.names))
+    occurs = confusion.sum(axis=0) + confusion.sum(axis=1)
+    f1 = np.full(len(occurs), np.nan)
+    np.divide(2.0 * np.diag(confusion), occurs, out=f1, where=occurs > 0)
+    bin_of = calibration_bin(predictions.confidence, bins)
+    gaps = np.bincount(bin_of, weights=right - predictions.confidence, minlength=bins)
+    infinite = int((predictions.of_gold <= 0).sum())
+    slices = {teacher: right[np.isin(gold, own)] for teacher, own in labels.columns.items()}
+    return {
+        "n": len(gold),
+        "accuracy": float(right.mean()),
+        "macro_f1": float(np.nanmean(f1)),
+        "label_f1": {
+            name: None if np.isnan(value) else float(value) for name, value in zip(labels.names, f1, strict=True)
+        },
+        "nll_nats": None if infinite else float(-np.log(predictions.of_gold).mean()),
+        "nll_infinite": infinite,
+        "ece": float(np.abs(gaps).sum() / len(gold)),
+        "slice_accuracy": {teacher: float(own.mean()) if len(own) else None for teacher, own in slices.items()},
+        "slice_n": {teacher: len(own) for teacher, own in slices.items()},
+        "confusion": confusion.tolist(),
+    }
+
+
+def confusion_of(predictions: Predictions, gold: Array, labels: int) -> Array:
+    """Returns counts with a row per gold label and a column per predicted one."""
+    result: Array = np.zeros((labels, labels), dtype=np.int64)
+    np.add.at(result, (gold, predictions.label), 1)
+    return result
+
+
+def calibration_bin(confidence: Array, bins: int) -> Array:
+    """Returns the bin (low, high] of each confidence."""
+    place: Array = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    return place
+
+
+def _check(predictions: Predictions, gold: Array) -> None:
+    if not len(gold):
+        raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
+    wrong = np.flatnonzero(~np.isfinite(predictions.confidence))
+    if len(wrong):
+        raise WorkError(
+            f"{len(wrong):,} predictions are not numbers" if len(wrong) > 1 else "a prediction is not a number",
+            where=f"rows {', '.join(map(str, wrong[:8].tolist()))}",
+            fix="train the model again with a lower learning rate",
+        )

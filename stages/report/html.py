@@ -10,12 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import duration
@@ -24,10 +25,9 @@ from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import ReportJson
-from amalgam.stages.report.figures import bar, figures, printable
-from amalgam.stages.report.summary import interval
-from amalgam.stages.report.teacher_audit.tables import advice
+from amalgam.stages.report.figures import figures
+from amalgam.stages.report.report_json import ReportJson, Row, interval, total_seconds
+from amalgam.stages.report.tables import advice
 
 TEMPLATES = Path(__file__).parent
 
@@ -37,6 +37,7 @@ MOST_LETTERS = 600
 """Letters of any text on the page."""
 
 CLASSES_SHOWN, SYSTEMS_SHOWN, TEACHERS_SHOWN = 30, 16, 12
+"""Most rows of a table."""
 
 PAGE_VERSION = 1
 """Raised when Python code changes the look of the page; a changed template is detected by its digest."""
@@ -47,6 +48,9 @@ MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json":
 """Text near the start of every file that amalgam writes here."""
 
 MARKER_BYTES = 400
+
+JOINERS = "\u200c\u200d"
+"""Persian, Indic scripts and emoji need these letters."""
 
 
 # ---- rendering
@@ -85,7 +89,6 @@ def _environment() -> jinja2.Environment:
         ),
         "shade": lambda share: f"h{min(9, int(10 * share))}",
     }
-    environment.globals |= {"bar": bar}
     return environment
 
 
@@ -97,6 +100,15 @@ def _printed(value: Any) -> Any:
     return printable(text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…")
 
 
+def printable(text: object) -> Markup:
+    """Escapes text from data; invisible and direction-changing letters become escape sequences."""
+    return escape("".join(ch if ch.isprintable() or ch in JOINERS else _escaped(ch) for ch in str(text)))
+
+
+def _escaped(letter: str) -> str:
+    return " " if letter in "\n\r\t" else letter.encode("unicode_escape").decode()
+
+
 def size(value: int | None) -> str:
     if value is None:
         return NO_VALUE
@@ -106,88 +118,74 @@ def size(value: int | None) -> str:
     return f"{value} bytes"
 
 
+# ---- the rows of long lists, in the order of the page
+
+
 def _view(numbers: ReportJson) -> dict[str, Any]:
-    """Returns the rows that the page shows of long lists, with the full lengths."""
-    quality, cut = numbers["target_quality"], numbers["data"]["cut"]
-    audit = quality.get("audit") if quality else None
+    audit = (numbers["target_quality"] or {}).get("audit")
+    cut = [{"teacher": name, "n": n} for name, n in numbers["data"]["cut"].items() if n]
     return {
-        "systems": _systems(numbers),
-        "classes": _classes(numbers),
-        "teachers": _teachers(numbers),
-        "conflicts": _conflicts(numbers),
-        "cut": sorted(((name, n) for name, n in cut.items() if n), key=lambda row: -row[1])[:TEACHERS_SHOWN],
+        "systems": _first(_systems(numbers), SYSTEMS_SHOWN),
+        "sweep": [_system(f"τ = {row['temperature']:g}", row, reported=row["ours"]) for row in numbers["sweep"]],
+        "classes": _first(_classes(numbers), CLASSES_SHOWN),
+        "teachers": _first(_teachers(numbers), TEACHERS_SHOWN),
+        "conflicts": _first(_conflicts(audit["conflicts"]) if audit else [], TEACHERS_SHOWN),
+        "costs": _first(numbers["teacher_costs"], TEACHERS_SHOWN),
+        "cut": sorted(cut, key=lambda row: -row["n"])[:TEACHERS_SHOWN],
         "advice": advice(audit) if audit else [],
         "seconds": total_seconds(numbers),
     }
 
 
-def total_seconds(numbers: ReportJson) -> float | None:
-    """Returns the seconds of all stages; None if those of one stage are unknown."""
-    seconds = [row["seconds"] for row in numbers["stages"]]
-    return None if None in seconds else sum(filter(None, seconds))
+def _first(rows: list[Row], most: int) -> Row:
+    return {"rows": rows[:most], "of": len(rows)}
 
 
-def _systems(numbers: ReportJson) -> dict[str, Any]:
+def _systems(numbers: ReportJson) -> list[Row]:
     evaluation, bound = numbers["evaluation"], numbers["supervised"]
     if evaluation is None:
-        return {"rows": [], "more": [], "of": 0}
-    rows: list[dict[str, Any]] = [
-        {"name": name, "reported": name == evaluation["system"], **scores}
-        for name, scores in evaluation["systems"].items()
-    ]
-    rows.sort(key=lambda row: (not row["reported"], row["name"].startswith("teacher:"), -row["accuracy"]))
-    shown, more = rows[:SYSTEMS_SHOWN], list[dict[str, Any]]()
+        return []
+    rows = [_system(name, row, reported=name == evaluation["system"]) for name, row in evaluation["systems"].items()]
     if bound and bound["fingerprint"] != numbers["fingerprint"]:
-        name = "supervised student of this workspace (trained on gold labels)"
-        more = [{**bound, "name": name, "reported": False, "nll_infinite": 0}]
-    for row in shown + more:
-        row["low"], row["high"] = interval(row["accuracy"], row["n"])
-    return {"rows": shown, "more": more, "of": len(rows)}
+        rows.append(_system("supervised student of this workspace (trained on gold labels)", bound, reported=False))
+    return sorted(rows, key=lambda row: (not row["reported"], row["name"].startswith("teacher:"), -row["accuracy"]))
 
 
-def _classes(numbers: ReportJson) -> dict[str, Any]:
-    """Returns the labels with the lowest recall."""
+def _system(name: str, scores: Mapping[str, Any], *, reported: bool) -> Row:
+    """Returns a row of the table of systems; scores of other reports lack `nll_infinite`."""
+    low, high = interval(scores["accuracy"], scores["n"])
+    return {"nll_infinite": 0, **scores, "name": name, "reported": reported, "low": low, "high": high}
+
+
+def _classes(numbers: ReportJson) -> list[Row]:
+    """Returns the labels, the lowest recall first."""
     quality = numbers["student_quality"]
-    rows: list[dict[str, Any]] = [
+    rows = [
         {**row, "recall": row["right"] / row["n"] if row["n"] else None}
         for row in (quality["classes"] if quality else [])
         if row["n"] or row["predicted"]
     ]
-    rows.sort(key=lambda row: (row["recall"] is None, row["recall"] or 0.0, row["label"]))
-    return {"rows": rows[:CLASSES_SHOWN], "of": len(rows)}
+    return sorted(rows, key=lambda row: (row["recall"] is None, row["recall"] or 0.0, row["label"]))
 
 
-def _teachers(numbers: ReportJson) -> dict[str, Any]:
-    """Returns one row per teacher; of many, those with the largest weight."""
-    targets, quality = numbers["target_quality"], numbers["student_quality"]
-    audit = targets.get("audit") if targets else None
-    mixture = targets.get("mixture") if targets else None
-    audited = {row["teacher"]: row for row in audit["teachers"]} if audit else {}
-    means = mixture["mean"] if mixture else {}
+def _teachers(numbers: ReportJson) -> list[Row]:
+    """Returns the teachers in the order of the file; many teachers by weight."""
+    targets, quality = numbers["target_quality"] or {}, numbers["student_quality"]
+    audited = {row["teacher"]: row for row in targets["audit"]["teachers"]} if "audit" in targets else {}
+    means = targets["mixture"]["mean"] if "mixture" in targets else {}
     own = quality["teachers"]["own"] if quality else {}
-    rows: list[dict[str, Any]] = []
+    rows = []
     for labels in numbers["labels"]["teachers"]:
         name = labels["teacher"]
         rows.append({**labels, "audit": audited.get(name), "weight": means.get(name), "own": own.get(name)})
-    if len(rows) > TEACHERS_SHOWN:
-        rows.sort(key=lambda row: -(row["weight"] or 0.0))
-    return {"rows": rows[:TEACHERS_SHOWN], "of": len(rows)}
+    return sorted(rows, key=lambda row: -(row["weight"] or 0.0)) if len(rows) > TEACHERS_SHOWN else rows
 
 
-def _conflicts(numbers: ReportJson) -> dict[str, Any]:
-    """Returns the pairs of teachers with the most conflicts."""
-    targets = numbers["target_quality"]
-    audit = targets.get("audit") if targets else None
-    if not audit:
-        return {"rows": [], "of": 0}
-    names, shares = audit["conflicts"]["teachers"], audit["conflicts"]["shares"]
-    rows = [
-        {"teachers": [names[a], names[b]], "share": shares[a][b]}
-        for a in range(len(names))
-        for b in range(a + 1, len(names))
-    ]
-    rows.sort(key=lambda row: -float(str(row["share"])))
-    return {"rows": rows[:TEACHERS_SHOWN], "of": len(rows)}
+def _conflicts(conflicts: Row) -> list[Row]:
+    """Returns the pairs of teachers, the most conflicts first."""
+    pairs = combinations(enumerate(conflicts["teachers"]), 2)
+    rows = [{"teachers": [name_a, name_b], "share": conflicts["shares"][a][b]} for (a, name_a), (b, name_b) in pairs]
+    return sorted(rows, key=lambda row: -row["share"])
 
 
 # ---- publishing

@@ -1,13 +1,15 @@
-"""Collects report.json: the stored evaluation and findings, the manifests of the stages, and other students.
+"""report.json: its types and its content, from the stored evaluation, the manifests and other students.
 
-Manifests are read again for every page, because another student may exist since the report was made.
+Manifests are read again for every page, because another student may exist since the report was made. A `Row` is an
+entry of a list or table that the page prints; the function that makes it has its fields.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -16,21 +18,6 @@ from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import (
-    DataFacts,
-    Evaluation,
-    EvaluationBlock,
-    Findings,
-    LabelFacts,
-    ReportJson,
-    Scores,
-    StageFacts,
-    StudentQuality,
-    StudentScores,
-    SweepPoint,
-    TeacherCost,
-)
-from amalgam.stages.report.summary import accuracy_losses, summary
 
 FORMAT = 2
 
@@ -38,7 +25,137 @@ LABELS_SHOWN = 8
 
 NOT_SETTINGS = {"execution", "schema_version"}
 
-Identity = Mapping[str, Any]
+MEASURES = ("n", "accuracy", "macro_f1", "nll_nats", "ece")
+"""The scores of the reported system that its manifest has, for the reports of other students."""
+
+NORMAL_95 = 1.96
+"""Standard errors of a 95 % interval."""
+
+
+# ---- types
+
+Row = dict[str, Any]
+
+
+class Scores(TypedDict):
+    """The measures of one system; `evaluation.evaluate` defines them."""
+
+    n: int
+    accuracy: float
+    macro_f1: float
+    nll_nats: float | None
+    nll_infinite: int
+    ece: float | None
+    slice_accuracy: dict[str, float | None]
+    slice_n: dict[str, int]
+    label_f1: NotRequired[dict[str, float | None]]
+    confusion: NotRequired[list[list[int]]]
+
+
+class EvaluationBlock(TypedDict):
+    """The evaluation on the page: without confusion matrices, F1 by label and the labels of each teacher."""
+
+    n: int
+    left_out: int
+    systems: dict[str, Scores]
+    system: str  # the system that the report is about
+    selected_by: str
+    adaptive: NotRequired[Row]
+
+
+class Evaluation(EvaluationBlock):
+    """evaluation.json: every system on the labelled test texts."""
+
+    labels: list[str]
+    groups: dict[str, list[str]]  # the labels of each teacher
+
+
+class Histogram(TypedDict):
+    n: int
+    low: float
+    high: float
+    counts: list[int]
+    mean: NotRequired[float | None]
+
+
+class StudentQuality(TypedDict):
+    """The reported system on the test texts: by label, by confidence, and its errors."""
+
+    classes: list[Row]
+    confusions: Row
+    matrix: Row
+    calibration: dict[str, list[Row]]
+    errors: list[Row]
+    wrong: int
+    right_hex: str | None
+    teachers: Row
+
+
+class AuditBlock(TypedDict):
+    """The teachers' audit, as `amalgam audit --json` prints it."""
+
+    texts: int
+    labelled: int
+    weights: str
+    uncertainty: str
+    accuracy: float | None
+    teachers: list[Row]
+    conflicts: Row
+    shared_labels: list[Row]
+    labels: list[Row]
+    gold: list[Row]
+    duplicates: list[Row]
+
+
+class TargetQuality(TypedDict, total=False):
+    """The targets and the teachers on a sample of the training texts; only the first three exist without teachers."""
+
+    texts: int
+    sample: int
+    targets: Row
+    audit: AuditBlock
+    labelled: int
+    uncertainty: Row | None
+    choice: Row
+    mixture: Row
+    disputed: list[Row]
+
+
+class Findings(TypedDict):
+    """findings.json: everything that the page shows of texts, apart from the evaluation."""
+
+    student_quality: StudentQuality | None
+    target_quality: TargetQuality | None
+    scripts: dict[str, Row]
+
+
+class ReportJson(TypedDict):
+    """reports/NAME.json; `evaluation` is None without labelled test texts."""
+
+    amalgam_report: int
+    name: str
+    method: str
+    learns: bool
+    fingerprint: str
+    evaluation: EvaluationBlock | None
+    student_quality: StudentQuality | None
+    target_quality: TargetQuality | None
+    chance: float | None
+    supervised: Row | None
+    sweep: list[Row]
+    labels: Row
+    data: Row
+    stages: list[Row]
+    teacher_costs: list[Row]
+    student: Row | None  # size, versions and the facts of train-student
+    libraries: dict[str, str]
+    test: str | None
+    settings: Row
+    accuracy_losses: list[Row]
+    summary: list[str]
+
+
+# ---- content
 
 
 @dataclass(frozen=True)
@@ -49,6 +166,8 @@ class ReportInputs:
     store: Store
     results: Mapping[str, tuple[str, Record]]
     """Stage -> fingerprint and manifest."""
+    descriptions: Mapping[str, str]
+    """Stage -> what its result is."""
     labels: LabelSpace
     contents: Mapping[str, str]
     """Teacher -> digest of its files."""
@@ -56,39 +175,33 @@ class ReportInputs:
     def facts(self, stage: str) -> dict[str, Any]:
         return self.results[stage][1].facts if stage in self.results else {}
 
-    @property
-    def fingerprint(self) -> str:
-        return self.results["report"][0]
-
-    @property
-    def manifest(self) -> Record:
-        return self.results["report"][1]
-
 
 def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: Findings, name: str) -> ReportJson:
-    students = list(other_students(inputs))
-    record = inputs.store.record(inputs.store.folder("report", inputs.fingerprint) / "report.json")
+    fingerprint, manifest = inputs.results["report"]
+    test = manifest.identity["inputs"].get("test")
+    students = list(other_students(inputs.store, test)) if test else []
+    record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
-    quality = findings["student_quality"]
+    counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
     numbers: ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
         "method": method_name(inputs.settings),
         "learns": inputs.settings.student.learns,
-        "fingerprint": inputs.fingerprint,
+        "fingerprint": fingerprint,
         "evaluation": _evaluation_block(evaluation) if evaluation else None,
-        "student_quality": quality,
+        "student_quality": findings["student_quality"],
         "target_quality": findings["target_quality"],
-        "chance": _chance(quality) if quality else None,
-        "supervised": best_supervised(inputs.fingerprint, students),
-        "sweep": temperature_sweep(inputs.fingerprint, students),
+        "chance": max(counts) / sum(counts) if sum(counts) else None,  # always predicting the most frequent label
+        "supervised": best_supervised(fingerprint, students),
+        "sweep": temperature_sweep(fingerprint, students),
         "labels": _labels(inputs),
         "data": _data(inputs, findings),
-        "stages": _stages(inputs, set(history.get("executed", ()))),
+        "stages": list(_stages(inputs, set(history.get("executed", ())))),
         "teacher_costs": list(history.get("teacher_costs", ())),
-        "student": _student(inputs),
-        "libraries": inputs.manifest.made.get("libraries", {}),
-        "test": inputs.manifest.identity["inputs"].get("test"),
+        "student": _student(*inputs.results["train-student"]) if "train-student" in inputs.results else None,
+        "libraries": manifest.made.get("libraries", {}),
+        "test": test,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
         "accuracy_losses": [],
         "summary": [],
@@ -99,41 +212,31 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
-    """Leaves out confusion matrices and F1 by label, which evaluation.json has."""
     systems = {
-        name: cast("Scores", {key: value for key, value in scores.items() if key not in {"confusion", "label_f1"}})
+        name: {key: value for key, value in scores.items() if key not in {"confusion", "label_f1"}}
         for name, scores in evaluation["systems"].items()
     }
-    names: dict[str, Any] = {"labels": len(evaluation["labels"]), "groups": list(evaluation["groups"])}
-    return cast("EvaluationBlock", evaluation | names | {"systems": systems})
+    names = {"labels": len(evaluation["labels"]), "groups": list(evaluation["groups"])}
+    return cast("EvaluationBlock", {**evaluation, **names, "systems": systems})
 
 
-def _chance(quality: StudentQuality) -> float | None:
-    """Returns the accuracy of always predicting the most frequent gold label."""
-    counts = [row["n"] for row in quality["classes"]]
-    return max(counts) / sum(counts) if sum(counts) else None
-
-
-def _labels(inputs: ReportInputs) -> LabelFacts:
+def _labels(inputs: ReportInputs) -> Row:
     labels = inputs.labels
-    owners = labels.owners
-    return {
-        "n": len(labels.names),
-        "shared": sum(len(teachers) > 1 for teachers in owners),
-        "teachers": [
-            {
-                "teacher": name,
-                "n": len(columns),
-                "alone": sum(teachers == [name] for teachers in owners),
-                "shown": [labels.names[column] for column in columns[:LABELS_SHOWN]],
-                "content": inputs.contents[name],
-            }
-            for name, columns in labels.columns.items()
-        ],
-    }
+    teachers = [
+        {
+            "teacher": name,
+            "n": len(columns),
+            "alone": sum(owners == [name] for owners in labels.owners),
+            "shown": [labels.names[column] for column in columns[:LABELS_SHOWN]],
+            "content": inputs.contents[name],
+        }
+        for name, columns in labels.columns.items()
+    ]
+    shared = sum(len(owners) > 1 for owners in labels.owners)
+    return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 
-def _data(inputs: ReportInputs, findings: Findings) -> DataFacts:
+def _data(inputs: ReportInputs, findings: Findings) -> Row:
     facts = inputs.facts("read-corpus")
     counts = ("rows", "texts", "duplicates", "conflicts", "over_limit", "skipped")
     return {
@@ -148,23 +251,42 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataFacts:
     }
 
 
-def _student(inputs: ReportInputs) -> dict[str, Any] | None:
-    if "train-student" not in inputs.results:
-        return None
-    _, manifest = inputs.results["train-student"]
+def _student(_: str, manifest: Record) -> Row:
     weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
     facts = {key: manifest.facts.get(key) for key in ("steps", "best_step", "best_score", "selected_by", "dtype")}
     return facts | {"bytes": weights, "libraries": manifest.made.get("libraries", {})}
 
 
-# ---- the stages of this result
+def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[Row]:
+    for stage, (fingerprint, manifest) in inputs.results.items():
+        record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
+        seconds, units, reused = (record.facts[key] for key in ("seconds", "units", "found")) if record else [None] * 3
+        state = "made in part" if reused else "made"
+        if stage not in executed or (record and reused == units):
+            state = "reused"
+        yield {
+            "stage": stage,
+            "fingerprint": fingerprint,
+            "description": inputs.descriptions[stage],
+            "bytes": sum(file.bytes for file in manifest.files),
+            "seconds": seconds,
+            "units": units,
+            "reused_units": reused,
+            "state": state,
+        }
 
 
-def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[TeacherCost]:
+def total_seconds(numbers: ReportJson) -> float | None:
+    """Returns the seconds of all stages; None if those of one stage are unknown."""
+    seconds = [row["seconds"] for row in numbers["stages"]]
+    return None if None in seconds else sum(seconds)
+
+
+def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[Row]:
     """Sums text-passes, tokens and seconds of the cached units of this experiment, by teacher."""
-    teacher_of = {family: teacher for teacher, family in families.items()}
-    costs: dict[str, TeacherCost] = {
-        teacher: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0} for teacher in teacher_of.values()
+    costs: dict[str, Row] = {
+        family: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0}
+        for teacher, family in families.items()
     }
     paths = {file.path: store.root / f"{file.path.rpartition('-')[0]}.json" for file in manifest.files}
     records = store.records(list(paths.values()), complete=False)
@@ -172,140 +294,198 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
         record = records.get(paths[file.path])
         if record is None or "tokens" not in record.facts or "seconds" not in record.made:
             continue
-        facts = record.facts
+        facts, cost = record.facts, costs[family_in(file.path)]
         passes = int(facts["last"]) - int(facts["first"]) + int(bool(facts["logits"]))
-        cost = costs[teacher_of[family_in(file.path)]]
         cost["seconds"] = round(cost["seconds"] + float(record.made["seconds"]), 3)
         cost["text_passes"] += int(facts["rows"]) * passes
         cost["tokens"] += int(facts["tokens"]) * passes
     return list(costs.values())
 
 
-def _stages(inputs: ReportInputs, executed: set[str]) -> list[StageFacts]:
-    rows: list[StageFacts] = []
-    for stage, (fingerprint, manifest) in inputs.results.items():
-        record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
-        seconds, units, reused = (record.facts[key] for key in ("seconds", "units", "found")) if record else [None] * 3
-        state = "made in part" if reused else "made"
-        if stage not in executed or (record and reused == units):
-            state = "reused"
-        rows.append(
-            {
-                "stage": stage,
-                "fingerprint": fingerprint,
-                "description": _description(stage, manifest),
-                "bytes": sum(file.bytes for file in manifest.files),
-                "seconds": seconds,
-                "units": units,
-                "reused_units": reused,
-                "state": state,
-            }
-        )
-    return rows
-
-
-def _description(stage: str, manifest: Record) -> str:
-    facts, config = manifest.facts, manifest.identity.get("config", {})
-    descriptions = {
-        "generate": lambda: f"{facts['texts']:,} texts, {facts['source']}",
-        "read-corpus": lambda: f"texts: {', '.join(_part(*part) for part in facts['parts'].items())}",
-        "train-teachers": lambda: f"{len(facts['teachers'])} teachers",
-        "cache-teachers": lambda: f"{len(facts['families'])} teachers, {config['cache']['passes']} passes each",
-        "cache-features": lambda: f"states of {len(facts['families'])} models",
-        "fit-statistics": lambda: f"{len(facts['teachers'])} teachers",
-        "weigh-teachers": lambda: f"weights: {config['targets']['teacher_weights']}",
-        "build-targets": lambda: f"{facts['summary']['texts']:,} targets over {len(facts['labels'])} labels",
-        "make-embeddings": lambda: f"for {len(facts['teachers'])} teachers",
-        "train-student": lambda: f"{facts['steps']:,} steps, best at {facts['best_step']:,}",
-        "report": lambda: str(facts["method"]),
-    }
-    return descriptions[stage]() if stage in descriptions else ""
-
-
-def _part(name: str, facts: Mapping[str, Any]) -> str:
-    return f"{facts['texts']:,} {'for the ' if name == 'teachers' else ''}{name}"
-
-
 # ---- other students of this workspace
 
 
-class OtherStudent(TypedDict):
-    """A report of this workspace and the identities of its student and targets."""
+@dataclass(frozen=True)
+class OtherStudent:
+    """A report of this workspace on the same labelled test texts."""
 
-    scores: StudentScores
-    student: Identity
-    targets: Identity
+    scores: Row
+    mode: str
+    """`targets.mode`; empty for a method without targets."""
+    encoder: Any
+    temperature: float | None
+    rest: str
+    """All other inputs of the student and its targets."""
 
 
-def other_students(inputs: ReportInputs) -> Iterator[OtherStudent]:
-    """Yields every report of this workspace on the same labelled test texts, including this one."""
-    store, test = inputs.store, inputs.manifest.identity["inputs"].get("test")
-    for folder in store.folders("report") if test else []:
+def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
+    """Yields every report of this workspace on the same labelled test texts, including the current one."""
+    for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
         same_texts = manifest and manifest.identity.get("inputs", {}).get("test") == test
-        if manifest is None or not same_texts or store.missing_files(manifest):
+        if manifest is None or not same_texts or store.missing_files(manifest) or not manifest.facts.get("scores"):
             continue
-        student = _upstream(store, manifest, "train-student")
-        targets = _upstream(store, student, "build-targets") if student else None
-        scores = manifest.facts.get("scores")
-        if scores:
-            yield {
-                "scores": cast(
-                    "StudentScores", {"fingerprint": folder.name, "method": str(manifest.facts["method"]), **scores}
-                ),
-                "student": student.identity if student else {},
-                "targets": targets.identity if targets else {},
-            }
+        student = _upstream(store, manifest.identity, "train-student")
+        targets = _upstream(store, student, "build-targets")
+        settings = dict(targets.get("config", {}).get("targets", {}))
+        temperature = settings.pop("temperature", None)
+        inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
+        own = {key: value for key, value in student.items() if key != "upstream"}
+        yield OtherStudent(
+            scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
+            mode=str(settings.get("mode", "")),
+            encoder=student.get("inputs", {}).get("encoder"),
+            temperature=temperature,
+            rest=canonical([settings, *inputs, own]),
+        )
 
 
-def _upstream(store: Store, manifest: Record, stage: str) -> Record | None:
-    name = manifest.identity.get("upstream", {}).get(stage)
-    return store.manifest(stage, name) if name else None
+def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
+    """Returns the identity of an earlier stage's result; empty if there is none."""
+    name = identity.get("upstream", {}).get(stage)
+    manifest = store.manifest(stage, name) if name else None
+    return manifest.identity if manifest else {}
 
 
-def best_supervised(fingerprint: str, students: list[OtherStudent]) -> StudentScores | None:
+def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | None:
     """Returns the scores of the best student of the same encoder that was trained on gold labels."""
-    encoder = next((_encoder(other) for other in students if other["scores"]["fingerprint"] == fingerprint), None)
+    encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
     candidates = [
-        other["scores"]
-        for other in students
-        if _mode(other) == "supervised" and (encoder is None or _encoder(other) == encoder)
+        student.scores
+        for student in students
+        if student.mode == "supervised" and (encoder is None or student.encoder == encoder)
     ]
-    return max(candidates, key=lambda scores: scores["accuracy"], default=None)
+    return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
 
 
-def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[SweepPoint]:
+def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Row]:
     """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
-    groups: dict[str, list[OtherStudent]] = {}
-    for other in students:
-        if _mode(other) == "soft" and "temperature" in other["targets"]["config"]["targets"]:
-            groups.setdefault(_all_but_temperature(other), []).append(other)
+    groups: dict[str, list[Row]] = {}
+    for student in students:
+        if student.mode == "soft" and student.temperature is not None:
+            ours = student.scores["fingerprint"] == fingerprint
+            point = {"temperature": student.temperature, "ours": ours, **student.scores}
+            groups.setdefault(student.rest, []).append(point)
 
-    def order(item: tuple[str, list[OtherStudent]]) -> tuple[bool, int, str]:
-        key, group = item
-        return all(other["scores"]["fingerprint"] != fingerprint for other in group), -len(group), key
+    def order(rest: str) -> tuple[bool, int, str]:
+        return not any(point["ours"] for point in groups[rest]), -len(groups[rest]), rest
 
-    group = min(groups.items(), key=order)[1] if groups else []
-    points: list[SweepPoint] = [
-        {
-            "temperature": other["targets"]["config"]["targets"]["temperature"],
-            "ours": other["scores"]["fingerprint"] == fingerprint,
-            **other["scores"],
-        }
-        for other in group
-    ]
+    points = groups[min(groups, key=order)] if groups else []
     return sorted(points, key=lambda point: (point["temperature"], point["fingerprint"])) if len(points) > 1 else []
 
 
-def _mode(other: OtherStudent) -> str:
-    return str(other["targets"].get("config", {}).get("targets", {}).get("mode", ""))
+# ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
 
 
-def _encoder(other: OtherStudent) -> Any:
-    return other["student"].get("inputs", {}).get("encoder")
+def interval(share: float, n: int) -> tuple[float, float]:
+    """Returns the 95 % Wilson interval of a share."""
+    if not n:
+        return 0.0, 1.0
+    middle = (share + NORMAL_95**2 / (2 * n)) / (1 + NORMAL_95**2 / n)
+    reach = NORMAL_95 / (1 + NORMAL_95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_95**2 / (4 * n * n))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
-def _all_but_temperature(other: OtherStudent) -> str:
-    targets, student = other["targets"], {key: value for key, value in other["student"].items() if key != "upstream"}
-    settings = {key: value for key, value in targets["config"]["targets"].items() if key != "temperature"}
-    return canonical([settings, targets["inputs"], targets["upstream"], targets["version"], student])
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def summary(numbers: ReportJson) -> list[str]:
+    evaluation = numbers["evaluation"]
+    if evaluation is None:
+        missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
+        return [f"{missing} Set corpus.test.", _teacher_choice(numbers["target_quality"] or {})]
+    return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
+
+
+def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
+    system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
+    accuracy = systems[system]["accuracy"]
+    low, high = interval(accuracy, n)
+    subject = f"The {system}" if system.startswith("student") else f"The method {system}"
+    others = []
+    if "ensemble" in systems and system != "ensemble":
+        others.append(f"the teachers' ensemble {percent(systems['ensemble']['accuracy'])}")
+    teachers = [name for name in systems if name.startswith("teacher:") and name != system]
+    if teachers:
+        best = max(teachers, key=lambda name: systems[name]["accuracy"])
+        share = percent(systems[best]["accuracy"])
+        others.append(f"the best single teacher ({best.removeprefix('teacher:')}) {share}")
+    bound = numbers["supervised"]
+    if bound and bound["fingerprint"] != numbers["fingerprint"]:
+        others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
+    listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
+    measured = f"{percent(accuracy)} accuracy on {n:,} test texts (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+    return f"{subject} has {measured}{'; ' if others else ''}{listed}."
+
+
+def accuracy_losses(numbers: ReportJson) -> list[Row]:
+    """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
+
+    The steps: wrong teachers, targets that follow the wrong teacher, a student that does not fit its targets.
+    """
+    quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
+    if not evaluation or not quality or _supervised(numbers):
+        return []
+    steps: list[tuple[str, float, int, str]] = []
+    choice, oracle = targets.get("choice"), quality["teachers"]["oracle"]
+    if choice and choice["n"]:
+        where, right, labelled = "training texts with gold labels", targets["targets"]["right"], choice["n"]
+        steps.append(("teachers", choice["oracle"] / labelled, labelled, where))
+        if right is not None:
+            labelled = targets["targets"]["labelled"]
+            steps.append(("choice", right / labelled, labelled, where))
+    elif oracle is not None:
+        steps.append(("teachers", oracle / evaluation["n"], evaluation["n"], "test texts"))
+    accuracy = evaluation["systems"][evaluation["system"]]["accuracy"]
+    last = "fit" if len(steps) > 1 or not steps else "choice and fit"
+    steps.append((last, accuracy, evaluation["n"], "test texts"))
+    before = [1.0, *(right for _, right, _, _ in steps)]
+    return [
+        {"step": step, "right": right, "n": n, "where": where, "lost": earlier - right}
+        for earlier, (step, right, n, where) in zip(before, steps, strict=False)
+    ]
+
+
+def _supervised(numbers: ReportJson) -> bool:
+    """Returns whether the student learned from gold labels alone."""
+    return numbers["learns"] and numbers["settings"]["targets"]["mode"] == "supervised"
+
+
+REASONS = {
+    "teachers": "wrong teachers: with the right teacher always chosen, accuracy on the {where} would be {right}",
+    "choice": "the choice of the teacher: the targets have {right} accuracy, the best choice {before} (on the {where})",
+    "fit": "the student's fit: {right} accuracy on the test texts, {before} for its targets on the {before_where}",
+    "choice and fit": "the choice of the teacher and the student's fit, which cannot be separated here: {right} "
+    "accuracy, {before} for the best choice on the {before_where}",
+}
+
+UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
+
+
+def _largest_loss(numbers: ReportJson) -> str:
+    losses = numbers["accuracy_losses"]
+    if _supervised(numbers):
+        return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
+    if len(losses) < 2:
+        return "Accuracy losses cannot be separated: the method uses no teachers."
+    index = max(range(len(losses)), key=lambda index: float(losses[index]["lost"]))
+    loss, before = losses[index], losses[max(index - 1, 0)]
+    if loss["lost"] <= 0:
+        return "These numbers show no accuracy loss from the teachers to the student."
+    reasons = REASONS if numbers["learns"] else REASONS | {"choice and fit": UNTRAINED}
+    reason = reasons[loss["step"]].format(
+        right=percent(loss["right"]), before=percent(before["right"]), where=loss["where"], before_where=before["where"]
+    )
+    return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
+
+
+def _teacher_choice(targets: TargetQuality) -> str:
+    choice = targets.get("choice")
+    if choice and choice["n"]:
+        right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])
+        return (
+            f"Of {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
+            f"with the right teacher always chosen, accuracy would be {oracle}."
+        )
+    return "Accuracy losses are unknown too: no sampled training text has a gold label of a teacher."

@@ -29,15 +29,22 @@ from amalgam.stages.common.cached.load import (
     load_encoder,
     passes_counted,
 )
-from amalgam.stages.common.corpus import Bucket, Part, read_bucket
+from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Scores, Scripts
 from amalgam.stages.report.html import check_page, page_name, publish_page
-from amalgam.stages.report.report_json import ReportInputs, report_json, teacher_costs
-from amalgam.stages.report.summary import SCRIPT_TEXTS, scripts_of
+from amalgam.stages.report.report_json import (
+    MEASURES,
+    AuditBlock,
+    Evaluation,
+    Findings,
+    ReportInputs,
+    report_json,
+    teacher_costs,
+)
+from amalgam.stages.report.tables import print_evaluation
 from amalgam.stages.target_methods import Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -46,12 +53,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
-    from amalgam.stages.report.target_quality import TargetQualityInputs
-    from amalgam.stages.report.teacher_audit.audit import AuditInputs
-
-MOST_SYSTEMS = 12
-"""Systems in the printed table; evaluation.json has all."""
+    from amalgam.stages.report.audit import AuditInputs
+    from amalgam.stages.report.evaluation import EvaluationInputs
+    from amalgam.stages.report.quality import TargetQualityInputs
 
 MOST_INDENTED = 100
 """Labels up to which evaluation.json is indented."""
@@ -113,7 +117,7 @@ class Report(Stage):
         scores = {}
         if evaluation:
             system = evaluation["systems"][evaluation["system"]]
-            scores = {"scores": {key: system[key] for key in ("n", "accuracy", "macro_f1", "nll_nats", "ece")}}
+            scores = {"scores": {name: value for name, value in system.items() if name in MEASURES}}
         has_predictions = "cache-teachers" in run.results
         costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if has_predictions else []
         with run.store.draft(unit.folder, unit.name) as draft:
@@ -128,12 +132,16 @@ class Report(Stage):
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - shown after every run
         scores = evaluation_if_any(run)
         if scores:
-            show_evaluation(run, scores)
+            print_evaluation(run.console, scores)
+            if not run.experiment.student.learns:
+                run.console.result(f"reported method: {scores['system']}; no student was trained")
+            for line in audit_lines(scores["adaptive"], run.experiment.cache.passes) if "adaptive" in scores else ():
+                run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings = cast("Findings", _stored(run, FINDINGS))
         contents = {teacher.name: teacher.files.digest for teacher in teachers_of(run)}
-        inputs = ReportInputs(run.experiment, run.store, dict(run.results), label_space(run), contents)
+        inputs = ReportInputs(run.experiment, run.store, run.results, run.descriptions, label_space(run), contents)
         numbers = report_json(inputs, scores, findings, page_name(run.experiment))
         pages = run.store.folder("report", run.fingerprint("report")) / "pages"
         run.console.say(f"report: {publish_page(run.base, run.store, pages, numbers)}")
@@ -173,49 +181,36 @@ def _stored(run: Run, name: str) -> dict[str, Any] | None:
     return block
 
 
-def show_evaluation(run: Run, scores: Evaluation) -> None:
-    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in scores["groups"])]
-    names = [name for name in list(scores["systems"])[:-MOST_SYSTEMS] if name == scores["system"]]
-    names += list(scores["systems"])[-MOST_SYSTEMS:]
-    rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
-    title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
-    run.console.table(title, header, rows)
-    if not run.experiment.student.learns:
-        run.console.result(f"reported method: {scores['system']}; no student was trained")
-    if "adaptive" in scores:
-        for line in audit_lines(scores["adaptive"], run.experiment.cache.passes):
-            run.console.say(line)
-
-
-def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
-    scores = [number(value) for value in (system["accuracy"], system["macro_f1"], system["nll_nats"], system["ece"])]
-    return [name, *scores, *(number(system["slice_accuracy"][group]) for group in groups)]
-
-
 # ---- inputs of the units
 
 
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
     """Returns the evaluation, if there are labelled test texts, and the findings."""
-    from amalgam.stages.report.evaluation import predict_test
-    from amalgam.stages.report.student_quality import student_quality
-    from amalgam.stages.report.target_quality import target_quality
+    from amalgam.stages.report.evaluation import evaluate_systems, predict_test
+    from amalgam.stages.report.quality import script_counts, student_quality, target_quality
 
-    test, train = part_of(run, "test"), _train_part(run)
-    scores, quality = None, None
+    test, train, scores, quality = part_of(run, "test"), _train_part(run), None, None
     if test:
         inputs = _evaluation_inputs(run, test)
-        answers = predict_test(inputs)
-        scores, quality = _evaluation(run, inputs, answers), student_quality(inputs, answers)
+        answers, names = predict_test(inputs), inputs.labels.names
+        learns = run.experiment.student.learns
+        scores = Evaluation(
+            n=len(answers.gold),
+            left_out=test.texts - len(answers.gold),
+            labels=list(names),
+            groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
+            systems=evaluate_systems(inputs, answers),
+            system=inputs.system,
+            selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",
+        )
+        adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
+        if adaptive:
+            scores["adaptive"] = adaptive
+        quality = student_quality(inputs, answers)
     return scores, {
         "student_quality": quality,
         "target_quality": target_quality(_target_inputs(run, train)) if train else None,
-        "scripts": {part.name: _scripts(run, part) for part in (train, test) if part},
+        "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
 
 
@@ -223,6 +218,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.report.evaluation import EvaluationInputs
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
+    indexes = family_indexes(run) if labels.columns else {}
     similarities = run.store.record(_zero_shot_unit(run).record_path)
     if similarities is None:
         raise AssertionError("the zero-shot unit is complete before the report")
@@ -230,8 +226,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         store=run.store,
         test=test,
         labels=labels,
-        families=families_of(run),
-        answers=family_indexes(run) if labels.columns else {},
+        answers={name: indexes[family] for name, family in families_of(run).items()},
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
@@ -239,28 +234,8 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     )
 
 
-def _evaluation(run: Run, inputs: EvaluationInputs, answers: TestAnswers) -> Evaluation:
-    from amalgam.stages.report.evaluation import evaluate_systems
-
-    names, learns = inputs.labels.names, run.experiment.student.learns
-    scores: Evaluation = {
-        "n": len(answers.gold),
-        "left_out": inputs.test.texts - len(answers.gold),
-        "labels": list(names),
-        "groups": {name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
-        "systems": evaluate_systems(inputs, answers),
-        "system": inputs.system,
-        "selected_by": run.result("train-student").facts["selected_by"] if learns else "no student was trained",
-    }
-    if run.experiment.cache.adaptive and "cache-teachers" in run.results:
-        adaptive = run.result("cache-teachers").facts.get("adaptive")
-        if adaptive:
-            scores["adaptive"] = adaptive
-    return scores
-
-
 def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
-    from amalgam.stages.report.target_quality import TargetQualityInputs
+    from amalgam.stages.report.quality import TargetQualityInputs
 
     targets = _compared_by(run.experiment.targets)
     compared = replace(run, experiment=run.experiment.model_copy(update={"targets": targets}))
@@ -272,15 +247,6 @@ def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
         audit=_audit_inputs(compared) if teachers_of(run) else None,
         store=run.store,
     )
-
-
-def _scripts(run: Run, part: Part) -> Scripts:
-    texts: list[str] = []
-    for bucket in part.buckets:
-        texts += read_bucket(run.store, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
-        if len(texts) >= SCRIPT_TEXTS:
-            break
-    return {"n": len(texts), "scripts": scripts_of(texts)}
 
 
 # ---- the training texts
@@ -361,7 +327,7 @@ def _write_similarities(run: Run, unit: Unit) -> None:
 
 def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
     """Returns the audit of all training texts; refuses if the cache of the teachers is not up to date."""
-    from amalgam.stages.report.teacher_audit.audit import audit_buckets
+    from amalgam.stages.report.audit import audit_texts, audited_texts
 
     state = next((state for state in states if state.stage == "cache-teachers"), None)
     if state is None:
@@ -372,13 +338,14 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
             where=run.store.where(run.store.root / "cache-teachers"),
             fix="run `amalgam cache-teachers`, then `amalgam audit` again",
         )
-    return audit_buckets(_audit_inputs(run), train_part(run).buckets)
+    inputs = _audit_inputs(run)
+    return audit_texts(inputs, audited_texts(inputs, train_part(run).buckets))
 
 
 def _audit_inputs(run: Run) -> AuditInputs:
     import polars as pl
 
-    from amalgam.stages.report.teacher_audit.audit import AuditInputs
+    from amalgam.stages.report.audit import AuditInputs
 
     labels, targets, reader = label_space(run), run.experiment.targets, answer_reader(run)
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
+from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.common.metrics import Predictions, evaluate
+from amalgam.stages.report.evaluation import Predictions, evaluate
 
-LABELS = ["a", "b", "c", "d"]
-GROUPS = {"left": [0, 1], "right": [2, 3]}
+LABELS = LabelSpace(("a", "b", "c", "d"), {"left": (0, 1), "right": (2, 3)})
 # Predictions a, a, c, b; the third is sure, the others are not.
 PROBABILITIES = np.array(
     [[0.7, 0.1, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1], [0.0, 0.0, 1.0, 0.0], [0.1, 0.5, 0.4, 0.0]], dtype=np.float64
@@ -21,7 +21,7 @@ GOLD = np.array([0, 1, 2, 2])
 
 
 def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
-    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
+    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
     assert metrics["n"] == 4
     assert metrics["accuracy"] == 0.5
     # a: 1 right of gold 1 + predicted 2; b: never right; c: 1 right of gold 2 + predicted 1; d occurs nowhere.
@@ -38,44 +38,43 @@ def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
 
 def test_texts_read_in_parts_have_the_scores_of_one_read() -> None:
     parts = [Predictions.of(PROBABILITIES[rows], GOLD[rows]) for rows in (slice(0, 1), slice(1, 1), slice(1, 4))]
-    at_once = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, GROUPS, bins=5)
-    assert evaluate(Predictions.joined(parts), GOLD, LABELS, GROUPS, bins=5) == at_once
+    at_once = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
+    assert evaluate(Predictions.joined(parts), GOLD, LABELS, bins=5) == at_once
 
 
 def test_a_slices_accuracy_is_over_the_union_and_not_its_own_labels() -> None:
     # Within {c, d} alone this text would be right.
     probabilities = np.array([[0.5, 0.0, 0.4, 0.1]])
-    metrics = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, GROUPS, bins=10)
+    metrics = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, bins=10)
     assert metrics["slice_accuracy"] == {"left": None, "right": 0.0}
     assert metrics["slice_n"] == {"left": 0, "right": 1}
 
 
 def test_an_infinite_likelihood_is_counted_and_the_result_is_plain_json() -> None:
-    metrics = evaluate(
-        Predictions.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, GROUPS, bins=5
-    )
+    metrics = evaluate(Predictions.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, bins=5)
     assert metrics["nll_nats"] is None
     assert metrics["nll_infinite"] == 2
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
 def test_of_equal_probabilities_the_first_label_is_predicted() -> None:
-    metrics = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, GROUPS, bins=4)
+    metrics = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, bins=4)
     assert metrics["accuracy"] == 1.0
     # 0.25 is the upper end of the first bin, so the gap is 0.75 whatever the rounding.
     assert metrics["ece"] == pytest.approx(0.75)
 
 
 def test_a_label_of_two_teachers_counts_in_both_slices() -> None:
-    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, {"left": [0, 1], "right": [1, 2]}, bins=5)
+    labels = LabelSpace(LABELS.names, {"left": (0, 1), "right": (1, 2)})
+    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, labels, bins=5)
     assert metrics["slice_n"] == {"left": 2, "right": 3}
     assert metrics["slice_accuracy"]["right"] == pytest.approx(1 / 3)
 
 
 def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="labelled texts"):
-        evaluate(Predictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, GROUPS, bins=5)
+        evaluate(Predictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, bins=5)
     broken = PROBABILITIES.copy()
     broken[2, 1] = np.nan
     with pytest.raises(WorkError, match="where: rows 2"):
-        evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, GROUPS, bins=5)
+        evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, bins=5)

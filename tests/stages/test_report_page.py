@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from amalgam.stages.app.compare_reports import difference
-from amalgam.stages.common.metrics import Predictions
-from amalgam.stages.report.figures import Axis, Figure, axis_between, axis_to, figures, plain, printable
-from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page
-from amalgam.stages.report.student_quality import (
+from amalgam.stages.report.evaluation import Predictions
+from amalgam.stages.report.figures import Axis, Figure, axis, figures, plain
+from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page, printable
+from amalgam.stages.report.quality import (
     MATRIX,
     MOST_LETTERS,
     MOST_PAIRS,
     calibration,
     confused_pairs,
     confusion_matrix,
+    histogram,
+    scripts_of,
+    separation,
     shortened,
 )
-from amalgam.stages.report.summary import accuracy_losses, interval, scripts_of, summary
-from amalgam.stages.report.target_quality import histogram, separation
+from amalgam.stages.report.report_json import accuracy_losses, interval, summary
 from amalgam.tests.workspaces import Workspace
 
 
@@ -158,26 +160,23 @@ def test_long_texts_are_cut_and_both_of_a_pair_shown() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_hold_what_is_drawn(low: float, width: float) -> None:
-    axis = axis_between("x", low, low + width)
-    assert 2 <= len(axis.ticks) <= 8
-    assert axis.low <= low + 1e-4 * width
-    assert axis.high >= low + width - 1e-4 * width
-    whole = axis_to("y", width)
-    assert (whole.low, whole.ticks[0]) == (0, 0)
-    assert whole.high >= width * (1 - 1e-4)
+    ticks = axis("x", low, low + width).ticks
+    assert 2 <= len(ticks) <= 8
+    assert ticks[0] <= low + 1e-4 * width
+    assert ticks[-1] >= low + width - 1e-4 * width
+    assert axis("y", 0.0, width).ticks[0] == 0
 
 
 def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
-    unit = Axis("<b>share</b>", 0.0, 1.0, [0.0, 1.0], plain)
-    figure = Figure('a "title"', unit, unit, [("<i>one</i>", "one")])
-    figure.line([(0.0, 0.0), (1.0, 0.5)], "one")
-    figure.across(0.3, "chance")
+    unit = Axis("<b>share</b>", [0.0, 1.0], plain)
+    figure = Figure('a "title"', unit, unit, {"<i>one</i>": "one"})
+    figure.path([(0.0, 0.0), (1.0, 0.5)], "line one")
     svg = figure.svg()
     assert isinstance(svg, Markup)
     assert svg.count("&lt;b&gt;share") == 2
     assert "&lt;i&gt;one" in svg
     assert 'aria-label="a &#34;title&#34;"' in svg
-    assert ">chance</text>" in svg
+    assert svg.count('class="line one"') == 2
 
 
 @pytest.mark.parametrize("text", ["<b>", "a\u202eb", "a\x00b", "a\ud800b", "a\u2066b", "\ufeff"])

@@ -1,0 +1,323 @@
+"""The teachers' audit: reads cached predictions and counts wins, conflicts, duplicates and the effect of each teacher.
+
+Every number is a sum over texts, so memory does not grow with the texts. Shapes: N texts, T teachers, L labels of the
+union, C labels of one teacher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from amalgam.data.arrays import Array, softmax
+from amalgam.data.keys import LabelSpace
+from amalgam.pipeline.config.schema import Targets
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.models.resolve import ModelFiles, same_models
+from amalgam.stages.report.evaluation import gold_indices
+from amalgam.stages.report.report_json import AuditBlock, Row
+from amalgam.stages.target_methods import COMPARATIVE, Evidence, target_method
+
+BLOCK_TEXTS = 4096
+
+CONFIDENT = 0.5
+"""Least confidence of both teachers of a conflict."""
+
+LEAST_AGREEMENT, MOST_DISTANCE = 0.98, 0.05
+"""Duplicates: two teachers of the same labels with this agreement and this mean distance of probabilities."""
+
+STANDARD_ERRORS = 2.0
+"""A gain of more standard errors than this is significant."""
+
+
+@dataclass(frozen=True)
+class AuditInputs:
+    """Everything that the audit reads, resolved from the run by report/stage.py."""
+
+    labels: LabelSpace
+    models: Mapping[str, ModelFiles]
+    """By teacher."""
+    targets: Targets
+    weighed: bool
+    """The teacher weights of stage weigh-teachers exist."""
+    by_domain: bool
+    """The confidence of a teacher is its domain score."""
+    store: Store
+    read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
+    """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
+    read_weights: Callable[[Bucket, int], Array]
+    """(first bucket, rows) -> teacher weights [rows, teachers]."""
+
+
+@dataclass(frozen=True)
+class AuditedTexts:
+    """Predictions of all teachers on a block of texts."""
+
+    distributions: Sequence[Array]
+    """By teacher: [N, C] over its own labels, dropout off."""
+    confidence_NT: Array  # noqa: N815
+    weights_NT: Array | None  # noqa: N815
+    """Of stage weigh-teachers, where it ran."""
+    gold_N: Array  # noqa: N815
+    """Position in the union; -1 without a gold label."""
+
+    def predicted(self, columns: Sequence[Array]) -> Array:
+        """Returns the label of each teacher [N, T] by position in the union."""
+        labels = [own[rows.argmax(axis=1)] for own, rows in zip(columns, self.distributions, strict=True)]
+        return np.stack(labels, axis=1)
+
+
+def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
+    for group in neighbouring_buckets(buckets):
+        rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
+        evidence = inputs.read_evidence([bucket.prefix for bucket in group], rows.column("key"))
+        distributions = [teacher.distribution.to_numpy() for teacher in evidence]
+        confidence = np.stack([teacher.confidence.to_numpy() for teacher in evidence], axis=1)
+        weights = inputs.read_weights(group[0], rows.num_rows) if inputs.weighed else None
+        gold = gold_indices(inputs.labels, rows)
+        for start in range(0, len(gold), BLOCK_TEXTS):
+            block = slice(start, start + BLOCK_TEXTS)
+            block_weights = None if weights is None else weights[block]
+            yield AuditedTexts([rows[block] for rows in distributions], confidence[block], block_weights, gold[block])
+
+
+def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlock:
+    labels, targets = inputs.labels, inputs.targets
+    counts = AuditCounts(labels, targets.temperature, winner_takes_all=target_method(targets).winner_takes_all)
+    for texts in blocks:
+        counts.add(texts)
+    by_entropy = targets.uncertainty in COMPARATIVE and not inputs.by_domain
+    conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
+    return {
+        "texts": counts.texts,
+        "labelled": counts.labelled,
+        "weights": targets.teacher_weights if inputs.weighed else "muka",
+        "uncertainty": "entropy" if by_entropy else targets.uncertainty,
+        "accuracy": _share(counts.right, counts.labelled),
+        "teachers": list(_teachers(counts, labels, weighed=inputs.weighed)),
+        "conflicts": {"teachers": list(labels.columns), "confident_from": CONFIDENT, "shares": conflicts},
+        "shared_labels": list(_shared(counts, labels)),
+        "labels": list(_labels(counts, labels)),
+        "gold": list(_gold(counts, labels)),
+        "duplicates": list(_duplicates(inputs.models, counts, labels)),
+    }
+
+
+# ---- sums
+
+
+class AuditCounts:
+    """The sums of the audit, by teacher unless a comment states otherwise."""
+
+    def __init__(self, labels: LabelSpace, temperature: float, *, winner_takes_all: bool) -> None:
+        self.columns = [np.array(own) for own in labels.columns.values()]
+        self.temperature, self.winner_takes_all, self.width = temperature, winner_takes_all, len(labels.names)
+        teachers = len(self.columns)
+        # Pairs of teachers, with the labels of both.
+        self.shared = {
+            (a, b): sorted({*self.columns[a].tolist()} & {*self.columns[b].tolist()})
+            for a, b in combinations(range(teachers), 2)
+        }
+        self.texts = self.labelled = self.right = 0
+        self.confidence = np.zeros(teachers)
+        self.wins, self.heaviest, self.changed, self.gained, self.lost = np.zeros((5, teachers), np.int64)
+        # By pair: confident conflicts; texts on which both predict a shared label, texts of these on which they
+        # differ, summed distance of the probabilities of teachers with the same labels.
+        self.conflicts, self.met, self.differed = np.zeros((3, teachers, teachers), np.int64)
+        self.distance = np.zeros((teachers, teachers))
+        # By teacher and label of the union.
+        self.predicted, self.predicted_and_won = np.zeros((2, teachers, self.width), np.int64)
+        # By label of the union; the texts won by teacher too.
+        self.gold_texts, self.gold_right = np.zeros((2, self.width), np.int64)
+        self.gold_won = np.zeros((self.width, teachers), np.int64)
+        # By the teacher left out: agreement of a held-out teacher with the union of the rest, with and without the
+        # left-out teacher. A text counts if both labels of the union are labels of the held-out teacher.
+        self.comparable, self.agreed_with, self.agreed_without = np.zeros((3, teachers), np.int64)
+        self.only_with, self.only_without = np.zeros((2, teachers), np.int64)
+
+    def add(self, texts: AuditedTexts) -> None:
+        predicted_NT, teachers = texts.predicted(self.columns), range(len(self.columns))  # noqa: N806
+        padded = [np.zeros((len(predicted_NT), self.width)) for _ in teachers]
+        for union, own, rows in zip(padded, self.columns, texts.distributions, strict=True):
+            union[:, own] = rows
+        self.texts += len(predicted_NT)
+        self.confidence += texts.confidence_NT.sum(axis=0)
+        winner_N = self._count_wins(texts, predicted_NT)  # noqa: N806
+        for a, b in self.shared:
+            self._count_pair(texts, predicted_NT, padded, a, b)
+        whole_N = self._union(texts, padded)  # noqa: N806
+        self._count_gold(texts.gold_N, whole_N, winner_N)
+        if len(teachers) > 1:
+            without = [self._union(texts, padded, left_out) for left_out in teachers]
+            for left_out in teachers:
+                self._count_left_out(texts.gold_N, whole_N, without[left_out], left_out)
+            for a, b in self.shared if len(teachers) > 2 else ():
+                both_out = self._union(texts, padded, a, b)
+                for left_out, held_out in ((a, b), (b, a)):
+                    held_out_N, unions = predicted_NT[:, held_out], (without[held_out], both_out)  # noqa: N806
+                    self._count_agreement(held_out_N, self.columns[held_out], unions, left_out)
+
+    def weights(self, texts: AuditedTexts, teachers: Sequence[int]) -> Array:
+        """Returns the weights of some of the teachers [N, len(teachers)]; every row sums to 1."""
+        scores = (texts.confidence_NT if texts.weights_NT is None else texts.weights_NT)[:, list(teachers)]
+        if self.winner_takes_all:
+            one_hot: Array = np.eye(len(teachers))[scores.argmax(axis=1)]
+            return one_hot
+        if texts.weights_NT is None:
+            return softmax((scores - scores.max(axis=1, keepdims=True)) / self.temperature)
+        sums = scores.sum(axis=1, keepdims=True)
+        return np.where(sums > 0, scores / np.where(sums > 0, sums, 1.0), 1 / len(teachers))
+
+    def _union(self, texts: AuditedTexts, padded: Sequence[Array], *left_out: int) -> Array:
+        """Returns the label of the union of the other teachers, argmax of sum w_i pad_i(T_i)."""
+        rest = [teacher for teacher in range(len(padded)) if teacher not in left_out]
+        weights = self.weights(texts, rest)
+        total = sum(weights[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
+        label_N: Array = np.asarray(total).argmax(axis=1)  # noqa: N806
+        return label_N
+
+    def _count_wins(self, texts: AuditedTexts, predicted_NT: Array) -> Array:  # noqa: N803
+        """Returns each text's winner: the largest weight, else the largest confidence; the first of equals."""
+        winner_N: Array = texts.confidence_NT.argmax(axis=1)  # noqa: N806
+        self.wins += np.bincount(winner_N, minlength=len(self.wins))
+        if texts.weights_NT is not None:
+            winner_N = texts.weights_NT.argmax(axis=1)  # noqa: N806
+            self.heaviest += np.bincount(winner_N, minlength=len(self.wins))
+        for teacher, label_N in enumerate(predicted_NT.T):  # noqa: N806
+            self.predicted[teacher] += np.bincount(label_N, minlength=self.width)
+            self.predicted_and_won[teacher] += np.bincount(label_N[winner_N == teacher], minlength=self.width)
+        return winner_N
+
+    def _count_pair(self, texts: AuditedTexts, predicted_NT: Array, padded: Sequence[Array], a: int, b: int) -> None:  # noqa: N803
+        differ = predicted_NT[:, a] != predicted_NT[:, b]
+        confident = (texts.confidence_NT[:, [a, b]] >= CONFIDENT).all(axis=1)
+        self.conflicts[[a, b], [b, a]] += (differ & confident).sum()
+        meet = np.isin(predicted_NT[:, [a, b]], self.shared[a, b]).all(axis=1)
+        self.met[a, b] += meet.sum()
+        self.differed[a, b] += (meet & differ).sum()
+        if self.same_labels(a, b):
+            self.distance[a, b] += np.abs(padded[a] - padded[b]).sum() / 2
+
+    def same_labels(self, a: int, b: int) -> bool:
+        return len(self.shared[a, b]) == len(self.columns[a]) == len(self.columns[b])
+
+    def _count_gold(self, gold_N: Array, whole_N: Array, winner_N: Array) -> None:  # noqa: N803
+        labelled = gold_N >= 0
+        right = labelled & (whole_N == gold_N)
+        self.labelled += int(labelled.sum())
+        self.right += int(right.sum())
+        self.gold_texts += np.bincount(gold_N[labelled], minlength=self.width)
+        self.gold_right += np.bincount(gold_N[right], minlength=self.width)
+        np.add.at(self.gold_won, (gold_N[labelled], winner_N[labelled]), 1)
+
+    def _count_left_out(self, gold_N: Array, whole_N: Array, without_N: Array, left_out: int) -> None:  # noqa: N803
+        """Compares the union's label with and without a teacher."""
+        right, right_without = whole_N == gold_N, without_N == gold_N  # gold is -1 where there is none
+        self.changed[left_out] += (without_N != whole_N).sum()
+        self.gained[left_out] += (right_without & ~right).sum()
+        self.lost[left_out] += (right & ~right_without).sum()
+
+    def _count_agreement(self, held_out_N: Array, own: Array, unions: tuple[Array, Array], left_out: int) -> None:  # noqa: N803
+        """Counts agreement of a held-out teacher with two unions of other teachers, with and without `left_out`."""
+        comparable = np.isin(unions[0], own) & np.isin(unions[1], own)
+        agrees, agrees_without = (comparable & (union_N == held_out_N) for union_N in unions)
+        self.comparable[left_out] += comparable.sum()
+        self.agreed_with[left_out] += agrees.sum()
+        self.agreed_without[left_out] += agrees_without.sum()
+        self.only_with[left_out] += (agrees & ~agrees_without).sum()
+        self.only_without[left_out] += (agrees_without & ~agrees).sum()
+
+
+# ---- from sums to shares
+
+
+def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[Row]:
+    for index, (name, own) in enumerate(labels.columns.items()):
+        yield {
+            "teacher": name,
+            "labels": len(own),
+            "mean_confidence": _share(counts.confidence[index], counts.texts),
+            "wins": _share(counts.wins[index], counts.texts),
+            "wins_by_weights": _share(counts.heaviest[index], counts.texts) if weighed else None,
+            "left_out": _left_out(counts, index) if len(labels.columns) > 1 else None,
+        }
+
+
+def _left_out(counts: AuditCounts, index: int) -> Row:
+    """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
+    gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
+    harmful = None
+    if counts.labelled:
+        harmful = _significant(gained, lost)
+    elif comparable:
+        harmful = _significant(counts.only_without[index], counts.only_with[index])
+    return {
+        "changed": _share(counts.changed[index], counts.texts),
+        "accuracy": _share(counts.right + gained - lost, counts.labelled),
+        "gain": _share(gained - lost, counts.labelled),
+        "gain_error": _share(math.sqrt(gained + lost), counts.labelled),
+        "held_out_agreement": {
+            "texts": int(comparable),
+            "with": _share(counts.agreed_with[index], comparable),
+            "without": _share(counts.agreed_without[index], comparable),
+        },
+        "harmful": harmful,
+    }
+
+
+def _significant(better: int, worse: int) -> bool:
+    """Applies McNemar's test to the texts that became right and those that became wrong."""
+    return bool(better - worse > STANDARD_ERRORS * math.sqrt(better + worse))
+
+
+def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+    teachers = list(labels.columns)
+    for (a, b), shared in counts.shared.items():
+        if shared:
+            yield {
+                "teachers": [teachers[a], teachers[b]],
+                "labels": [labels.names[label] for label in shared],
+                "texts": int(counts.met[a, b]),
+                "disagree": _share(counts.differed[a, b], counts.met[a, b]),
+            }
+
+
+def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+    for teacher, (name, own) in enumerate(labels.columns.items()):
+        for label in own:
+            predicted = int(counts.predicted[teacher, label])
+            wins = _share(counts.predicted_and_won[teacher, label], predicted)
+            yield {"teacher": name, "label": labels.names[label], "predicted": predicted, "wins": wins}
+
+
+def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+    for label, texts in enumerate(counts.gold_texts.tolist()):
+        if texts:
+            won = {name: _share(counts.gold_won[label, index], texts) for index, name in enumerate(labels.columns)}
+            right = _share(counts.gold_right[label], texts)
+            yield {"label": labels.names[label], "texts": texts, "won": won, "right": right}
+
+
+def _duplicates(models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+    names = list(labels.columns)
+    identical = [set(group) for group in same_models(dict(models))]
+    for a, b in counts.shared:
+        pair, agreement, distance = [names[a], names[b]], None, None
+        same_model = any(group.issuperset(pair) for group in identical)
+        if counts.same_labels(a, b):
+            agreement = _share(counts.met[a, b] - counts.differed[a, b], counts.texts)
+            distance = _share(counts.distance[a, b], counts.texts)
+        alike = (agreement or 0.0) >= LEAST_AGREEMENT and distance is not None and distance <= MOST_DISTANCE
+        if same_model or alike:
+            yield {"teachers": pair, "agreement": agreement, "distance": distance, "same_model": same_model}
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    return float(part) / float(whole) if whole else None

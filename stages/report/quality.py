@@ -1,0 +1,410 @@
+"""Describes the reported system on the test texts, and the targets on a sample of the training texts.
+
+Every list is cut to a length that a page can show, and states its full length. Keys are hashes, so the first texts in
+key order are a random sample and the cost does not grow with the texts.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from amalgam.data.arrays import Array, softmax
+from amalgam.data.keys import LabelSpace
+from amalgam.data.parquet import key_list, matrix
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
+from amalgam.stages.report.evaluation import (
+    EvaluationInputs,
+    Predictions,
+    TestAnswers,
+    calibration_bin,
+    confusion_of,
+    gold_indices,
+)
+from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
+from amalgam.stages.target_methods import target_method
+
+MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
+
+MATRIX = 16
+"""Most rows of the confusion matrix: the labels with the most errors, and one row for the rest."""
+
+MOST_LETTERS = 280
+"""Letters of a text that are kept."""
+
+MOST_COMPARED = 200_000
+"""Most texts for which the right predictions are stored, so that two runs can be compared text by text."""
+
+SAMPLE, LEAST_SAMPLE = 20_000, 2_000
+
+MOST_WORK = 4e9
+"""Bound on texts x teachers^3 x labels: the audit recomputes the union without each teacher and each pair."""
+
+BINS = 20
+
+ROUNDING = 1e-3
+
+
+# ---- the reported system on the test texts
+
+
+def student_quality(inputs: EvaluationInputs, answers: TestAnswers) -> StudentQuality:
+    predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
+    confusion = confusion_of(predictions, gold, len(labels.names))
+    calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
+    right = predictions.label == gold
+    # Whether any teacher predicts the gold label: the upper bound for a choice among teachers.
+    oracle = np.any([own == gold for own in answers.own.values()], axis=0) if answers.own else None
+    own_right = {name: (answers.own[name] == gold)[np.isin(gold, columns)] for name, columns in labels.columns.items()}
+    return {
+        "classes": _classes(confusion, labels, gold, oracle),
+        "confusions": confused_pairs(confusion, labels.names),
+        "matrix": confusion_matrix(confusion, labels.names),
+        "calibration": {name: calibration(answers.systems[name], gold, inputs.calibration_bins) for name in calibrated},
+        "errors": _errors(inputs, answers),
+        "wrong": int((~right).sum()),
+        "right_hex": np.packbits(right).tobytes().hex() if len(gold) <= MOST_COMPARED else None,
+        "teachers": {
+            "n": len(gold),
+            "oracle": None if oracle is None else int(oracle.sum()),
+            "own": {name: {"n": len(own), "right": int(own.sum())} for name, own in own_right.items()},
+        },
+    }
+
+
+def calibration(predictions: Predictions, gold: Array, bins: int) -> list[Row]:
+    """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
+    place, right = calibration_bin(predictions.confidence, bins), predictions.label == gold
+    return [
+        {
+            "low": index / bins,
+            "high": (index + 1) / bins,
+            "n": int(inside.sum()),
+            "confidence": float(predictions.confidence[inside].mean()),
+            "accuracy": float(right[inside].mean()),
+        }
+        for index in range(bins)
+        if (inside := place == index).any()
+    ]
+
+
+def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[Row]:
+    return [
+        {
+            "label": name,
+            "teachers": teachers,
+            "n": int(confusion[index].sum()),
+            "right": int(confusion[index, index]),
+            "predicted": int(confusion[:, index].sum()),
+            # Texts on which a teacher of this label predicts it.
+            "teachers_right": None if oracle is None else int((oracle & (gold == index)).sum()),
+        }
+        for index, (name, teachers) in enumerate(zip(labels.names, labels.owners, strict=True))
+    ]
+
+
+def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Row:
+    """Returns the most frequent pairs of gold and predicted label."""
+    wrong = confusion * ~np.eye(len(names), dtype=bool)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
+    pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
+    rows = [
+        {
+            "gold": names[gold],
+            "predicted": names[label],
+            "n": int(wrong[gold, label]),
+            "of": int(confusion[gold].sum()),
+        }
+        for gold, label in pairs
+    ]
+    return {"of": int((wrong > 0).sum()), "pairs": rows}
+
+
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> Row:
+    """Returns the counts; with many labels, those with the most errors and one last row and column for the rest."""
+    if len(names) <= MATRIX:
+        return {"labels": list(names), "others": 0, "counts": confusion.tolist()}
+    wrong = confusion * ~np.eye(len(names), dtype=bool)
+    order = np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")
+    kept, rest = sorted(order[: MATRIX - 1].tolist()), order[MATRIX - 1 :]
+    rows = np.concatenate([confusion[kept], confusion[rest].sum(axis=0, keepdims=True)])
+    counts = np.concatenate([rows[:, kept], rows[:, rest].sum(axis=1, keepdims=True)], axis=1)
+    return {"labels": [names[index] for index in kept], "others": len(rest), "counts": counts.tolist()}
+
+
+def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[Row]:
+    """Returns the wrong predictions with the highest confidence."""
+    predictions, names = answers.systems[inputs.system], inputs.labels.names
+    wrong = np.flatnonzero(predictions.label != answers.gold)
+    worst = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")[:MOST_ERRORS]]
+    keys = key_list(answers.keys[worst])
+    texts = texts_of(inputs.store, inputs.test, set(keys))
+    return [
+        {
+            "text": texts[key],
+            "gold": names[int(answers.gold[row])],
+            "predicted": names[int(predictions.label[row])],
+            "probability": float(predictions.confidence[row]),
+            "gold_probability": float(predictions.of_gold[row]),
+        }
+        for key, row in zip(keys, worst.tolist(), strict=True)
+    ]
+
+
+def texts_of(store: Store, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
+    """Returns shortened texts by key; the two texts of a pair are joined."""
+    texts: dict[bytes, str] = {}
+    for bucket in part.buckets:
+        if len(texts) == len(wanted):
+            break
+        table = read_bucket(store, bucket)
+        keys = table.column("key").to_pylist()
+        rows = [row for row, key in enumerate(keys) if key in wanted]
+        if rows:
+            texts |= zip((keys[row] for row in rows), map(shortened, fields(table.take(rows))), strict=True)
+    return texts
+
+
+def shortened(texts: tuple[str, ...]) -> str:
+    text = " ‖ ".join(texts)
+    return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "…"
+
+
+# ---- the targets on a sample of the training texts
+
+
+@dataclass(frozen=True)
+class TargetQualityInputs:
+    """Everything that the description of the targets reads, resolved from the run by report/stage.py."""
+
+    train: Part
+    labels: LabelSpace
+    targets: Iterable[pa.Table]
+    """By bucket of `train`."""
+    target_facts: dict[str, Any]
+    """The facts of the build-targets manifest."""
+    audit: AuditInputs | None
+    """None without teachers."""
+    store: Store
+
+
+def target_quality(inputs: TargetQualityInputs) -> TargetQuality:
+    buckets = sample_of(inputs.train, len(inputs.labels.columns), len(inputs.labels.names))
+    quality: TargetQuality = {
+        "texts": inputs.train.texts,
+        "sample": sum(bucket.rows for bucket in buckets),
+        "targets": _targets(inputs, buckets),
+    }
+    if inputs.audit:
+        blocks = list(audited_texts(inputs.audit, buckets))
+        quality["audit"] = audit_texts(inputs.audit, blocks)
+        quality |= _teachers(inputs, inputs.audit, blocks)
+    return quality
+
+
+def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
+    """Returns the first buckets in key order; fewer if there are very many teachers."""
+    wanted = min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / max(teachers**3 * labels, 1)))
+    buckets: list[Bucket] = []
+    for bucket in part.buckets:
+        if sum(earlier.rows for earlier in buckets) >= wanted:
+            break
+        buckets.append(bucket)
+    return buckets
+
+
+def _targets(inputs: TargetQualityInputs, buckets: Sequence[Bucket]) -> Row:
+    """Returns the margins, and how often the target's first label is the gold label."""
+    labels, facts = inputs.labels, inputs.target_facts
+    over_labels = facts["objective"] == "kl"
+    parts: list[tuple[Array, Array, Array, Array]] = []
+    for bucket, table in zip(buckets, inputs.targets, strict=False):
+        gold = gold_indices(labels, read_bucket(inputs.store, bucket, ["label"]))
+        first = matrix(table.column("target")).argmax(axis=1) if over_labels else np.full(len(gold), -1)
+        margin = table.column("margin").to_numpy(zero_copy_only=False).astype(np.float64)
+        rows = zip(table.column("teacher").to_pylist(), gold.tolist(), strict=True)
+        has_gold = [teacher is not None and label in labels.columns[teacher] for teacher, label in rows]
+        parts.append((gold, first, margin, np.array(has_gold, dtype=bool)))
+    gold, first, margin, leader_is_right = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    labelled = gold >= 0
+    has_margin = bool(len(gold)) and bool(np.isfinite(margin).all()) and len(labels.columns) > 1
+    return {
+        "labelled": int(labelled.sum()),
+        "right": int((first == gold)[labelled].sum()) if over_labels and labelled.any() else None,
+        "margin": _margins(margin, leader_is_right, labelled) if has_margin else None,
+        "summary": facts["summary"],
+    }
+
+
+def _margins(margin: Array, leader_is_right: Array, labelled: Array) -> dict[str, Histogram]:
+    limits = _limits(margin)
+    if not labelled.any():
+        return {"all": histogram(margin, limits)}
+    return {
+        "right": histogram(margin[labelled & leader_is_right], limits),
+        "wrong": histogram(margin[labelled & ~leader_is_right], limits),
+    }
+
+
+def _teachers(inputs: TargetQualityInputs, audit: AuditInputs, blocks: Sequence[AuditedTexts]) -> TargetQuality:
+    """Compares the teachers' confidences and weights with the gold labels."""
+    columns = [np.array(own) for own in inputs.labels.columns.values()]
+    predicted = np.concatenate([texts.predicted(columns) for texts in blocks])
+    confidence = np.concatenate([texts.confidence_NT for texts in blocks])
+    weights = np.concatenate([_weights(audit, texts) for texts in blocks])
+    gold = np.concatenate([texts.gold_N for texts in blocks])
+    owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
+    labelled = owns.any(axis=1)
+    leading = (weights if audit.weighed else confidence).argmax(axis=1)
+    return {
+        "labelled": int(labelled.sum()),
+        "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),
+        "choice": {
+            "by": "weights" if audit.weighed else "confidence",
+            "n": int(labelled.sum()),
+            "right": int((owns[np.arange(len(leading)), leading] & labelled).sum()),
+            "chance": float(owns[labelled].mean()) if labelled.any() else None,
+            "oracle": int(((predicted == gold[:, None]).any(axis=1) & labelled).sum()),
+        },
+        "mixture": {
+            "mean": dict(zip(inputs.labels.columns, weights.mean(axis=0).tolist(), strict=True)),
+            "largest": histogram(weights.max(axis=1), (0.0, 1.0)),
+        },
+        "disputed": _disputed(inputs, predicted, confidence, gold),
+    }
+
+
+def _weights(audit: AuditInputs, texts: AuditedTexts) -> Array:
+    """Returns each teacher's weight in the target of each text."""
+    method = target_method(audit.targets)
+    scores = texts.confidence_NT if texts.weights_NT is None else texts.weights_NT
+    if method.winner_takes_all:
+        one_hot: Array = np.eye(scores.shape[1])[scores.argmax(axis=1)]
+        return one_hot
+    given = texts.weights_NT is not None or method.confidence_is_weight
+    return scores if given else softmax(scores / audit.targets.temperature)
+
+
+def _disputed(inputs: TargetQualityInputs, predicted: Array, confidence: Array, gold: Array) -> list[Row]:
+    """Returns the texts on which two teachers with different labels have the highest lower confidence."""
+    strength = np.full(len(predicted), -np.inf)
+    pair = np.zeros((len(predicted), 2), np.int64)
+    for a, b in combinations(range(predicted.shape[1]), 2):
+        lower = np.where(predicted[:, a] == predicted[:, b], -np.inf, confidence[:, [a, b]].min(axis=1))
+        higher = lower > strength
+        strength[higher], pair[higher] = lower[higher], (a, b)
+    order = np.argsort(-strength, kind="stable")[:MOST_DISPUTED]
+    rows = [row for row in order.tolist() if np.isfinite(strength[row])]
+    keys = _first_keys(inputs, max(rows, default=-1) + 1)
+    texts = texts_of(inputs.store, inputs.train, {keys[row] for row in rows})
+    teachers, labels = list(inputs.labels.columns), inputs.labels.names
+    return [
+        {
+            "text": texts[keys[row]],
+            "gold": labels[int(gold[row])] if gold[row] >= 0 else None,
+            "sides": [
+                {
+                    "teacher": teachers[teacher],
+                    "label": labels[int(predicted[row, teacher])],
+                    "confidence": float(confidence[row, teacher]),
+                }
+                for teacher in pair[row].tolist()
+            ],
+        }
+        for row in rows
+    ]
+
+
+def _first_keys(inputs: TargetQualityInputs, count: int) -> list[bytes]:
+    keys: list[bytes] = []
+    for bucket in inputs.train.buckets:
+        if len(keys) >= count:
+            break
+        keys += read_bucket(inputs.store, bucket, ["key"]).column("key").to_pylist()
+    return keys
+
+
+def _uncertainty(confidence: Array, owns: Array) -> Row | None:
+    """Splits uncertainty, 1 - confidence, by whether the teacher has the text's gold label."""
+    if not owns.any():
+        return None
+    values = 1 - confidence
+    limits = _limits(values)
+    return {
+        "right": histogram(values[owns], limits),
+        "wrong": histogram(values[~owns], limits),
+        "separation": separation(values, owns),
+    }
+
+
+def _limits(values: Array) -> tuple[float, float]:
+    """Returns 0 and 1, or the range of a measure with other bounds."""
+    low, high = float(values.min()), float(values.max())
+    return min(low, 0.0) if low < -ROUNDING else 0.0, max(high, 1.0) if high > 1 + ROUNDING else 1.0
+
+
+def separation(values: Array, owns: Array) -> float | None:
+    """Returns how often a right teacher is less uncertain than a wrong teacher of the same text; ties count half."""
+    wins = pairs = 0.0
+    for a, b in permutations(range(values.shape[1]), 2):
+        both = owns[:, a] & ~owns[:, b]
+        right, wrong = values[both, a], values[both, b]
+        wins += float((right < wrong).sum() + 0.5 * (right == wrong).sum())
+        pairs += len(right)
+    return wins / pairs if pairs else None
+
+
+def histogram(values: Array, limits: tuple[float, float]) -> Histogram:
+    """Counts all values; one that is outside the limits by rounding counts in the outer bin."""
+    counts, _ = np.histogram(values.clip(*limits), bins=BINS, range=limits)
+    mean = float(values.mean()) if len(values) else None
+    return {"n": len(values), "low": limits[0], "high": limits[1], "counts": counts.tolist(), "mean": mean}
+
+
+# ---- writing systems
+
+SCRIPT_TEXTS = 5_000
+"""Texts of a part, the first in key order, whose writing systems are counted."""
+
+SCRIPT_LETTERS = 300
+"""Letters of a text that are read."""
+
+SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
+
+
+def script_counts(store: Store, part: Part) -> Row:
+    """Counts the first texts in key order by writing system."""
+    texts: list[str] = []
+    for bucket in part.buckets:
+        texts += read_bucket(store, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
+        if len(texts) >= SCRIPT_TEXTS:
+            break
+    return {"n": len(texts), "scripts": scripts_of(texts)}
+
+
+def scripts_of(texts: Iterable[str]) -> dict[str, int]:
+    """Counts texts by writing system, the most frequent first."""
+    counts = Counter(_script(text[:SCRIPT_LETTERS]) for text in texts)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _script(text: str) -> str:
+    """Returns the writing system of most letters of a text."""
+    letters = Counter(_script_of_letter(letter) for letter in text if letter.isalpha())
+    return min(letters, key=lambda name: (-letters[name], name)) if letters else "no letters"
+
+
+@cache
+def _script_of_letter(letter: str) -> str:
+    word = unicodedata.name(letter, "OTHER").split()[0]
+    return SCRIPTS.get(word, word.capitalize())

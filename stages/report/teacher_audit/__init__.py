@@ -1,1 +1,0 @@
-"""Compares the teachers from the cache alone, without labels."""

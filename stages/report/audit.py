@@ -128,8 +128,8 @@ class AuditCounts:
         self.texts = self.labelled = self.right = 0
         self.confidence = np.zeros(teachers)
         self.wins, self.heaviest, self.changed, self.gained, self.lost = np.zeros((5, teachers), np.int64)
-        # By pair: confident conflicts; texts on which both predict a shared label, texts of these on which they
-        # differ, summed distance of the probabilities of teachers with the same labels.
+        # By pair: confident conflicts, and texts on which both predict a shared label, the same or another one. The
+        # distance is summed for teachers with the same labels.
         self.conflicts, self.met, self.differed = np.zeros((3, teachers, teachers), np.int64)
         self.distance = np.zeros((teachers, teachers))
         # By teacher and label of the union.

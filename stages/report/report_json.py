@@ -167,7 +167,7 @@ class ReportInputs:
     results: Mapping[str, tuple[str, Record]]
     """Stage -> fingerprint and manifest."""
     descriptions: Mapping[str, str]
-    """Stage -> what its result is."""
+    """Stage -> description of its result."""
     labels: LabelSpace
     contents: Mapping[str, str]
     """Teacher -> digest of its files."""

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
@@ -24,6 +24,9 @@ from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report.evaluation import gold_indices
 from amalgam.stages.report.report_json import AuditBlock, Row
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, target_method
+
+if TYPE_CHECKING:
+    from amalgam.data.arrays import Array
 
 BLOCK_TEXTS = 4096
 

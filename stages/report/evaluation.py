@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, parquet_options
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
@@ -29,6 +29,9 @@ from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buck
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.inference.states import Encoder, words_of
 from amalgam.stages.report.report_json import Scores
+
+if TYPE_CHECKING:
+    from amalgam.data.arrays import Array
 
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_list, matrix
 from amalgam.pipeline.storage.store import Store
@@ -33,6 +33,9 @@ from amalgam.stages.report.evaluation import (
 )
 from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
 from amalgam.stages.target_methods import target_method
+
+if TYPE_CHECKING:
+    from amalgam.data.arrays import Array
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
 

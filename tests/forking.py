@@ -22,12 +22,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 LOADED = (
     *("accelerate", "numpy", "pandas", "pyarrow.parquet", "safetensors.torch", "torch.distributed"),
     *("transformers.models.auto", "transformers.models.bert.modeling_bert", "amalgam.stages.app.commands"),
 )
 """Not polars, which starts threads of its own when it is imported."""
+LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.model_folder")
+"""For processes without torch, and for those whose environment huggingface_hub must read."""
 FORKABLE = {"jemalloc_bg_thd"}
 """Threads that a fork can do without: jemalloc, which pyarrow contains, prepares for a fork."""
 MOST_BYTES = 1 << 18
@@ -38,7 +41,12 @@ class Forked:
     """A forked `python -m module`, with those members of subprocess.Popen that tests use."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], module: str = "amalgam.cli"
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        module: str = "amalgam.cli",
+        loaded: Sequence[str] = LOADED,
     ) -> None:
         self.args = [module, *arguments]
         self.returncode: int | None = None
@@ -47,7 +55,7 @@ class Forked:
         request = json.dumps([self.args, str(folder), dict(environment)]).encode()
         with reply:
             descriptors = [reply.fileno(), self._out.fileno(), self._err.fileno()]
-            socket.send_fds(_server(), [request], descriptors)
+            socket.send_fds(_server(loaded), [request], descriptors)
         self.pid = self._number()
 
     def poll(self) -> int | None:
@@ -82,6 +90,15 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        self._out.close()
+        self._err.close()
+
     def _number(self) -> int:
         answer = self._reply.recv(32)
         assert answer, "the fork server has ended"
@@ -89,12 +106,12 @@ class Forked:
 
 
 @cache
-def _server() -> socket.socket:
-    """Start the server of this test process; it ends when its end of the socket is closed."""
+def _server(loaded: Sequence[str]) -> socket.socket:
+    """Start a server of this test process; it ends when its end of the socket is closed."""
     control, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with given:
         process = subprocess.Popen(
-            [sys.executable, "-m", "amalgam.tests.forking", str(given.fileno())],
+            [sys.executable, "-m", "amalgam.tests.forking", str(given.fileno()), *loaded],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[given.fileno()],
@@ -108,15 +125,16 @@ def _server() -> socket.socket:
     return control
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, loaded: Sequence[str]) -> None:
     """Fork for each request, and run the command in the fork; exit when the test process has closed its end."""
     statuses: list[int] = []
     atexit.register(_end, statuses)  # first, so that it runs after the exit functions of all modules
-    for name in LOADED:
+    for name in loaded:
         importlib.import_module(name)
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    if "transformers" in sys.modules:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    get_checkpoint_conversion_mapping("bert")  # compiles a thousand regular expressions, once for all forks
+        get_checkpoint_conversion_mapping("bert")  # compiles a thousand regular expressions, once for all forks
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert set(threads[1:]) <= FORKABLE, f"a fork takes no threads along: {threads}"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -171,4 +189,4 @@ def _end(statuses: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,11 +13,12 @@ import pytest
 
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
+from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workspaces import Workspace
+from amalgam.tests.workspaces import Workspace, finish
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
@@ -73,14 +73,13 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
 def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: str, tmp_path: Path) -> None:
     alone, base = toy_run(toy_base(tmp_path / "alone")), toy_base(tmp_path / "base")
     update(toy_stages(), alone)
-    child = "import sys; from amalgam.tests.pipeline.toy_stages import main; main(0.5, *sys.argv[1:])"
-    command = [sys.executable, "-c", child, "run", f"execution.workspace={address}", "--part"]
-    parts = [subprocess.Popen([*command, f"{n}/3"], cwd=base, stderr=subprocess.DEVNULL) for n in range(3)]
+    words = ["0.5", "run", f"execution.workspace={address}", "--part"]
+    parts = [Forked([*words, f"{n}/3"], base, os.environ, "amalgam.tests.pipeline.toy_stages", LIGHT) for n in range(3)]
     while "b" not in calls(base):
         assert parts[1].poll() is None
         time.sleep(0.02)
     parts[1].kill()
-    assert [part.wait(60) for part in parts] == [0, -9, 0]
+    assert [finish(part).code for part in parts] == [0, -9, 0]
     assert "b.json" not in str(objects(address))
     run = toy_run(base, execution={"workspace": address})
     update(toy_stages(), run)

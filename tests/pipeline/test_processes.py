@@ -6,10 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,29 +15,20 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.store import MANIFEST
+from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 
-CHILD = "from amalgam.tests.pipeline.toy_stages import main; main({seconds}, {arguments})"
 PATIENCE_SECONDS = 60.0
 
 
-@contextmanager
-def _command(base: Path, *arguments: str, seconds: float = 0.0, **env: str) -> Iterator[subprocess.Popen[str]]:
-    literals = ", ".join(repr(argument) for argument in arguments)
-    command = [sys.executable, "-c", CHILD.format(seconds=seconds, arguments=literals)]
-    around = {**os.environ, **env}
-    with subprocess.Popen(
-        command, cwd=base, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+def _command(base: Path, *arguments: str, seconds: float = 0.0, **environment: str) -> Forked:
+    words = [str(seconds), *arguments]
+    return Forked(words, base, {**os.environ, **environment}, "amalgam.tests.pipeline.toy_stages", LIGHT)
 
 
-def _end(child: subprocess.Popen[str]) -> tuple[int, str]:
+def _end(child: Forked) -> tuple[int, str]:
     _, err = child.communicate(timeout=PATIENCE_SECONDS)
-    return child.returncode, err
+    return child.wait(), err
 
 
 def _until_it_works_on(base: Path, unit: str) -> None:

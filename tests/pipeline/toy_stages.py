@@ -159,13 +159,17 @@ def outcome(run: Run) -> dict[str, Any]:
     return bytes_by_name
 
 
-def main(seconds: float, *arguments: str) -> None:
-    """The real command over the toy stages, each unit taking so long: for tests in which the process matters."""
+def main(seconds: str, *arguments: str) -> None:
+    """Run the real command over the toy stages, each unit taking so long: for tests in which the process matters."""
     from amalgam import cli
     from amalgam.stages.app import api as experiment
     from amalgam.stages.app import commands
 
     for module in (commands, experiment):
-        vars(module)["STAGES"] = toy_stages(lambda *_: time.sleep(seconds))
+        vars(module)["STAGES"] = toy_stages(lambda *_: time.sleep(float(seconds)))
     sys.argv = ["amalgam", *arguments]
     cli.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

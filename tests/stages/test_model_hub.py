@@ -6,46 +6,18 @@ Each request comes from a process of its own, pointed at a Hub on this machine b
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
+from amalgam.tests.workspaces import finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-ASK = """
-import hashlib, json, sys
-from pathlib import Path
-from amalgam.pipeline.errors import AmalgamError
-from amalgam.stages.common.models import resolve as model_files
-from amalgam.pipeline.storage.store import Store
-
-spoken = []
-def reference(given, revision=None, where=None):
-    digest_of = lambda path: hashlib.sha256(path.read_bytes()).hexdigest()
-    return model_files.Reference(given, revision, Path(), Store(Path("workspace")), digest_of, field=where)
-
-for question in json.loads(sys.argv[1]):
-    function = getattr(model_files, question.pop("function"))
-    try:
-        if "references" in question:
-            found = function([reference(**one) for one in question["references"]])
-        else:
-            found = function(reference(**question))
-        if isinstance(found, model_files.ModelFiles):
-            found = {"commit": found.commit, "digest": found.digest, "folder": str(found.folder)}
-        spoken.append(found if not isinstance(found, list) else len(found))
-    except AmalgamError as error:
-        spoken.append({"what": error.what, "where": error.where, "fix": error.fix})
-assert not {"torch", "transformers", "polars"} & set(sys.modules)
-print(json.dumps(spoken))
-"""
 
 
 @dataclass
@@ -59,16 +31,11 @@ class Asker:
 
     def __call__(self, *questions: dict[str, Any]) -> list[Any]:
         self.folder.mkdir(exist_ok=True)
-        run = subprocess.run(
-            [sys.executable, "-W", "error", "-c", ASK, json.dumps(questions)],
-            cwd=self.folder,
-            env=self.hub.env(self.home, **self.env),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (run.returncode, run.stderr) == (0, ""), run.stderr
-        return list(json.loads(run.stdout))
+        environment = self.hub.env(self.home, **self.env)
+        process = Forked([json.dumps(questions)], self.folder, environment, "amalgam.tests.stages.ask_hub", LIGHT)
+        run = finish(process)
+        assert (run.code, run.err) == (0, ""), run.err
+        return list(run.json)
 
 
 @pytest.fixture

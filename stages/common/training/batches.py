@@ -36,8 +36,8 @@ class Examples:
     weights: npt.NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        counts = {len(self.tokens), len(self.targets), len(self.weights)}
-        counts |= set() if self.type_ids is None else {len(self.type_ids)}
+        columns = (self.tokens, self.targets, self.weights, self.type_ids)
+        counts = {len(column) for column in columns if column is not None}
         if len(counts) > 1 or self.targets.ndim != 2:
             raise ValueError(f"examples of unequal length: {sorted(counts)}, targets of shape {self.targets.shape}")
         # One array for all texts, from which batches are collected.
@@ -123,20 +123,16 @@ def labelled(
 
 def split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> TrainingData:
     """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
-    is_held_out = np.array([_is_held_out(key, held_out) for part in keys for key in key_list(part)], dtype=bool)
+    # By the half of the key that buckets do not use: the same texts for any other corpus around them.
+    halves = [int.from_bytes(key[8:], "big") for part in keys for key in key_list(part)]
+    is_held_out = np.array([half < held_out * 2**64 for half in halves], dtype=bool)
     if is_held_out.all():
         is_held_out[:] = False
-    learn = _examples(tokens, targets, weights, np.flatnonzero(~is_held_out))
-    rest = _examples(tokens, targets, weights, np.flatnonzero(is_held_out)) if is_held_out.any() else None
+
+    def examples(chosen: Array) -> Examples:
+        taken = tokens.take(np.flatnonzero(chosen))
+        return Examples(taken.ids, taken.type_ids, targets[chosen], weights[chosen])
+
+    rest = examples(is_held_out) if is_held_out.any() else None
     all_keys = np.concatenate(keys) if keys else np.empty(0, "S16")
-    return TrainingData(learn, rest, int(tokens.truncated.sum()), all_keys[~is_held_out])
-
-
-def _examples(tokens: TokenRows, targets: Array, weights: Array, rows: Array) -> Examples:
-    taken = tokens.take(rows)
-    return Examples(taken.ids, taken.type_ids, targets[rows], weights[rows])
-
-
-def _is_held_out(key: bytes, share: float) -> bool:
-    """Decides by the half of the key that buckets do not use: the same texts for any other corpus around them."""
-    return int.from_bytes(key[8:], "big") < share * 2**64
+    return TrainingData(examples(~is_held_out), rest, int(tokens.truncated.sum()), all_keys[~is_held_out])

@@ -16,28 +16,23 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.execution.faults import is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
 
-if TYPE_CHECKING:
-    import torch
-
-
-if TYPE_CHECKING:
-    Tensors = dict[str, torch.Tensor]
-
-
 FORMAT = 2
-
 STATE = "state.json"
-
 FOLDER = re.compile(r"step-(\d{6,})")
-
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,9 +48,9 @@ class BrokenError(Exception):
     """A checkpoint that cannot be resumed."""
 
 
-def save(folder: Path, snapshot: Checkpoint) -> Path:
+def save(folder: Path, snapshot: Checkpoint) -> None:
     """Writes a checkpoint in `folder` and removes the older ones once it is complete."""
-    target = folder / _name(snapshot.step)
+    target = folder / f"step-{snapshot.step:06d}"
     # An existing folder is incomplete: a complete one would have been resumed.
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -72,7 +67,6 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
             # state.json is removed first, so an interrupted removal leaves no checkpoint that looks complete.
             (older / STATE).unlink(missing_ok=True)
             shutil.rmtree(older, ignore_errors=True)
-    return target
 
 
 def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -88,9 +82,21 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def read(folder: Path, step: int) -> Checkpoint:
     """Reads and verifies a checkpoint; raises BrokenError if a byte has changed."""
-    path = folder / _name(step)
-    body = _read_state(path / STATE)
-    tensors = {name: _read_tensors(path / f"{name}.safetensors", digest) for name, digest in body["files"].items()}
+    path, tensors = folder / f"step-{step:06d}", {}
+    try:
+        content = json.loads((path / STATE).read_text("utf-8"))
+        body: dict[str, Any] = content["checkpoint"]
+        if content["fingerprint"] != fingerprint(body) or body["format"] != FORMAT:
+            raise BrokenError(f"{STATE} has changed since it was written, or has another format than {FORMAT}")
+        for name, digest in body["files"].items():
+            table = (path / f"{name}.safetensors").read_bytes()
+            if hashlib.sha256(table).hexdigest() != digest:
+                raise BrokenError(f"{name}.safetensors has changed since it was written")
+            tensors[name] = load(table)
+    except OSError as error:
+        raise BrokenError(f"{Path(error.filename).name}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenError(f"{STATE} is no checkpoint") from error
     return Checkpoint(body["step"], body["state"], tensors)
 
 
@@ -106,20 +112,14 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tensors: Tensors) -> None:
     for group in optimizer.param_groups:
+        # Only the fused kernels keep the step count on the parameter's device.
+        on_cpu = () if group["fused"] else ("step",)
         for parameter in group["params"]:
-            keys = {moment: f"{moment}/{names[parameter]}" for moment in MOMENTS}
-            moments = {moment: tensors[key] for moment, key in keys.items() if key in tensors}
-            # Only the fused kernels keep the step count on the parameter's device.
-            on_cpu = () if group["fused"] else ("step",)
-            if moments:
-                optimizer.state[parameter] = {
-                    moment: tensor if moment in on_cpu else tensor.to(parameter.device)
-                    for moment, tensor in moments.items()
-                }
-
-
-def _name(step: int) -> str:
-    return f"step-{step:06d}"
+            for moment in MOMENTS:
+                tensor = tensors.get(f"{moment}/{names[parameter]}")
+                if tensor is not None:
+                    tensor = tensor if moment in on_cpu else tensor.to(parameter.device)
+                    optimizer.state[parameter][moment] = tensor
 
 
 def _folders(folder: Path) -> list[tuple[int, Path]]:
@@ -131,8 +131,7 @@ def _folders(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _write_tensors(path: Path, table: Tensors) -> str:
-    from safetensors.torch import save_file
-
+    """Writes the tensors to the disk and returns the digest of the file."""
     # Copies: tied weights share memory, which the format refuses.
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in table.items()}, path)
     with path.open("rb+") as file:
@@ -141,39 +140,9 @@ def _write_tensors(path: Path, table: Tensors) -> str:
     return digest
 
 
-def _read_tensors(path: Path, digest: str) -> Tensors:
-    from safetensors.torch import load
-
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BrokenError(f"{path.name}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise BrokenError(f"{path.name} has changed since it was written")
-    return load(content)
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        body: dict[str, Any] = content["checkpoint"]
-        intact = content["fingerprint"] == fingerprint(body)
-    except OSError as error:
-        raise BrokenError(f"{STATE}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BrokenError(f"{STATE} is no checkpoint") from error
-    if not intact:
-        raise BrokenError(f"{STATE} has changed since it was written")
-    if body["format"] != FORMAT:
-        raise BrokenError(f"{STATE} has format {body['format']} instead of {FORMAT}")
-    return body
-
-
 @contextlib.contextmanager
 def _disk_full_explained(target: Path, snapshot: Checkpoint) -> Iterator[None]:
     """Removes the remains of a failed write and reports a full disk."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (OSError, SafetensorError) as error:

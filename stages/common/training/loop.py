@@ -9,78 +9,81 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.device import put_on
+from amalgam.stages.common.device import dtype_for, put_on
 from amalgam.stages.common.inference.batches import RowNumbers
+from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
-from amalgam.stages.common.training.checkpoint import (
-    Checkpoint,
-    latest,
-    optimizer_tensors,
-    read,
-    restore_optimizer,
-    save,
-)
-from amalgam.stages.common.training.learner import (
-    Objective,
-    WeightedKL,
-    adamw,
-    as_learner,
-    reads_states,
-    refuse_shared,
-    start_accelerator,
-    training_dtype,
-)
-from amalgam.stages.common.training.settings import Training
+from amalgam.stages.common.training.checkpoint import Checkpoint
+from amalgam.stages.common.training.losses import Objective, WeightedKL
 
-__all__ = [
-    "Objective",
-    "Training",
-    "TrainingInterrupted",
-    "TrainingResult",
-    "WeightedKL",
-    "dropout_seed",
-    "fit",
-    "learning_rate",
-]
-
-
+INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
+"""The encoder's tensors in a batch; the objective reads the others."""
 PATIENCE = 3
 """Consecutive non-finite losses that end the run; steps with single ones are skipped."""
 
 
-class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an error
-    """`stop` returned true; the folder `checkpoint` has the state after `step`."""
+@dataclass(frozen=True)
+class Training:
+    """Settings of one training."""
 
-    def __init__(self, step: int, checkpoint: Path) -> None:
-        super().__init__(f"stopped after step {step}, saved in {checkpoint}")
+    epochs: int
+    learning_rate: float
+    batch_size: int
+    """Rows per step, over all processes and accumulated parts."""
+    warmup: float
+    """Share of all steps."""
+    weight_decay: float
+    seed: int
+    accumulate: int = 1
+    clip: float = 1.0
+    evaluate_every: int = 100
+    checkpoint_seconds: float = 120
+    objective_rate: float | None = None
+    """Learning rate of the objective's own weights; None: the model's rate."""
+
+
+class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an error
+    """`stop` returned true; a checkpoint has the state after `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
         self.step = step
-        self.checkpoint = checkpoint
 
 
 @dataclass(frozen=True)
 class TrainingResult:
+    """Result of a training, as the manifest stores it, and notes for the user."""
+
     steps: int
     best_step: int
     best_score: float
     history: list[dict[str, Any]]
     """One entry per evaluation: step, epoch, score, mean loss since the last evaluation, learning rate."""
-    reused_from_step: int
     dtype: str
     """Precision of the products; weights and updates are always fp32."""
+    resumed_from_step: int
     notes: list[str]
-    """Messages for the user: skipped checkpoints, skipped steps."""
+    """Skipped checkpoints, skipped steps."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "notes"}
 
 
 @dataclass
@@ -98,178 +101,114 @@ class _Progress:
     skipped: int = 0
 
 
-def fit(  # noqa: PLR0913 - independent arguments, by name
-    model: torch.nn.Module,
-    examples: Examples,
-    training: Training,
-    *,
-    pad_id: int,
-    score: Callable[[torch.nn.Module], float],
-    checkpoint: Path,
-    stop: Callable[[], bool],
-    on_step: Callable[[int, int, float], None],
-    objective: Objective | None = None,
-    cpu: bool = False,
-    dtype: str = "auto",
-    keep: bool = False,
-) -> TrainingResult:
-    """Trains `model` in place and returns it in eval mode and fp32 with the weights of the best score.
+class _Learner(nn.Module):
+    """Model and objective as one module, so both are moved, averaged, clipped and saved in the same way."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        if "inputs_embeds" in inputs:  # input_ids only give the number of tokens
+            del inputs["input_ids"]
+        with_states = {"output_hidden_states": True} if self.objective.reads_states else {}
+        with self.objective.model_context(self.model, batch):
+            output = self.model(**inputs, **with_states)
+        states = {"states": output.hidden_states[1:]} if self.objective.reads_states else {}
+        return self.objective(output.logits.float(), {**batch, **states}).sum()
+
+
+@dataclass
+class TrainingRun:
+    """Trains `model` in place; afterwards it is in eval mode and fp32 with the weights of the best score.
 
     Every process calls `score` and rank 0 decides; rank 0 calls `on_step`. `keep` also saves the end as a checkpoint.
-    One step after `stop` returns true on any process, a checkpoint is saved and TrainingInterrupted is raised.
     """
-    if not len(examples):
-        raise WorkError(
-            "there are no texts to train on", where="fine-tuning", fix="check the corpus: run `amalgam status`"
-        )
-    objective = objective or WeightedKL(training.temperature)
-    run = _Run(model, examples, training, pad_id=pad_id, objective=objective, cpu=cpu, dtype=dtype)
-    notes = run.resume(checkpoint)
-    reused = run.progress.step
-    while True:
-        if run.evaluation_is_due():
-            run.evaluate(model, score)
-        if run.progress.step == run.total:
-            if keep and reused < run.total:
-                run.save(checkpoint)
-            return run.finish(model, reused, notes)
-        loss, stopping, saving = run.advance(stop, checkpoint)
-        if run.main:
-            on_step(run.progress.step, run.total, loss)
-        if stopping or saving:
-            run.save(checkpoint)
-        if stopping:
-            raise TrainingInterrupted(run.progress.step, checkpoint)
 
+    model: nn.Module
+    examples: Examples
+    training: Training
+    pad_id: int
+    score: Callable[[nn.Module], float]
+    checkpoint: Path
+    stop: Callable[[], bool]
+    on_step: Callable[[int, int, float], None]
+    objective: Objective = field(default_factory=WeightedKL)
+    cpu: bool = False
+    dtype: str = "auto"
+    keep: bool = False
 
-class _Run:
-    """One training run of one process: the model with its objective, the optimizer and their progress."""
-
-    def __init__(  # noqa: PLR0913 - the arguments of fit
-        self,
-        model: torch.nn.Module,
-        examples: Examples,
-        training: Training,
-        *,
-        pad_id: int,
-        objective: Objective,
-        cpu: bool,
-        dtype: str,
-    ) -> None:
-        self.examples, self.training, self.pad_id, self.objective = examples, training, pad_id, objective
-        self.per_epoch = -(-len(examples) // training.batch_size)
+    def __post_init__(self) -> None:
+        if not len(self.examples):
+            fix = "check the corpus: run `amalgam status`"
+            raise WorkError("there are no texts to train on", where="fine-tuning", fix=fix)
+        training = self.training
+        self.per_epoch = -(-len(self.examples) // training.batch_size)
         self.total = self.per_epoch * training.epochs
         # Weights are always fp32: small updates vanish in bf16.
-        self.learner = as_learner(model.float(), objective).train()
-        self.accelerator = start_accelerator(self.learner, self._collated(np.arange(1)), cpu=cpu)
+        self.learner = _Learner(self.model.float(), self.objective).train()
+        self.accelerator = _start_accelerator(self.learner, self._collated(np.arange(1)), cpu=self.cpu)
         self.device: torch.device = self.accelerator.device
-        self.dtype = training_dtype(self.device) if dtype == "auto" else dtype
+        self.precision = training_dtype(self.device) if self.dtype == "auto" else self.dtype
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
-        refuse_shared(objective, training.accumulate, self.world)
+        if self.objective.whole_batches and (self.world > 1 or training.accumulate > 1):
+            raise WorkError(
+                "this objective compares the texts of a step with each other",
+                where=f"processes: {self.world}, parts of a batch: {training.accumulate}",
+                fix="set student.accumulate=1 and use one process",
+            )
         self.wrapped = self.accelerator.prepare_model(self.learner)
-        self.names: dict[torch.Tensor, str] = {
-            weight: name for name, weight in self.learner.named_parameters() if weight.requires_grad
-        }
-        self.optimizer = adamw(self.names, self.device, training)
-        self.identity = _identity(examples, training, objective, self.names)
+        self.names = {weight: name for name, weight in self.learner.named_parameters() if weight.requires_grad}
+        self.optimizer = _adamw(self.names, self.device, training)
         self.progress = _Progress()
         self.best: dict[str, torch.Tensor] = {}
         self.epoch: tuple[int, list[RowNumbers]] = (-1, [])
         self.saved_at = time.monotonic()
 
-    def advance(self, stop: Callable[[], bool], checkpoint: Path) -> tuple[float, bool, bool]:
-        """Runs one step; returns its loss, and whether to stop and to save, equal on all processes."""
-        step = self.progress.step
-        batch = self._batch(step)
-        torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
-        local_loss = self._backward(batch)
-        loss, stopping, saving, norm = self._measured(local_loss, [float(stop()), float(self._checkpoint_is_due())])
-        self._update(loss, norm, batch, checkpoint)
-        self.progress.step += 1
-        # After a non-finite loss the last good checkpoint is kept.
-        return loss, bool(stopping), bool(saving) and not self.progress.non_finite
+    def fit(self) -> TrainingResult:
+        """Runs or resumes the training.
 
-    def evaluation_is_due(self) -> bool:
-        step, history = self.progress.step, self.progress.history
-        due = step > 0 and (step % self.training.evaluate_every == 0 or step == self.total)
-        return due and (not history or history[-1]["step"] < step)
-
-    def evaluate(self, model: torch.nn.Module, score: Callable[[torch.nn.Module], float]) -> None:
-        self.learner.eval()
-        local_score = float(score(model))
-        (value,) = self._summed([local_score if self.main else 0.0])
-        self.learner.train()
-        progress = self.progress
-        if not math.isfinite(value):
-            raise WorkError(
-                f"the score after step {progress.step} is not finite: {value}",
-                where="evaluation of the model in training",
-                fix="check the targets for non-finite values, or lower the learning rate",
-            )
-        entry = {
-            "step": progress.step,
-            "epoch": progress.step / self.per_epoch,
-            "score": value,
-            "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
-            "learning_rate": learning_rate(progress.step - 1, self.total, self.training),
-        }
-        progress.history.append(entry)
-        progress.loss_sum, progress.loss_count = 0.0, 0
-        if progress.best_score is None or value > progress.best_score:
-            progress.best_step, progress.best_score = progress.step, value
-            self.best = {
-                name: weight.detach().to("cpu", copy=True) for name, weight in self.learner.state_dict().items()
-            }
-
-    def finish(self, model: torch.nn.Module, reused: int, notes: list[str]) -> TrainingResult:
+        One step after `stop` returns true on any process, a checkpoint is saved and TrainingInterrupted is raised.
+        """
+        notes = self._resume()
+        progress, resumed = self.progress, self.progress.step
+        self._evaluate_if_due()
+        while progress.step < self.total:
+            stopping, saving = self._advance()
+            if stopping or saving:
+                self._save()
+            if stopping:
+                raise TrainingInterrupted(progress.step)
+            self._evaluate_if_due()
+        if self.keep and resumed < self.total:
+            self._save()
         self.learner.load_state_dict(self.best)
         self.optimizer.zero_grad(set_to_none=True)
-        model.eval()
-        progress = self.progress
+        self.model.eval()
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
             notes = [*notes, f"{progress.skipped} steps had a non-finite loss and were skipped"]
         best = progress.best_step, progress.best_score
-        return TrainingResult(self.total, *best, progress.history, reused, self.dtype, notes)
+        return TrainingResult(self.total, *best, progress.history, self.precision, resumed, notes)
 
-    def save(self, folder: Path) -> None:
+    # ---- one step
+
+    def _advance(self) -> tuple[bool, bool]:
+        """Runs one step; returns whether to stop and whether to save, equal on all processes."""
+        step = self.progress.step
+        batch = self._batch(step)
+        torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
+        local_loss = self._backward(batch)
+        is_due = self.main and time.monotonic() - self.saved_at >= self.training.checkpoint_seconds
+        loss, stopping, saving, norm = self._measured(local_loss, [float(self.stop()), float(is_due)])
+        self._update(loss, norm, batch)
+        self.progress.step += 1
         if self.main:
-            tensors = {
-                "weights": self.learner.state_dict(),
-                "optimizer": optimizer_tensors(self.optimizer, self.names),
-            }
-            state = {"identity": self.identity, "world": self.world, "progress": asdict(self.progress)}
-            save(folder, Checkpoint(self.progress.step, state, tensors | ({"best": self.best} if self.best else {})))
-        # All processes wait until the checkpoint is complete: the first one to exit ends the others.
-        self._summed([0.0])
-        self.saved_at = time.monotonic()
-
-    def resume(self, folder: Path) -> list[str]:
-        """Restores the latest complete checkpoint, which rank 0 chooses; returns notes on skipped ones."""
-        snapshot, notes = latest(folder) if self.main else (None, [])
-        (step,) = self._summed([float(snapshot.step) if snapshot else 0.0])
-        if not step:
-            return notes
-        snapshot = snapshot or read(folder, int(step))
-        if snapshot.state["identity"] != self.identity:
-            return [*notes, f"checkpoint step-{snapshot.step:06d} is of another training and was skipped"]
-        self._same_world(snapshot, folder)
-        self.learner.load_state_dict(snapshot.tensors["weights"])
-        restore_optimizer(self.optimizer, self.names, snapshot.tensors["optimizer"])
-        self.progress = _Progress(**snapshot.state["progress"])
-        self.best = snapshot.tensors.get("best", {})
-        return notes
-
-    def _same_world(self, snapshot: Checkpoint, folder: Path) -> None:
-        world = snapshot.state["world"]
-        if world != self.world and snapshot.step % self.per_epoch:
-            raise WorkError(
-                f"the checkpoint at step {snapshot.step}, within an epoch, was saved by {world} processes, "
-                f"and this run has {self.world}",
-                where=str(folder),
-                fix=f"use {world} processes, or delete the folder to train from the start",
-            )
+            self.on_step(self.progress.step, self.total, loss)
+        # After a non-finite loss the last good checkpoint is kept.
+        return bool(stopping), bool(saving) and not self.progress.non_finite
 
     def _batch(self, step: int) -> RowNumbers:
         epoch, position = divmod(step, self.per_epoch)
@@ -280,8 +219,7 @@ class _Run:
         return self.epoch[1][position]
 
     def _collated(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
-        extra = self.objective.extra_batch(rows) if reads_states(self.objective) else {}
-        return {**collate(self.examples, rows, self.pad_id), **extra}
+        return {**collate(self.examples, rows, self.pad_id), **self.objective.extra_batch(rows)}
 
     def _backward(self, batch: RowNumbers) -> torch.Tensor:
         """Computes gradients of the batch's mean loss; returns this process's share, times the number of processes."""
@@ -295,7 +233,7 @@ class _Run:
             with ExitStack() as stack:
                 if part is not parts[-1]:
                     stack.enter_context(accelerator.no_sync(self.wrapped))
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bf16"):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                     loss = self.wrapped(put_on(self.device, self._collated(part))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
@@ -312,10 +250,10 @@ class _Run:
         values: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
         return values
 
-    def _update(self, loss: float, norm: float, batch: RowNumbers, checkpoint: Path) -> None:
+    def _update(self, loss: float, norm: float, batch: RowNumbers) -> None:
         progress = self.progress
         if math.isfinite(loss) and math.isfinite(norm):
-            share_of_peak = rate_share(progress.step, self.total, self.training)
+            share_of_peak = _rate_share(progress.step, self.total, self.training)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["peak"] * share_of_peak
             self.optimizer.step()
@@ -325,11 +263,49 @@ class _Run:
             progress.non_finite += 1
             progress.skipped += 1
             if progress.non_finite == PATIENCE:
-                raise _diverged(progress.step + 1, batch, checkpoint)
+                raise self._diverged(batch)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _checkpoint_is_due(self) -> bool:
-        return self.main and time.monotonic() - self.saved_at >= self.training.checkpoint_seconds
+    def _diverged(self, batch: RowNumbers) -> WorkError:
+        rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
+        last = checkpoints.latest(self.checkpoint)[0]
+        kept = f"last good checkpoint: step {last.step}" if last else "no checkpoint yet"
+        return WorkError(
+            f"the loss was not finite for {PATIENCE} steps in a row up to step {self.progress.step + 1}",
+            where=f"training rows {rows}; {kept}",
+            fix="check these rows' targets and weights, or lower the learning rate",
+        )
+
+    # ---- evaluation
+
+    def _evaluate_if_due(self) -> None:
+        progress, step = self.progress, self.progress.step
+        is_due = step > 0 and (step % self.training.evaluate_every == 0 or step == self.total)
+        if not is_due or (progress.history and progress.history[-1]["step"] == step):
+            return
+        self.learner.eval()
+        local_score = float(self.score(self.model))
+        (value,) = self._summed([local_score if self.main else 0.0])
+        self.learner.train()
+        if not math.isfinite(value):
+            raise WorkError(
+                f"the score after step {step} is not finite: {value}",
+                where="evaluation of the model in training",
+                fix="check the targets for non-finite values, or lower the learning rate",
+            )
+        entry = {
+            "step": step,
+            "epoch": step / self.per_epoch,
+            "score": value,
+            "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
+            "learning_rate": learning_rate(step - 1, self.total, self.training),
+        }
+        progress.history.append(entry)
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        if progress.best_score is None or value > progress.best_score:
+            progress.best_step, progress.best_score = step, value
+            weights = self.learner.state_dict().items()
+            self.best = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
 
     def _summed(self, values: list[float]) -> list[float]:
         """Returns sums over the processes, equal on each."""
@@ -339,27 +315,63 @@ class _Run:
         summed: list[float] = self.accelerator.reduce(local, reduction="sum").tolist()
         return summed
 
+    # ---- checkpoints
+
+    def _save(self) -> None:
+        if self.main:
+            moments = checkpoints.optimizer_tensors(self.optimizer, self.names)
+            tensors = {"weights": self.learner.state_dict(), "optimizer": moments}
+            state = {"identity": self._identity, "world": self.world, "progress": asdict(self.progress)}
+            tensors |= {"best": self.best} if self.best else {}
+            checkpoints.save(self.checkpoint, Checkpoint(self.progress.step, state, tensors))
+        # All processes wait until the checkpoint is complete: the first one to exit ends the others.
+        self._summed([0.0])
+        self.saved_at = time.monotonic()
+
+    def _resume(self) -> list[str]:
+        """Restores the latest complete checkpoint, which rank 0 chooses; returns notes on skipped ones."""
+        folder = self.checkpoint
+        snapshot, notes = checkpoints.latest(folder) if self.main else (None, [])
+        (step,) = self._summed([float(snapshot.step) if snapshot else 0.0])
+        if not step:
+            return notes
+        snapshot = snapshot or checkpoints.read(folder, int(step))
+        if snapshot.state["identity"] != self._identity:
+            return [*notes, f"checkpoint step-{snapshot.step:06d} is of another training and was skipped"]
+        world = snapshot.state["world"]
+        if world != self.world and snapshot.step % self.per_epoch:
+            raise WorkError(
+                f"the checkpoint at step {snapshot.step}, within an epoch, was saved by {world} processes, "
+                f"and this run has {self.world}",
+                where=str(folder),
+                fix=f"use {world} processes, or delete the folder to train from the start",
+            )
+        self.learner.load_state_dict(snapshot.tensors["weights"])
+        checkpoints.restore_optimizer(self.optimizer, self.names, snapshot.tensors["optimizer"])
+        self.progress = _Progress(**snapshot.state["progress"])
+        self.best = snapshot.tensors.get("best", {})
+        return notes
+
+    @cached_property
+    def _identity(self) -> str:
+        """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
+        parts = {
+            "training": asdict(self.training) | {"checkpoint_seconds": None},
+            "examples": self.examples.digest(),
+            "objective": type(self.objective).__qualname__,
+            "weights": {name: list(weight.shape) for weight, name in self.names.items()},
+        }
+        return fingerprint(parts)
+
+
+def training_dtype(device: torch.device) -> str:
+    """Returns bf16 if the hardware supports it, else fp32: fp16 gradients would need scaling."""
+    return "bf16" if dtype_for(device) == "bf16" else "fp32"
+
 
 def learning_rate(step: int, total: int, training: Training) -> float:
     """Returns the learning rate of the update with number `step`, from 0."""
-    return training.learning_rate * rate_share(step, total, training)
-
-
-def rate_share(step: int, total: int, training: Training) -> float:
-    """Returns the share of the largest rate: linear warm-up, then linear decay; never zero."""
-    warm = math.ceil(training.warmup * total)
-    return (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
-
-
-def _identity(examples: Examples, training: Training, objective: Objective, names: dict[torch.Tensor, str]) -> str:
-    """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
-    parts = {
-        "training": asdict(training) | {"checkpoint_seconds": None},
-        "examples": examples.digest(),
-        "objective": type(objective).__qualname__,
-        "weights": {name: list(weight.shape) for weight, name in names.items()},
-    }
-    return fingerprint(parts)
+    return training.learning_rate * _rate_share(step, total, training)
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -367,11 +379,42 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest())
 
 
-def _diverged(step: int, batch: RowNumbers, checkpoint: Path) -> WorkError:
-    rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
-    last = latest(checkpoint)[0]
-    return WorkError(
-        f"the loss was not finite for {PATIENCE} steps in a row up to step {step}",
-        where=f"training rows {rows}; " + (f"last good checkpoint: step {last.step}" if last else "no checkpoint yet"),
-        fix="check these rows' targets and weights, or lower the learning rate",
-    )
+def _rate_share(step: int, total: int, training: Training) -> float:
+    """Returns the share of the largest rate: linear warm-up, then linear decay; never zero."""
+    warm = math.ceil(training.warmup * total)
+    return (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
+
+
+def _start_accelerator(learner: nn.Module, batch: dict[str, torch.Tensor], *, cpu: bool) -> Accelerator:
+    cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
+    state = PartialState(cpu=cpu)
+    unused = state.num_processes > 1 and _some_unused(learner.to(state.device), batch, state.device)
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=unused)
+    # The loop sets half precision itself: Accelerate would fix one choice for the whole process.
+    return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[parallel])
+
+
+def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> bool:
+    """Returns whether a weight gets no gradient; DistributedDataParallel has to know, or it waits forever."""
+    learner({name: tensor.to(device) for name, tensor in batch.items()}).backward()
+    unused = any(weight.grad is None for weight in learner.parameters() if weight.requires_grad)
+    learner.zero_grad(set_to_none=True)
+    return unused
+
+
+def _adamw(names: dict[nn.Parameter, str], device: torch.device, training: Training) -> torch.optim.AdamW:
+    """Returns AdamW with separate groups for the objective's weights; a group's `peak` is its largest rate."""
+
+    def groups(weights: Sequence[nn.Parameter], rate: float) -> list[dict[str, Any]]:
+        matrices = [weight for weight in weights if weight.ndim > 1]
+        others = [weight for weight in weights if weight.ndim <= 1]  # biases and LayerNorm
+        return [
+            {"params": matrices, "weight_decay": training.weight_decay, "peak": rate},
+            {"params": others, "weight_decay": 0.0, "peak": rate},
+        ]
+
+    own = [weight for weight, name in names.items() if name.startswith("objective.")]
+    of_model = [weight for weight, name in names.items() if not name.startswith("objective.")]
+    rated = groups(of_model, training.learning_rate)
+    rated += groups(own, training.objective_rate or training.learning_rate) if own else []
+    return torch.optim.AdamW(rated, lr=training.learning_rate, fused=device.type in {"cpu", "cuda", "mps"})

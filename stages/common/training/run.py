@@ -1,6 +1,7 @@
 """Trains a model on examples with progress, a log and trackers, and scores its checkpoints.
 
 The log has metrics alone: loss, learning rate, score, steps per second. It contains no text, no label and no setting.
+Accelerate starts the trackers' libraries; it has no names for runs and no log that a resumed training appends to.
 """
 
 from __future__ import annotations
@@ -8,47 +9,52 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import Any, TextIO
 
 import numpy as np
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from amalgam.data.keys import shown
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.common.training.loop import TrainingInterrupted, fit, learning_rate
-from amalgam.stages.common.training.settings import Training, TrainingServices
+from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.loop import (
+    Training,
+    TrainingInterrupted,
+    TrainingResult,
+    TrainingRun,
+    learning_rate,
+)
 
 FOLDER = "training-logs"
-
 EVERY_STEPS = 10
-
 PROJECT = "amalgam"
-
 RUN_NAME_ARGUMENTS = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
 """Each tracker's argument for the name of a run."""
 
 Score = Callable[[Any], float]
 
-OnStep = Callable[[int, int, float], None]
 
+@dataclass(frozen=True)
+class TrainingServices:
+    """Console, interrupts and files of the run that a training belongs to."""
 
-class TrainingFacts(TypedDict):
-    """Result of a training, as the manifest stores it."""
-
-    steps: int
-    best_step: int
-    best_score: float
-    history: list[dict[str, Any]]
-    dtype: str
-    resumed_from_step: int
+    console: Console
+    interrupts: InterruptHandler
+    workspace: Path
+    """Root of the store: logs are written below it, and checkpoints are inside."""
+    checkpoint_seconds: float
+    trackers: Sequence[str] = ()
+    cpu: bool = False
 
 
 def learn(  # noqa: PLR0913 - the loop's inputs, by name
@@ -62,40 +68,44 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     *,
     keep: bool = False,
     phase: str = "",
-) -> TrainingFacts:
-    """Calls `fit` with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
+) -> TrainingResult:
+    """Trains with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
+    parts = checkpoint.relative_to(services.workspace).parts
+    name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
+    log = TrainingLog(services.workspace / FOLDER / f"{name}.jsonl", training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
-    with (
-        services.console.steps(phase, steps) as show,
-        training_log(services, checkpoint, training, show, score) as (on_step, scored),
-    ):
+    with services.console.steps(phase, steps) as show, closing(log):
+
+        def on_step(step: int, total: int, loss: float) -> None:
+            show(step, total, loss)
+            log.on_step(step, total, loss)
+
+        def scored(model: Any) -> float:
+            value = score(model)
+            log.on_score(value)
+            return value
+
+        run = TrainingRun(
+            new.model,
+            examples,
+            replace(training, checkpoint_seconds=services.checkpoint_seconds),
+            pad_id=new.pad_id,
+            score=scored,
+            checkpoint=checkpoint,
+            stop=services.interrupts.requested,
+            on_step=on_step,
+            objective=objective or WeightedKL(),
+            cpu=services.cpu,
+            keep=keep,
+        )
         try:
-            result = fit(
-                new.model,
-                examples,
-                training,
-                pad_id=new.pad_id,
-                score=scored,
-                checkpoint=checkpoint,
-                stop=services.interrupts.requested,
-                on_step=on_step,
-                objective=objective,
-                cpu=services.cpu,
-                keep=keep,
-            )
+            result = run.fit()
         except TrainingInterrupted:
             services.interrupts.check()
             raise
     for note in result.notes:
         services.console.note(note)
-    return {
-        "steps": result.steps,
-        "best_step": result.best_step,
-        "best_score": result.best_score,
-        "history": result.history,
-        "dtype": result.dtype,
-        "resumed_from_step": result.reused_from_step,
-    }
+    return result
 
 
 # ---- scores
@@ -103,27 +113,23 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
 
 def accuracy_on(examples: Examples, pad_id: int) -> Score:
     gold = examples.targets.argmax(axis=1)
-
-    def score(model: Any) -> float:
-        logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
-        return float((logits.argmax(axis=1) == gold).mean())
-
-    return score
+    return lambda model: float((_logits(model, examples, pad_id).argmax(axis=1) == gold).mean())
 
 
 def negative_loss(examples: Examples, pad_id: int, objective: Objective) -> Score:
     """Returns a score: minus the mean loss on the targets, without the terms on hidden states."""
 
     def score(model: Any) -> float:
-        logits = predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
-        batch = {
-            "targets": torch.from_numpy(examples.targets.astype(np.float64)),
-            "weights": torch.from_numpy(examples.weights.astype(np.float64)),
-        }
+        arrays = _logits(model, examples, pad_id), examples.targets, examples.weights
+        logits, targets, weights = (torch.from_numpy(array.astype(np.float64)) for array in arrays)
         with torch.no_grad():
-            return -float(objective(torch.from_numpy(logits.astype(np.float64)), batch).mean())
+            return -float(objective(logits, {"targets": targets, "weights": weights}).mean())
 
     return score
+
+
+def _logits(model: Any, examples: Examples, pad_id: int) -> Any:
+    return predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
 
 
 # ---- log and trackers
@@ -143,6 +149,13 @@ class TrainingLog:
     _losses: list[float] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _total: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses a missing tracker before the training starts."""
+        available = {str(name) for name in get_available_trackers()}
+        for name in [name for name in self.trackers if name not in available]:
+            fix = f"run `pip install {name.replace('_', '-')}`, or remove it from execution.trackers"
+            raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
 
     def on_step(self, step: int, total: int, loss: float) -> None:
         if self._file is None:
@@ -190,60 +203,17 @@ class TrainingLog:
             tracker.log(values, step=self.step)
 
 
-@contextmanager
-def training_log(
-    services: TrainingServices, checkpoint: Path, training: Training, show: OnStep, score: Score
-) -> Iterator[tuple[OnStep, Score]]:
-    """Yields `on_step` and `score` for the loop, which also write the log."""
-    check_trackers(services.trackers)
-    parts = checkpoint.relative_to(services.workspace).parts
-    name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
-    log = TrainingLog(services.workspace / FOLDER / f"{name}.jsonl", training, services.trackers)
-
-    def on_step(step: int, total: int, loss: float) -> None:
-        show(step, total, loss)
-        log.on_step(step, total, loss)
-
-    def scored(model: Any) -> float:
-        value = score(model)
-        log.on_score(value)
-        return value
-
-    try:
-        yield on_step, scored
-    finally:
-        log.close()
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuses a missing tracker before the training starts."""
-    if not names:
-        return
-    from accelerate.tracking import get_available_trackers
-
-    available = {str(name) for name in get_available_trackers()}
-    for name in names:
-        if name not in available:
-            fix = f"run `pip install {name.replace('_', '-')}`, or remove it from execution.trackers"
-            raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
-
-
 def _started_tracker(name: str, log: Path) -> Any:
+    """Starts a tracker whose run has the log's name, so each training has separate curves."""
+    kind, arguments = LOGGER_TYPE_TO_CLASS[name], {}
+    project, folder = (log.stem, [str(log.parent)]) if kind.requires_logging_directory else (PROJECT, [])
+    if not folder and name in RUN_NAME_ARGUMENTS:
+        arguments = {RUN_NAME_ARGUMENTS[name]: log.stem}
     try:
-        tracker = _tracker(name, log)
+        tracker = kind(project, *folder, **arguments)
         tracker.start()
     except Exception as error:  # any error of the tracker's library: an incomplete installation, a missing login
         what = f"the tracker {name} does not start ({type(error).__name__}: {shown(str(error), 200)})"
         fix = f"check {name} in a separate script, or remove it from execution.trackers; finished work is kept"
         raise ExperimentError(what, where="execution.trackers", fix=fix) from error
     return tracker
-
-
-def _tracker(name: str, log: Path) -> Any:
-    """Creates a tracker whose run has the log's name, so each training has separate curves."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    kind = LOGGER_TYPE_TO_CLASS[name]
-    if kind.requires_logging_directory:
-        return kind(log.stem, str(log.parent))
-    return kind(PROJECT, **({RUN_NAME_ARGUMENTS[name]: log.stem} if name in RUN_NAME_ARGUMENTS else {}))

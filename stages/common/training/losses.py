@@ -1,0 +1,113 @@
+"""Objectives that a training minimises: the interface, and the losses on the targets, which read logits alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import kl_div, log_softmax
+
+from amalgam.stages.common.inference.batches import RowNumbers
+
+Columns = Sequence[Sequence[int]]
+
+
+class Objective:
+    """A loss per row. The parameters of an objective that is also an nn.Module are trained with the model's."""
+
+    reads_states: ClassVar[bool] = False
+    """The loss reads batch["states"], a tuple of the student's states [B, T, W], one per layer without embeddings."""
+    whole_batches: ClassVar[bool] = False
+    """The loss compares the rows of a step, so a step cannot be accumulated or divided among processes."""
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+        """Returns the loss per row [B] from fp32 logits [B, C] and a batch of inputs, targets, weights and rows."""
+        raise NotImplementedError
+
+    def extra_batch(self, rows: RowNumbers, /) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """Returns further tensors of these rows, such as the teachers' states; the loop moves them to the device."""
+        return {}
+
+    def model_context(self, model: torch.nn.Module, batch: dict[str, Any], /) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Returns the context in which the student runs."""
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class WeightedKL(Objective):
+    """weight * T^2 * KL(target || softmax(logits / T)); equals cross-entropy for one-hot targets at T = 1."""
+
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+        log_student = log_softmax(logits / self.temperature, dim=-1)
+        divergence = kl_div(log_student, batch["targets"], reduction="none").sum(dim=-1)
+        loss: torch.Tensor = batch["weights"] * self.temperature**2 * divergence
+        return loss
+
+
+@dataclass(frozen=True)
+class RestrictedKL(Objective):
+    """UHC: T^2 times the sum over teachers of KL(teacher || student restricted to that teacher's labels).
+
+    Targets are the concatenated distributions of the teachers; `columns` has each teacher's labels in the union.
+    """
+
+    columns: Columns
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+        targets = batch["targets"].split([len(columns) for columns in self.columns], dim=1)
+        parts = []
+        for columns, target in zip(self.columns, targets, strict=True):
+            student = log_softmax(logits[:, list(columns)] / self.temperature, dim=-1)
+            parts.append(kl_div(student, target, reduction="none").sum(dim=-1))
+        loss: torch.Tensor = batch["weights"] * self.temperature**2 * torch.stack(parts).sum(dim=0)
+        return loss
+
+
+@dataclass(frozen=True)
+class LogitMSE(Objective):
+    """Shen et al. 2019: weight * the mean squared difference from the concatenated logits of all teachers.
+
+    A label that several teachers share is compared with each of them.
+    """
+
+    columns: Columns
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+        labels = [column for columns in self.columns for column in columns]
+        squared = (logits[:, labels] - batch["targets"]).square()
+        loss: torch.Tensor = batch["weights"] * squared.mean(dim=-1)
+        return loss
+
+
+@dataclass(frozen=True)
+class MTBertLoss(Objective):
+    """MT-BERT: weight * (CE(teachers' weighted sum at t, softmax(logits / t)) + CE(gold, softmax(logits))).
+
+    Targets are the concatenation of that sum and the one-hot gold label.
+    """
+
+    temperature: float = 1.0
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+        teachers, gold = batch["targets"].chunk(2, dim=-1)
+        from_teachers = (teachers * log_softmax(logits / self.temperature, dim=-1)).sum(dim=-1)
+        loss: torch.Tensor = -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
+        return loss
+
+
+def targets_objective(facts: Mapping[str, Any]) -> Objective:
+    """Returns the loss on the targets that the manifest of build-targets names."""
+    temperature, columns = float(facts["student_temperature"]), facts["columns"]
+    losses: dict[str, Objective] = {
+        "kl": WeightedKL(temperature),
+        "restricted": RestrictedKL(columns, temperature),
+        "scores": LogitMSE(columns),
+        "mt-bert": MTBertLoss(temperature),
+    }
+    return losses[facts["objective"]]

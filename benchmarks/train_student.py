@@ -22,9 +22,8 @@ from amalgam.data.tokens import Ragged, encode
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.classifier import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
-from amalgam.stages.common.training.learner import WeightedKL, training_dtype
-from amalgam.stages.common.training.loop import fit
-from amalgam.stages.common.training.settings import Training
+from amalgam.stages.common.training.loop import Training, TrainingRun, training_dtype
+from amalgam.stages.common.training.losses import WeightedKL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,7 +189,7 @@ def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: b
     model = copy.deepcopy(bench.student)
     forget_precision()
     began = time.perf_counter()
-    fit(
+    TrainingRun(
         model,
         examples,
         training,
@@ -201,7 +200,7 @@ def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: b
         on_step=lambda *_: None,
         cpu=bench.device.type == "cpu",
         dtype=bench.dtype,
-    )
+    ).fit()
     _wait_for(bench.device)
     return model, time.perf_counter() - began
 

@@ -453,7 +453,7 @@ def _without(name: str, omitted: Mapping[str, bool]) -> str:
 
 
 class ObjectiveInputs:
-    """The inputs of one objective; its loss is in train_student/objectives. A subclass overrides what differs."""
+    """The inputs of one objective; its loss is in train_student/objectives.py. A subclass overrides what differs."""
 
     reads_texts: ClassVar[bool] = True
     weighs_by_domain: ClassVar[bool] = False
@@ -465,7 +465,7 @@ class ObjectiveInputs:
     @property
     def fields(self) -> set[str]:
         """Returns the fields of `objective` that change the result."""
-        return {"name", "states", "blocks", "weights", "learning_rate"}
+        return {"name", "states", "blocks", "learning_rate"}
 
     @property
     def states(self) -> str | None:
@@ -489,9 +489,7 @@ class Layerwise(ObjectiveInputs):
 
     @property
     def fields(self) -> set[str]:
-        return {"name", "schedule"} | (
-            {"states", "amalgamation", "adapter", "weights", "learning_rate"} if self.states else set()
-        )
+        return {"name", "schedule"} | ({"states", "amalgamation", "adapter", "learning_rate"} if self.states else set())
 
     @property
     def states(self) -> str | None:

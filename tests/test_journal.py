@@ -9,8 +9,8 @@ from typing import Any
 import accelerate.tracking
 import pytest
 
+from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.run import TrainingLog
-from amalgam.stages.common.training.settings import Training
 from amalgam.tests.workspaces import TRAIN, Workspace
 
 

@@ -107,7 +107,6 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "objective.amalgamation": (["objective.amalgamation=ifa"], NOTHING),  # layerwise reads it
     "objective.adapter": (["objective.adapter=false"], NOTHING),
     "objective.schedule": (["objective.schedule=joint"], NOTHING),
-    "objective.weights": (["objective.weights=[1, 2, 3]"], NOTHING),
     "objective.learning_rate": (["objective.learning_rate=1e-2"], NOTHING),
     "objective.alpha": (["objective.alpha=0.5"], NOTHING),  # stratanet reads it
     "objective.fusion": (["objective.fusion=no-st"], NOTHING),

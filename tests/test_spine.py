@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.training.learner import training_dtype
+from amalgam.stages.common.training.loop import training_dtype
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, flip_bit, quiet_environment, write_texts
 
 STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]

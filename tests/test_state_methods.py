@@ -111,7 +111,7 @@ def test_joint_learning_alone_needs_no_states_and_no_common_tokenizer(fresh: Wor
         (["student.method=layerwise", "objective.blocks=2"], "objective.blocks"),
         (["student.method=cfl", "objective.states=tokens"], "cfl"),
         (["student.method=cfl", "student.accumulate=2"], "cfl"),
-        (["student.method=dfa", "objective.weights=[1, 2]"], "objective.weights"),
+        (["student.method=dfa", "objective.learning_rate=0"], "objective.learning_rate"),
     ],
 )
 def test_contradicting_fields_are_refused_before_anything_runs(
@@ -129,9 +129,9 @@ def test_scores_are_not_measured_against_an_oracle(plain: Workspace) -> None:
 
 
 def test_report_uses_the_objective_of_the_last_train_student(plain: Workspace) -> None:
-    plain("train-student", "student.method=dfa", "objective.weights=[1, 0, 0]")
+    plain("train-student", "student.method=dfa", "objective.learning_rate=0.01")
     result = plain("report")
-    assert "objective.weights=[1, 0, 0]" in result.err
+    assert "objective.learning_rate=0.01" in result.err
 
 
 def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> None:

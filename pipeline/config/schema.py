@@ -124,8 +124,6 @@ class Objective(ConfigSection):
     schedule: Literal["layer-wise", "joint", "both"] = "both"
     """Training order of layerwise. layer-wise: each layer from the amalgamated states. joint: all layers from the
     targets. both: first layer-wise, then joint."""
-    weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=3, max_length=3)] | None = None
-    """Loss weights of the targets, the states and the reconstruction of the states; null: those of the method."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Largest learning rate of the objective's extra layers, which are trained from scratch and not saved."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.7

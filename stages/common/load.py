@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.sources import fetch_remote, find_files
@@ -21,6 +22,7 @@ from amalgam.stages.common.corpus import (
     Part,
     gates_of,
     part_name,
+    read_bucket,
     sources_of,
     texts_file,
 )
@@ -41,6 +43,12 @@ from amalgam.stages.common.teachers import (
     takes_types,
 )
 from amalgam.stages.target_methods import measure_of, target_method
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from amalgam.data.tokens import TokenRows
+    from amalgam.stages.common.training.run import TrainingServices
 
 
 def teachers_of(run: Run) -> list[ResolvedTeacher]:
@@ -174,6 +182,26 @@ def load_new_classifier(
     digest = tokenizer_digest(tokenizer, files)
     limit = token_limit(model.config, tokenizer, settings.max_tokens)
     return NewClassifier(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
+
+
+def training_services(run: Run) -> TrainingServices:
+    from amalgam.stages.common.training.run import TrainingServices
+
+    execution = run.experiment.execution
+    seconds, on_cpu = execution.training_checkpoint_seconds, execution.device == "cpu"
+    return TrainingServices(run.console, run.signals, run.store.root, seconds, execution.trackers, on_cpu)
+
+
+def tokenized_buckets(
+    run: Run, part: Part, new: NewClassifier, columns: Sequence[str]
+) -> Iterator[tuple[pa.Table, TokenRows]]:
+    """Yields the columns and the tokens of each bucket."""
+    from amalgam.stages.common.token_cache import tokens_of
+
+    store, digest = run.store, new.tokenizer_digest
+    for bucket in part.buckets:
+        tokens = tokens_of(store, run.console, bucket, new.tokenizer, digest=digest, limit=new.limit, types=new.types)
+        yield read_bucket(store, bucket, columns), tokens
 
 
 def part_of(run: Run, name: str) -> Part | None:

@@ -6,11 +6,10 @@ student's own. The student's word embeddings are not trained, since it reads no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.learner import WeightedKL
+from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Score, accuracy_on
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 
@@ -57,26 +56,18 @@ class EmbeddingData:
         return Examples(ids, None, self.targets.numpy(), np.ones(count, np.float32))
 
 
-@dataclass(frozen=True)
-class FromEmbeddings:
+@dataclass(frozen=True, eq=False)
+class FromEmbeddings(Objective):
     """The loss on the targets for an encoder that reads embeddings."""
 
-    whole_batches: ClassVar[bool] = False
     data: EmbeddingData
     targets: WeightedKL
 
     def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
         return self.targets(logits, batch)
 
-    def parameters(self) -> Iterable[torch.nn.Parameter]:
-        return ()
-
     def extra_batch(self, rows: RowNumbers, /) -> dict[str, torch.Tensor]:
         return {"inputs_embeds": self.data.embeddings[torch.from_numpy(rows)]}
-
-    @contextmanager
-    def model_context(self, model: torch.nn.Module, batch: dict[str, Any], /) -> Iterator[None]:  # noqa: ARG002
-        yield
 
 
 def projected_embeddings(

@@ -21,16 +21,14 @@ from amalgam.stages.common.load import (
     load_new_classifier,
     part_of,
     teachers_of,
+    tokenized_buckets,
     train_part,
+    training_services,
 )
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
 from amalgam.stages.common.teachers import NewClassifier
-from amalgam.stages.common.training.learner import WeightedKL
-from amalgam.stages.common.training.load import tokenized_buckets, training_services
-from amalgam.stages.common.training.settings import Training
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
-from amalgam.stages.train_student.objectives.targets import targets_objective
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.batches import Examples
@@ -84,6 +82,8 @@ class TrainStudent(Stage):
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         if objective.fields:
             config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
+            if objective.states and not objective.weighs_by_domain:
+                config["objective"]["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
         if objective.weighs_by_domain:
@@ -155,6 +155,8 @@ def _select(run: Run) -> str:
 
 
 def _text_training(run: Run) -> StudentTraining:
+    from amalgam.stages.common.training.loop import training_of
+    from amalgam.stages.common.training.losses import targets_objective
     from amalgam.stages.train_student.training import (
         StudentTraining,
         check_lengths,
@@ -186,12 +188,14 @@ def _text_training(run: Run) -> StudentTraining:
         data.learn,
         objective_phases(run.experiment.objective, new, states, targets, seed=student.seed, confidence=confidence),
         score,
-        _settings(run, float(facts["student_temperature"])),
+        training_of(student, objective_rate=run.experiment.objective.learning_rate),
         {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)},
     )
 
 
 def _embedding_training(run: Run) -> StudentTraining:
+    from amalgam.stages.common.training.loop import training_of
+    from amalgam.stages.common.training.losses import WeightedKL
     from amalgam.stages.train_student.from_embeddings import FromEmbeddings, projected_embeddings, split_embeddings
     from amalgam.stages.train_student.training import StudentTraining
 
@@ -210,7 +214,7 @@ def _embedding_training(run: Run) -> StudentTraining:
         learned.examples,
         [("", FromEmbeddings(learned, targets))],
         score,
-        _settings(run, targets.temperature),
+        training_of(student),
         {"selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0},
     )
 
@@ -236,11 +240,3 @@ def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples
 
     part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
     return labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
-
-
-def _settings(run: Run, temperature: float) -> Training:
-    from amalgam.stages.train_student.training import student_settings
-
-    seconds = run.experiment.execution.training_checkpoint_seconds
-    student, objective = run.experiment.student, run.experiment.objective
-    return student_settings(student, objective, temperature=temperature, checkpoint_seconds=seconds)

@@ -14,16 +14,15 @@ import torch
 from amalgam.data.parquet import key_array, matrix
 from amalgam.data.tokens import TokenRows, join
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
-from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, split
-from amalgam.stages.common.training.learner import Objective
-from amalgam.stages.common.training.run import Score, accuracy_on, learn, negative_loss
-from amalgam.stages.common.training.settings import Training, TrainingServices
-from amalgam.stages.train_student.objectives.registry import OBJECTIVES
-from amalgam.stages.train_student.objectives.states import ObjectiveContext, Phases
+from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.losses import Objective
+from amalgam.stages.common.training.run import Score, TrainingServices, accuracy_on, learn, negative_loss
+from amalgam.stages.train_student.objectives import OBJECTIVES
+from amalgam.stages.train_student.state_learning import ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
@@ -43,42 +42,22 @@ class StudentTraining:
 
 def train(training: StudentTraining, services: TrainingServices, checkpoint: Path) -> dict[str, Any]:
     """Trains the student in place, phase by phase, and returns the facts of the manifest."""
-    new, settings, score = training.new, training.settings, training.score
     results = {
         name: learn(
             services,
-            new,
+            training.new,
             training.examples,
-            settings,
-            score,
+            training.settings,
+            training.score,
             checkpoint / name,
             objective,
             keep=bool(name),
             phase=name,
-        )
+        ).facts
         for name, objective in training.phases
     }
     last = list(results.values())[-1]
     return {**last, **({"phases": results} if len(results) > 1 else {}), **training.facts}
-
-
-def student_settings(
-    student: Student, objective: ObjectiveConfig, *, temperature: float, checkpoint_seconds: float
-) -> Training:
-    return Training(
-        epochs=student.epochs,
-        learning_rate=student.learning_rate,
-        batch_size=student.batch_size,
-        accumulate=student.accumulate,
-        warmup=student.warmup,
-        weight_decay=student.weight_decay,
-        clip=student.clip,
-        evaluate_every=student.evaluate_every,
-        seed=student.seed,
-        temperature=temperature,
-        checkpoint_seconds=checkpoint_seconds,
-        objective_rate=objective.learning_rate,
-    )
 
 
 def targeted(
@@ -122,15 +101,9 @@ def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
 ) -> Phases:
     """Returns the phases of the training; the objective's own weights are drawn from the student's seed."""
     shape = new.model.config.get_text_config()
-    context = ObjectiveContext(
-        config,
-        targets,
-        states,
-        int(shape.num_hidden_layers),
-        int(shape.hidden_size),
-        int(new.model.config.num_labels),
-        confidence,
-    )
+    layers, width = int(shape.num_hidden_layers), int(shape.hidden_size)
+    labels = int(new.model.config.num_labels)
+    context = ObjectiveContext(config, targets, states, layers, width, labels, confidence)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return OBJECTIVES[config.name](context)

@@ -18,10 +18,17 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.load import encoder_digest, encoder_files, load_new_classifier, part_of, trained_folder
+from amalgam.stages.common.load import (
+    encoder_digest,
+    encoder_files,
+    load_new_classifier,
+    part_of,
+    tokenized_buckets,
+    trained_folder,
+    training_services,
+)
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
 from amalgam.stages.common.teachers import NewClassifier
-from amalgam.stages.common.training.load import tokenized_buckets, training_services
 
 if TYPE_CHECKING:
     from amalgam.stages.train_teachers.training import TeacherTraining
@@ -86,8 +93,7 @@ class TrainTeachers(Stage):
 
     def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, NewClassifier, dict[str, Any]]]:
         """Yields the unit's teacher and those that were co-trained with it."""
-        from amalgam.stages.train_teachers.co_train import co_train
-        from amalgam.stages.train_teachers.training import train
+        from amalgam.stages.train_teachers.training import co_train, train
 
         checkpoint, services = unit.folder / "checkpoint", training_services(run)
         if not settings_of(run).co_train:
@@ -159,14 +165,14 @@ def groups_of(run: Run) -> dict[str, list[str]]:
 
 
 def _training(run: Run, labels: Sequence[str]) -> TeacherTraining:
+    from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.train_teachers.training import TeacherTraining
 
     part, encoders = _labelled_part(run), {}
     for name, (settings, where) in encoders_of(run).items():
         new = load_new_classifier(run, settings, labels, where)
         encoders[name] = new, tokenized_buckets(run, part, new, ["key", "label"])
-    checkpoint_seconds = run.experiment.execution.training_checkpoint_seconds
-    return TeacherTraining(encoders, list(labels), settings_of(run), checkpoint_seconds)
+    return TeacherTraining(encoders, list(labels), training_of(settings_of(run)))
 
 
 def _labelled_part(run: Run) -> Part:

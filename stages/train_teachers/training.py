@@ -1,24 +1,37 @@
-"""Fine-tunes one teacher on labelled texts with the same loop as the student's."""
+"""Fine-tunes teachers on labelled texts with the same loop as the student's: one alone, or several jointly.
+
+Co-training is that of MT-BERT (Wu et al. 2021): encoders under one attentive pooling and one dense layer, with the sum
+over teachers of CE(y, y_i). The encoders may have different tokenizers. A text is the concatenation of its token ids
+for each encoder, offset by the sizes of the vocabularies before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import torch
+from torch import nn
 
 from amalgam.data.tokens import TokenRows
-from amalgam.pipeline.config.schema import TrainTeachers as Settings
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.teachers import NewClassifier
-from amalgam.stages.common.training.batches import labelled
-from amalgam.stages.common.training.run import accuracy_on, learn
-from amalgam.stages.common.training.settings import Training, TrainingServices
+from amalgam.stages.common.training.batches import Examples, labelled
+from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.common.training.run import TrainingServices, accuracy_on, learn
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 HELD_OUT = 0.05
-
-EVALUATE_EVERY = 100
+"""Share of the texts on which the best checkpoint is selected."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +41,7 @@ class TeacherTraining:
     encoders: Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
     """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
     labels: list[str]
-    settings: Settings
-    checkpoint_seconds: float
-
-    @property
-    def loop(self) -> Training:
-        settings = self.settings
-        return Training(
-            epochs=settings.epochs,
-            learning_rate=settings.learning_rate,
-            batch_size=settings.batch_size,
-            accumulate=1,
-            warmup=settings.warmup,
-            weight_decay=settings.weight_decay,
-            clip=1.0,
-            evaluate_every=EVALUATE_EVERY,
-            seed=settings.seed,
-            checkpoint_seconds=self.checkpoint_seconds,
-        )
+    settings: Training
 
 
 def train(
@@ -55,6 +51,117 @@ def train(
     [(new, texts)] = training.encoders.values()
     data = labelled(texts, training.labels, held_out=HELD_OUT)
     score = accuracy_on(data.held_out or data.learn, new.pad_id)
-    facts = learn(services, new, data.learn, training.loop, score, checkpoint)
-    selected_by = "held out" if data.held_out else "on its training texts"
-    return new, {**facts, "labels": training.labels, "texts": len(data.learn), "selected_by": selected_by}
+    result = learn(services, new, data.learn, training.settings, score, checkpoint)
+    return new, {**result.facts, **_facts(training, data.learn, data.held_out)}
+
+
+def co_train(
+    training: TeacherTraining, services: TrainingServices, checkpoint: Path
+) -> dict[str, tuple[NewClassifier, dict[str, Any]]]:
+    """Returns each trained teacher and the facts of its training."""
+    news = {name: new for name, (new, _) in training.encoders.items()}
+    labels, first = training.labels, next(iter(news.values()))
+    _check_widths(news)
+    data = [labelled(texts, labels, held_out=HELD_OUT) for _, texts in training.encoders.values()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.settings.seed)
+        head = head_for(first.model.config, len(labels))
+    model = CoTrainedTeachers([without_pooler(new.model.base_model) for new in news.values()], head, len(labels))
+    examples = concatenated([part.learn for part in data], model.starts)
+    held_out = [part.held_out for part in data if part.held_out is not None]
+    scored = concatenated(held_out, model.starts) if held_out else examples
+
+    def score(model: Any) -> float:
+        return float(np.mean(_accuracies(model, scored, len(news))))
+
+    starts = range(0, len(news) * len(labels), len(labels))
+    objective = RestrictedKL([range(start, start + len(labels)) for start in starts])
+    combined = replace(first, model=model, pad_id=model.pad_id)
+    result = learn(services, combined, examples, training.settings, score, checkpoint, objective, phase="together")
+    facts = {**result.facts, **_facts(training, examples, held_out), "together": list(news)}
+    accuracies = _accuracies(model, scored, len(news))
+    return {
+        name: (replace(new, model=attentive_classifier(body, head, labels)), {**facts, "best_score": accuracy})
+        for (name, new), body, accuracy in zip(news.items(), model.bodies, accuracies, strict=True)
+    }
+
+
+def _facts(training: TeacherTraining, learned: Examples, held_out: Any) -> dict[str, Any]:
+    selected_by = "held out" if held_out else "on its training texts"
+    return {"labels": training.labels, "texts": len(learned), "selected_by": selected_by}
+
+
+def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:
+    """Returns each teacher's accuracy."""
+    logits = predict(model, examples.tokens, pad_id=model.pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
+    predicted = logits.reshape(len(logits), teachers, -1).argmax(axis=2)
+    gold = examples.targets.reshape(len(logits), teachers, -1)[:, 0].argmax(axis=1)
+    return [float(share) for share in (predicted == gold[:, None]).mean(axis=0)]
+
+
+def _check_widths(news: dict[str, NewClassifier]) -> None:
+    widths = {name: int(new.model.config.hidden_size) for name, new in news.items()}
+    if len(set(widths.values())) > 1:
+        raise ModelError(
+            "encoders of different width cannot share one pooling and one dense layer",
+            where=f"train_teachers.co_train: {', '.join(f'{name} {width}' for name, width in widths.items())}",
+            fix="use encoders of the same width, or train separately: set train_teachers.encoder and groups",
+        )
+
+
+class CoTrainedTeachers(nn.Module):
+    """Several encoders under one head; returns their concatenated logits."""
+
+    def __init__(self, bodies: Sequence[Any], head: AttentiveHead, labels: int) -> None:
+        super().__init__()
+        self.bodies, self.head = nn.ModuleList(bodies), head
+        sizes = [int(body.get_input_embeddings().weight.shape[0]) for body in bodies]
+        self.starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+        self.config = SimpleNamespace(num_labels=len(bodies) * labels)
+
+    @property
+    def pad_id(self) -> int:
+        """Returns an id that is no encoder's token."""
+        return self.starts[-1]
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> SimpleNamespace:
+        del attention_mask  # each encoder gets its own mask
+        logits = []
+        for index, body in enumerate(self.bodies):
+            inputs = self._inputs(index, input_ids, token_type_ids)
+            states = body(**inputs).last_hidden_state
+            logits.append(self.head(states, inputs["attention_mask"]))
+        return SimpleNamespace(logits=torch.cat(logits, dim=-1))
+
+    def _inputs(self, index: int, ids: torch.Tensor, types: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Returns the tokens of one encoder, padded on the right."""
+        first, last = self.starts[index : index + 2]
+        own = (ids >= first) & (ids < last)
+        lengths = own.sum(dim=1, keepdim=True)
+        order = (~own).to(torch.int8).argsort(dim=1, stable=True)[:, : int(lengths.max())]
+        mask = torch.arange(order.shape[1], device=ids.device) < lengths
+        body: Any = self.bodies[index]
+        inputs = {
+            "input_ids": torch.where(mask, ids.gather(1, order) - first, int(body.config.pad_token_id or 0)),
+            "attention_mask": mask.long(),
+        }
+        if types is not None and int(getattr(body.config, "type_vocab_size", 0) or 0) > 1:
+            inputs["token_type_ids"] = torch.where(mask, types.gather(1, order), 0)
+        return inputs
+
+
+def concatenated(parts: Sequence[Examples], starts: Sequence[int]) -> Examples:
+    """Concatenates each text's tokens for all encoders; its targets are repeated once per encoder."""
+    started = list(zip(parts, starts, strict=False))
+    rows = range(len(parts[0]))
+    ids = [np.concatenate([part.tokens[row] + start for part, start in started]) for row in rows]
+    types = None
+    if any(part.type_ids is not None for part in parts):
+        types = [np.concatenate([_types(part, row) for part in parts]) for row in rows]
+    return Examples(ids, types, np.tile(parts[0].targets, (1, len(parts))), parts[0].weights)
+
+
+def _types(part: Examples, row: int) -> Array:
+    return np.zeros(len(part.tokens[row]), np.int8) if part.type_ids is None else part.type_ids[row]

@@ -18,10 +18,9 @@ from amalgam.stages.common.models.attentive import AttentivePooling, attentive_c
 from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.stages.common.training.batches import Examples, collate
-from amalgam.stages.common.training.learner import RestrictedKL
-from amalgam.stages.common.training.loop import fit
-from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_teachers.co_train import CoTrainedTeachers, concatenated
+from amalgam.stages.common.training.loop import Training, TrainingRun
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.train_teachers.training import CoTrainedTeachers, concatenated
 from amalgam.tests.stages.tiny_models import tiny
 
 LABELS = ["x", "y", "z"]
@@ -126,10 +125,10 @@ def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str
     together, parts = examples_of(kinds)
     before = {name: value.clone() for name, value in together.named_parameters()}
     columns = tuple(tuple(range(3 * place, 3 * place + 3)) for place in range(len(kinds)))
-    fit(
+    TrainingRun(
         together,
         concatenated(parts, together.starts),
-        Training(2, 1e-3, 6, 1, 0.0, 0.0, 1.0, 100, 0),
+        Training(2, 1e-3, 6, 0.0, 0.0, 0),
         pad_id=together.pad_id,
         score=lambda _: 0.0,
         checkpoint=tmp_path,
@@ -137,6 +136,6 @@ def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str
         on_step=lambda *_: None,
         objective=RestrictedKL(columns),
         cpu=True,
-    )
+    ).fit()
     still = [name for name, value in together.named_parameters() if torch.equal(before[name], value)]
     assert still == []

@@ -22,9 +22,15 @@ from transformers import BertConfig, BertForSequenceClassification
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.inference.classifier import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
-from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, dropout_seed, fit, learning_rate
-from amalgam.stages.common.training.settings import Training
+from amalgam.stages.common.training.loop import (
+    Training,
+    TrainingInterrupted,
+    TrainingResult,
+    TrainingRun,
+    dropout_seed,
+    learning_rate,
+)
+from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import quiet_environment, run_ranks
 
@@ -103,7 +109,7 @@ def train(
         torch.rand(3)  # a score may draw random numbers: the training does not notice
         return -kl_by_hand(logits, examples.targets[:10], np.ones(len(logits)), 1.0)
 
-    return fit(
+    return TrainingRun(
         model,
         examples,
         training,
@@ -112,9 +118,9 @@ def train(
         checkpoint=folder,
         stop=watch.stop,
         on_step=watch.on_step,
-        objective=objective,
+        objective=objective or WeightedKL(),
         dtype=dtype,
-    )
+    ).fit()
 
 
 def kl_by_hand(logits: Any, targets: Any, weights: Any, temperature: float) -> float:
@@ -161,7 +167,7 @@ def test_the_first_loss_is_that_of_the_untrained_model_over_the_whole_batch(tmp_
     examples, model, watch = some_examples(), tiny_bert(dropout=0), Watch()
     logits = predict(model, examples.tokens, pad_id=0, batch_tokens=64, type_ids=examples.type_ids)
     rows = epoch_batches(examples.lengths, 8, seed=7, epoch=0)[0]
-    train(model, tmp_path, replace(PLAIN, temperature=2.0), examples=examples, watch=watch)
+    train(model, tmp_path, examples=examples, watch=watch, objective=WeightedKL(2.0))
     by_hand = kl_by_hand(logits[rows], examples.targets[rows], examples.weights[rows], 2.0)
     assert watch.losses[1] == pytest.approx(by_hand, rel=1e-5)
 
@@ -215,14 +221,14 @@ def test_every_trainable_weight_changes_and_a_frozen_one_does_not(tmp_path: Path
     assert all(weight.grad is None for weight in model.parameters())
 
 
-class Scaled(torch.nn.Module):
+class Scaled(Objective, torch.nn.Module):
     """An objective with a weight of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
         return WeightedKL()(logits * self.scale, batch)
 
 
@@ -279,7 +285,7 @@ def test_a_single_example_and_batches_of_one_can_be_trained_on(tmp_path: Path, c
 
 def test_without_examples_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="texts"):
-        fit(
+        TrainingRun(
             tiny_bert(),
             Examples([], None, np.zeros((0, 4), np.float32), np.zeros(0, np.float32)),
             PLAIN,
@@ -288,7 +294,7 @@ def test_without_examples_there_is_a_clear_error(tmp_path: Path) -> None:
             checkpoint=tmp_path,
             stop=lambda: False,
             on_step=lambda *_: None,
-        )
+        ).fit()
 
 
 def test_the_weights_that_come_back_are_those_of_the_best_score(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from amalgam.stages.common.device import dtype_for
+from amalgam.stages.common.training import loop
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.learner import training_dtype
-from amalgam.stages.common.training.loop import TrainingResult, fit
-from amalgam.stages.common.training.settings import Training
+from amalgam.stages.common.training.loop import Training, TrainingResult, TrainingRun, training_dtype
 
 CPU = torch.device("cpu")
 SHORT = Training(
@@ -53,7 +52,7 @@ def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> TrainingResu
     tokens = [draw.integers(1, 50, length).astype(np.int32) for length in draw.integers(3, 13, 32)]
     targets = draw.dirichlet(np.full(4, 0.5), 32).astype(np.float32)
     examples = Examples(tokens, None, targets, np.ones(32, np.float32))
-    return fit(
+    return TrainingRun(
         model,
         examples,
         SHORT,
@@ -63,13 +62,16 @@ def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> TrainingResu
         stop=lambda: False,
         on_step=lambda *_: None,
         dtype=dtype,
-    )
+    ).fit()
 
 
 @pytest.mark.parametrize(("computed", "chosen"), [("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")])
-def test_training_takes_bf16_where_the_hardware_computes_it_and_never_fp16(computed: str, chosen: str) -> None:
-    assert training_dtype(CPU, lambda _device: computed) == chosen
+def test_training_takes_bf16_where_the_hardware_computes_it_and_never_fp16(
+    monkeypatch: pytest.MonkeyPatch, computed: str, chosen: str
+) -> None:
     assert training_dtype(CPU) == dtype_for(CPU)
+    monkeypatch.setattr(loop, "dtype_for", lambda _device: computed)
+    assert training_dtype(CPU) == chosen
 
 
 def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.classifier import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
-from amalgam.stages.common.training.settings import Training
+from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun
+from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import quiet_environment
 
@@ -93,7 +92,7 @@ def train(
         torch.rand(3)  # a score may draw random numbers: the training does not notice
         return sign * float(predict(of, examples.tokens, pad_id=0, batch_tokens=64)[:, 0].mean())
 
-    return fit(
+    return TrainingRun(
         model,
         examples,
         training,
@@ -102,8 +101,8 @@ def train(
         checkpoint=folder,
         stop=watch.stop,
         on_step=watch.on_step,
-        objective=objective,
-    )
+        objective=objective or WeightedKL(),
+    ).fit()
 
 
 def stopped_at(folder: Path, *steps: int) -> None:
@@ -133,7 +132,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, uninterrupted:
     stopped_at(tmp_path, step)
     resumed, watch = tiny_bert(), Watch()
     again = train(resumed, tmp_path, watch=watch)
-    assert again == replace(fitted, reused_from_step=step)
+    assert again == replace(fitted, resumed_from_step=step)
     assert watch.losses == {at: loss for at, loss in losses.items() if at > step}
     assert same_weights(resumed, model)
 
@@ -159,7 +158,7 @@ def test_a_killed_run_resumes_from_the_last_timed_checkpoint(tmp_path: Path, uni
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
     resumed = tiny_bert()
     again = train(resumed, tmp_path, often)
-    assert again.reused_from_step == 6
+    assert again.resumed_from_step == 6
     assert same_weights(resumed, uninterrupted[0])
 
 
@@ -188,7 +187,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(
     DAMAGE[damage](tmp_path / "step-000007")
     resumed = tiny_bert()
     again = train(resumed, tmp_path)
-    assert again.reused_from_step == 4
+    assert again.resumed_from_step == 4
     assert len(again.notes) == 1
     assert again.notes[0].startswith("checkpoint step-000007 ")
     assert same_weights(resumed, uninterrupted[0])
@@ -198,20 +197,20 @@ def test_with_every_checkpoint_broken_the_run_starts_again(tmp_path: Path, unint
     stopped_at(tmp_path, 4)
     flip_a_bit(tmp_path / "step-000004" / "weights.safetensors")
     resumed = tiny_bert()
-    assert train(resumed, tmp_path).reused_from_step == 0
+    assert train(resumed, tmp_path).resumed_from_step == 0
     assert same_weights(resumed, uninterrupted[0])
 
 
 def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None:
     stopped_at(tmp_path, 4)
     faster = train(tiny_bert(), tmp_path, replace(PLAIN, learning_rate=2e-3))
-    assert faster.reused_from_step == 0
+    assert faster.resumed_from_step == 0
     [note] = faster.notes
     assert "step-000004" in note
     heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
-    assert train(tiny_bert(), tmp_path, examples=heavier).reused_from_step == 0
+    assert train(tiny_bert(), tmp_path, examples=heavier).resumed_from_step == 0
     # The interval between checkpoints is no part of the training's identity.
-    assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).reused_from_step == 4
+    assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).resumed_from_step == 4
 
 
 def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
@@ -221,10 +220,10 @@ def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Pa
         checkpoint.save(tmp_path / str(step), replace(snapshot, state=snapshot.state | {"world": 3}))
     with pytest.raises(WorkError, match=r"step 4.* 3 .* 1\nwhere: .*\nfix: .*3"):
         train(tiny_bert(), tmp_path / "4")
-    assert train(tiny_bert(), tmp_path / "5").reused_from_step == 5
+    assert train(tiny_bert(), tmp_path / "5").resumed_from_step == 5
 
 
-class NotANumber:
+class NotANumber(Objective):
     """WeightedKL, but for some of its calls; with accumulate 2, each step makes two."""
 
     def __init__(self, *calls: int) -> None:
@@ -233,9 +232,6 @@ class NotANumber:
     def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
         self.made += 1
         return WeightedKL()(logits, batch) * (float("nan") if self.made in self.calls else 1.0)
-
-    def parameters(self) -> tuple[()]:
-        return ()
 
 
 def test_a_nan_loss_changes_no_weight_and_gives_a_note(tmp_path: Path) -> None:
@@ -263,7 +259,7 @@ def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoin
 
 def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="score after step 3"):
-        fit(
+        TrainingRun(
             tiny_bert(),
             some_examples(),
             PLAIN,
@@ -272,7 +268,7 @@ def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
             checkpoint=tmp_path,
             stop=lambda: False,
             on_step=lambda *_: None,
-        )
+        ).fit()
 
 
 def small_snapshot(step: int) -> checkpoint.Checkpoint:

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from amalgam.stages.common.training.learner import RestrictedKL, WeightedKL
-from amalgam.stages.train_student.objectives.targets import targets_objective
+from amalgam.stages.common.training.losses import RestrictedKL, WeightedKL, targets_objective
 
 
 def batch(targets: list[list[float]], weights: list[float]) -> dict[str, torch.Tensor]:
@@ -51,5 +50,5 @@ def test_uhc_is_least_where_the_student_agrees_with_every_teacher() -> None:
 
 def test_the_targets_say_by_which_objective_they_are_learned() -> None:
     settings = {"student_temperature": 2.0, "columns": [[0, 1], [2]]}
-    assert targets_objective({**settings, "objective": "restricted"}) == RestrictedKL(((0, 1), (2,)), 2.0)
+    assert targets_objective({**settings, "objective": "restricted"}) == RestrictedKL([[0, 1], [2]], 2.0)
     assert targets_objective({**settings, "objective": "kl"}) == WeightedKL(2.0)

@@ -14,11 +14,10 @@ from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.learner import Objective, WeightedKL
-from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, fit
-from amalgam.stages.common.training.settings import Training
-from amalgam.stages.train_student.objectives.registry import OBJECTIVES
-from amalgam.stages.train_student.objectives.states import ObjectiveContext
+from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun
+from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.train_student.objectives import OBJECTIVES
+from amalgam.stages.train_student.state_learning import ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = 12
@@ -84,7 +83,7 @@ def train(
         asked.append(1)
         return len(asked) == stop_after
 
-    fitted = fit(
+    fitted = TrainingRun(
         model,
         some_examples(),
         training,
@@ -96,7 +95,7 @@ def train(
         objective=objective,
         keep=keep,
         dtype=dtype,
-    )
+    ).fit()
     return fitted, losses
 
 
@@ -136,7 +135,7 @@ def test_a_resumed_training_ends_with_the_same_weights_of_student_and_objective(
         train(stopped, tmp_path / "stopped", first, stop_after=4)
     resumed = tiny()[0]
     fitted, _ = train(resumed, tmp_path / "stopped", second)
-    assert fitted.reused_from_step == 4
+    assert fitted.resumed_from_step == 4
     pairs = zip(everything(whole, objective).items(), everything(resumed, second).items(), strict=True)
     assert [name for (name, one), (_, other) in pairs if not torch.equal(one, other)] == []
 
@@ -169,5 +168,5 @@ def test_a_phase_that_is_kept_is_not_trained_again(tmp_path: Path) -> None:
     model, again = tiny()[0], tiny()[0]
     train(model, tmp_path, objective_of("layerwise"), keep=True)
     fitted, losses = train(again, tmp_path, objective_of("layerwise"), keep=True)
-    assert (losses, fitted.reused_from_step, fitted.steps) == ([], 6, 6)
+    assert (losses, fitted.resumed_from_step, fitted.steps) == ([], 6, 6)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))

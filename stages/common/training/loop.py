@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on
@@ -56,6 +57,12 @@ class Training:
     checkpoint_seconds: float = 120
     objective_rate: float | None = None
     """Learning rate of the objective's own weights; None: the model's rate."""
+
+
+def training_of(section: Student | TrainTeachers, *, objective_rate: float | None = None) -> Training:
+    """Returns the settings that a section of the experiment has."""
+    names = {field.name for field in fields(Training)}
+    return Training(**section.model_dump(include=names), objective_rate=objective_rate)
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an error
@@ -160,7 +167,8 @@ class TrainingRun:
                 fix="set student.accumulate=1 and use one process",
             )
         self.wrapped = self.accelerator.prepare_model(self.learner)
-        self.names = {weight: name for name, weight in self.learner.named_parameters() if weight.requires_grad}
+        named = self.learner.named_parameters()
+        self.names: dict[torch.Tensor, str] = {weight: name for name, weight in named if weight.requires_grad}
         self.optimizer = _adamw(self.names, self.device, training)
         self.progress = _Progress()
         self.best: dict[str, torch.Tensor] = {}
@@ -402,10 +410,10 @@ def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: tor
     return unused
 
 
-def _adamw(names: dict[nn.Parameter, str], device: torch.device, training: Training) -> torch.optim.AdamW:
+def _adamw(names: Mapping[torch.Tensor, str], device: torch.device, training: Training) -> torch.optim.AdamW:
     """Returns AdamW with separate groups for the objective's weights; a group's `peak` is its largest rate."""
 
-    def groups(weights: Sequence[nn.Parameter], rate: float) -> list[dict[str, Any]]:
+    def groups(weights: Sequence[torch.Tensor], rate: float) -> list[dict[str, Any]]:
         matrices = [weight for weight in weights if weight.ndim > 1]
         others = [weight for weight in weights if weight.ndim <= 1]  # biases and LayerNorm
         return [

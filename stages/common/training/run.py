@@ -26,7 +26,6 @@ from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.loop import (
     Training,
     TrainingInterrupted,
@@ -34,6 +33,7 @@ from amalgam.stages.common.training.loop import (
     TrainingRun,
     learning_rate,
 )
+from amalgam.stages.common.training.losses import Objective, WeightedKL
 
 FOLDER = "training-logs"
 EVERY_STEPS = 10

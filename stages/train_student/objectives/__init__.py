@@ -1,1 +1,0 @@
-"""Objectives of the student: one class per value of `objective.name`."""

@@ -27,7 +27,7 @@ from amalgam.stages.train_student.state_learning import (
 )
 
 BANDWIDTHS = (0.001, 0.01, 0.05, 0.1, 0.2, 1.0, 2.0)
-"""Of the Gaussian kernels of `cfl`."""
+"""Widths of the Gaussian kernels of `cfl`."""
 CFL_WEIGHT = 10.0
 """Weight of the terms on states in `cfl`, next to the targets (Luo et al. 2019)."""
 GUARD = 1.0

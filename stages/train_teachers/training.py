@@ -1,8 +1,8 @@
 """Fine-tunes teachers on labelled texts with the same loop as the student's: one alone, or several jointly.
 
-Co-training is that of MT-BERT (Wu et al. 2021): encoders under one attentive pooling and one dense layer, with the sum
-over teachers of CE(y, y_i). The encoders may have different tokenizers. A text is the concatenation of its token ids
-for each encoder, offset by the sizes of the vocabularies before.
+Co-training is that of MT-BERT (Wu et al. 2021): encoders share one attentive pooling and one dense layer. The loss is
+the sum over teachers of CE(y, y_i). The encoders may have different tokenizers. A text is the concatenation of its
+token ids for each encoder, offset by the sizes of the vocabularies before.
 """
 
 from __future__ import annotations

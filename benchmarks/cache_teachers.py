@@ -233,7 +233,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.cache_teachers import batching as pools
+    from amalgam.stages.cache_teachers.stage import timing_of
     from amalgam.stages.common.inference.load import load_teacher
     from amalgam.stages.common.load import teachers_of
     from amalgam.stages.registry import STAGES
@@ -256,7 +256,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             began = time.perf_counter()
             update(STAGES, run, target="cache-teachers")
             took += time.perf_counter() - began
-        clock = run.cache.get("timing", pools.Timing())
+        clock = timing_of(run)
         waits.append(clock.waiting / took)
         return took
 

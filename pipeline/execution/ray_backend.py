@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
-from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, pending_units
+from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, once, pending_units
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import FileDigests, library_versions
 from amalgam.pipeline.storage.store import open_store
@@ -139,7 +139,8 @@ def check_node(job: RayJob) -> ExperimentError | None:
     return None
 
 
-def _connect(run: Run, job: RayJob) -> Cluster:
+@once
+def _connect(run: Run) -> Cluster:
     """Connects to Ray after a quick test of the port, and restores the SIGTERM handler that Ray replaces."""
     address = run.experiment.execution.ray.address or "auto"
     before = signal.getsignal(signal.SIGTERM)
@@ -159,9 +160,7 @@ def _connect(run: Run, job: RayJob) -> Cluster:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
-    cluster = Cluster(run)
-    cluster.check(job)
-    return cluster
+    return Cluster(run)
 
 
 def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
@@ -191,7 +190,8 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
 
 def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
     """Returns the units that were left out because they kill workers."""
-    cluster = run.once("cluster", lambda: _connect(run, job))
+    cluster = _connect(run)
+    cluster.check(job)
     resources = run.experiment.execution.ray
     # max_calls=0 keeps the worker and its loaded teacher after each task, also with a GPU.
     task = ray.remote(max_calls=0)(run_task).options(

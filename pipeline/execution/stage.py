@@ -7,13 +7,13 @@ manifest (finish). The runner decides which units are missing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
@@ -22,6 +22,7 @@ from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class PendingDependencyError(Exception):
@@ -153,14 +154,7 @@ class Run:
     executed: set[str] = field(default_factory=set)
     """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)
-    """Values that units of one process share, such as a loaded teacher; see `once`."""
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the cached value of a key, and makes it first if necessary."""
-        if key not in self.cache:
-            self.cache[key] = make()
-        value: T = self.cache[key]
-        return value
+    """Values of functions with the decorator `once`; a repair clears it."""
 
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""
@@ -173,6 +167,20 @@ class Run:
         if stage not in self.results:
             raise PendingDependencyError(stage)
         return self.results[stage]
+
+
+def once(work: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """Caches the function's value in the run by its arguments, such as a loaded teacher that units share."""
+
+    @wraps(work)
+    def cached(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (work, args, *kwargs.items())
+        if key not in run.cache:
+            run.cache[key] = work(run, *args, **kwargs)
+        value: T = run.cache[key]
+        return value
+
+    return cached
 
 
 class Stage:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, audit_lines, decide, stopping_rounds, summary
 from amalgam.stages.cache_teachers.ask import ask_teachers
-from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit
+from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit, Timing
 from amalgam.stages.common.cached.coverage import (
     UnitRequest,
     family_in,
@@ -95,13 +95,10 @@ class CacheTeachers(Stage):
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         inputs = _inputs(run, units)
-        if not run.cache.get("new teachers checked"):
-            _check_new_teachers(run, inputs)
-            run.cache["new teachers checked"] = True
+        _check_new_teachers(run)
         for teacher in inputs.teachers:
             _describe(run, teacher)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
-        run.cache["timing"] = inputs.timing
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if not decisions:
             return
@@ -172,14 +169,22 @@ def _inputs(run: Run, units: Sequence[Unit]) -> CacheInputs:
         store=run.store,
         console=run.console,
         check_interrupt=run.signals.check,
+        timing=timing_of(run),
     )
 
 
-def _check_new_teachers(run: Run, inputs: CacheInputs) -> None:
+@once
+def timing_of(run: Run) -> Timing:  # noqa: ARG001 - one for each run
+    """Returns the seconds that the run has spent on waiting and computing."""
+    return Timing()
+
+
+@once
+def _check_new_teachers(run: Run) -> None:
     """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
-    for teacher in inputs.teachers:
-        if not has_answers(run.store, units_folder(run, inputs.families[teacher.name])):
-            inputs.loader.load(teacher, inputs.dtype, passes=inputs.passes)
+    for teacher in teachers_of(run):
+        if not has_answers(run.store, units_folder(run, family_of(run, teacher))):
+            teacher_loader(run).load(teacher, dtype_of(run), passes=run.experiment.cache.passes)
 
 
 def _choose_dtype(run: Run) -> None:

@@ -11,7 +11,7 @@ from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.sources import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Student, Teacher, TrainTeachers
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import (
@@ -51,9 +51,10 @@ if TYPE_CHECKING:
     from amalgam.stages.common.training.run import TrainingServices
 
 
+@once
 def teachers_of(run: Run) -> list[ResolvedTeacher]:
     """Returns the teachers in the order of the label union: trained teachers first, then those of the file."""
-    return run.once("teachers", lambda: [*_trained_teachers(run), *_named_teachers(run)])
+    return [*_trained_teachers(run), *_named_teachers(run)]
 
 
 def label_space(run: Run) -> LabelSpace:
@@ -65,14 +66,14 @@ def label_space(run: Run) -> LabelSpace:
     return LabelSpace(tuple(gold), {})
 
 
+@once
 def prepare_teachers(run: Run) -> None:
     """Resolves every model that the experiment names before any work starts; one error lists all missing models."""
     teachers = run.experiment.teachers
     files = resolve_all(_teacher_reference(run, teacher) for teacher in teachers)
     named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
-    for names in same_models(named) if not run.cache.get("same models noted") else []:
+    for names in same_models(named):
         run.console.note(f"teachers {' and '.join(names)} are the same model")
-    run.cache["same models noted"] = True
 
 
 def check_gold(run: Run) -> None:
@@ -134,14 +135,15 @@ def trained_folder(run: Run, name: str) -> Path:
     return run.store.verified_folder(files)
 
 
+@once
 def model_files(run: Run, model: str, revision: str | None, where: str) -> ModelFiles:
     """Returns the files of a named model; `where` is its field in the experiment."""
-    return run.once(where, lambda: resolve(model_reference(run, model, revision, where=where)))
+    return resolve(model_reference(run, model, revision, where=where))
 
 
 def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
     """Returns the model's digest for an identity, without any request to the Hub."""
-    if where not in run.cache and needs_network(model_reference(run, model, revision)):
+    if needs_network(model_reference(run, model, revision)):
         raise PendingDependencyError(model)
     return model_files(run, model, revision, where).digest
 

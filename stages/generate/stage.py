@@ -15,7 +15,7 @@ from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
 from amalgam.pipeline.execution.faults import with_retries
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, pending_units
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import texts_file
@@ -121,22 +121,19 @@ def generate_config(run: Run) -> GenerateConfig:
     return run.experiment.generate
 
 
+@once
 def text_plan(run: Run) -> TextPlan:
     """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
-    if "text plan" not in run.cache:
-        settings = generate_config(run)
-        inputs = GenerateInputs(
-            settings,
-            teachers_of(run),
-            model_digest(run, str(settings.language_model), settings.revision, LANGUAGE_MODEL)
-            if settings.writes
-            else None,
-            sorted(run.digest_of(path) for path in _corpus_files(run)) if settings.source == "cross-domain" else (),
-            library_versions() if run.experiment.execution.on_version_change == "strict" else None,
-        )
-        run.cache["text plan"] = TextPlan.of(inputs)
-    plan: TextPlan = run.cache["text plan"]
-    return plan
+    settings, strict = generate_config(run), run.experiment.execution.on_version_change == "strict"
+    language_model = str(settings.language_model)
+    inputs = GenerateInputs(
+        settings,
+        teachers_of(run),
+        model_digest(run, language_model, settings.revision, LANGUAGE_MODEL) if settings.writes else None,
+        sorted(run.digest_of(path) for path in _corpus_files(run)) if settings.source == "cross-domain" else (),
+        library_versions() if strict else None,
+    )
+    return TextPlan.of(inputs)
 
 
 def language_model_files(run: Run) -> ModelFiles:

@@ -80,6 +80,12 @@ class TrainTeachers(Stage):
         share = 1.0 if units is None else len(units) / len(groups)
         return settings_of(run).epochs * _labelled_part(run).texts * share
 
+    def run_units(self, run: Run, units: Sequence[Unit]) -> None:
+        """Trains each teacher; co-trained teachers are all results of the first unit's training."""
+        trainings = units[:1] if settings_of(run).co_train else units
+        super().run_units(run, trainings)
+        run.console.advance(len(units) - len(trainings))
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
 
@@ -98,9 +104,8 @@ class TrainTeachers(Stage):
         checkpoint, services = unit.folder / "checkpoint", training_services(run)
         if not settings_of(run).co_train:
             yield (unit, *train(_training(run, unit.payload), services, checkpoint))
-        elif not run.cache.get("co-trained"):
+        else:
             trained = co_train(_training(run, unit.payload), services, checkpoint)
-            run.cache["co-trained"] = True  # on every process, not only on the one that writes
             for own in self.units(run, unit.folder):
                 yield (own, *trained[own.name])
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.storage.store import Record
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.load import (
     answer_reader,
     dtype_of,
@@ -112,11 +112,12 @@ def weigh_inputs(run: Run) -> WeighInputs:
 
 def weights_of(run: Run) -> pa.Table:
     """Returns the teacher weights in the order of the corpus's buckets and their keys."""
-    fingerprint = run.fingerprint("weigh-teachers")
-    if run.cache.get("weights", ("",))[0] != fingerprint:
-        path = run.store.verified_path(run.result("weigh-teachers").files[0])
-        run.cache["weights"] = fingerprint, read_table(path)
-    return run.cache["weights"][1]
+    return _read_weights(run, run.result("weigh-teachers").files[0])
+
+
+@once
+def _read_weights(run: Run, file: StoredFile) -> pa.Table:
+    return read_table(run.store.verified_path(file))
 
 
 def weight_settings(targets: Targets) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.cached.coverage import (
@@ -72,12 +72,10 @@ def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
     return key
 
 
+@once
 def units_folder(run: Run, family: str) -> Path:
     """Returns the folder of the family's units."""
-    folders: dict[str, Path] = run.cache.setdefault("unit folders", {})
-    if family not in folders:
-        folders[family] = run.store.folder("cache-teachers", family) / "units"
-    return folders[family]
+    return run.store.folder("cache-teachers", family) / "units"
 
 
 def units_of(run: Run, family: str) -> CachedUnits:
@@ -85,12 +83,10 @@ def units_of(run: Run, family: str) -> CachedUnits:
     return cached_units(run.store, units_folder(run, family))
 
 
+@once
 def unit_keys(run: Run) -> UnitKeys:
     """Returns the reader of unit keys that all families of this run share."""
-    if "unit keys" not in run.cache:
-        run.cache["unit keys"] = UnitKeys(run.store)
-    reader: UnitKeys = run.cache["unit keys"]
-    return reader
+    return UnitKeys(run.store)
 
 
 def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
@@ -100,13 +96,14 @@ def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
 
 def family_indexes(run: Run) -> dict[str, FamilyIndex]:
     """Returns the files of the current cache-teachers manifest by family."""
+    return _indexes(run, run.fingerprint("cache-teachers"))
+
+
+@once
+def _indexes(run: Run, fingerprint: str) -> dict[str, FamilyIndex]:  # noqa: ARG001 - the key of the result
     from amalgam.stages.common.cached.read import index_files
 
-    fingerprint = run.fingerprint("cache-teachers")
-    if run.cache.get("answer index", ("",))[0] != fingerprint:
-        run.cache["answer index"] = fingerprint, index_files(run.result("cache-teachers").files)
-    indexes: dict[str, FamilyIndex] = run.cache["answer index"][1]
-    return indexes
+    return index_files(run.result("cache-teachers").files)
 
 
 def answer_reader(run: Run) -> AnswerReader:
@@ -245,18 +242,16 @@ def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
     return read_features(run.store, paths, buckets)
 
 
+@once
 def load_encoder(run: Run) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
     from amalgam.stages.common.device import pick_device
     from amalgam.stages.common.inference.states import Encoder
 
-    if "feature encoder" not in run.cache:
-        settings = run.experiment.student.model_copy(update={"layers": None})
-        new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
-        device = pick_device(run.experiment.execution.device)
-        run.cache["feature encoder"] = Encoder(new.model.base_model.to(device).eval(), new, device)
-    encoder: Encoder = run.cache["feature encoder"]
-    return encoder
+    settings = run.experiment.student.model_copy(update={"layers": None})
+    new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
+    device = pick_device(run.experiment.execution.device)
+    return Encoder(new.model.base_model.to(device).eval(), new, device)
 
 
 def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:

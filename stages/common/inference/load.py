@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.execution.stage import Run, once
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import resolve
 from amalgam.stages.common.teachers import ResolvedTeacher
@@ -83,14 +83,11 @@ class TeacherLoader:
                 self._notes.add(note)
 
 
+@once
 def teacher_loader(run: Run) -> TeacherLoader:
     """Returns the loader that all stages of the run share."""
-    if "teacher loader" not in run.cache:
-        execution = run.experiment.execution
-        loader = TeacherLoader(run.experiment.cache.seed, execution.device, execution.batch_tokens, run.console)
-        run.cache["teacher loader"] = loader
-    shared: TeacherLoader = run.cache["teacher loader"]
-    return shared
+    execution = run.experiment.execution
+    return TeacherLoader(run.experiment.cache.seed, execution.device, execution.batch_tokens, run.console)
 
 
 def load_teacher(run: Run, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:

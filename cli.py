@@ -461,10 +461,10 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if debug:
             raise
-        from amalgam.pipeline.console import print_error
+        from amalgam.pipeline.console import Console
 
-        print_error(error)
-        sys.exit(error.status if isinstance(error, InterruptedRunError) else error.exit_code)
+        Console().say(f"error: {error}")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

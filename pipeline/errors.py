@@ -12,25 +12,22 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 RERUN = "run the command again: only the damaged part is recomputed"
 
 
 class AmalgamError(Exception):
-    """Holds the message (`what`), the place (`where`) and the `fix`, one line each."""
+    """Holds the message (`what`), the place (`where`) and the `fix`, one line each.
 
-    exit_code: ClassVar[int] = 1
+    Processes exchange errors: pickle calls the class with the message alone and then restores all attributes.
+    """
+
+    exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.fix = fix
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the error with all attributes, so that processes can exchange it."""
-        return _restore, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -39,13 +36,6 @@ class AmalgamError(Exception):
         if self.fix:
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
-
-
-def _restore(kind: type[AmalgamError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AmalgamError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
 
 
 class ExperimentError(AmalgamError):
@@ -71,7 +61,7 @@ class DiskFullError(WorkError):
 class DamagedError(AmalgamError):
     """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
 
-    def __init__(self, what: str, *, path: str, where: str | None = None, fix: str = RERUN) -> None:
+    def __init__(self, what: str, *, path: str = "", where: str | None = None, fix: str = RERUN) -> None:
         super().__init__(what, where=where, fix=fix)
         self.path = path
 
@@ -79,10 +69,6 @@ class DamagedError(AmalgamError):
 class InterruptedRunError(AmalgamError):
     """SIGINT or SIGTERM arrived; committed units stay."""
 
-    def __init__(self, what: str, *, signal_number: int, fix: str | None = None) -> None:
+    def __init__(self, what: str, *, signal_number: int = 0, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
-        self.signal_number = signal_number
-
-    @property
-    def status(self) -> int:
-        return 128 + self.signal_number
+        self.exit_code = 128 + signal_number

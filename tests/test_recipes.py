@@ -25,7 +25,7 @@ from amalgam.tests.workspaces import TIMEOUT, Workspace, finish, quiet_environme
 
 RECIPES = ROOT / "examples/recipes"
 JOBS = ["kubernetes-cache.yaml", "kubernetes-run.yaml"]
-TERMINATED = InterruptedRunError("", signal_number=signal.SIGTERM).status
+TERMINATED = InterruptedRunError("", signal_number=signal.SIGTERM).exit_code
 
 
 def recipe(name: str) -> dict[str, Any]:

@@ -156,8 +156,8 @@ class PrefixedConsole(QuietTables):
         super().__init__(quiet=quiet)
         self._name = name
 
-    def _line(self, text: str) -> None:
-        super()._line(f"{self._name}: {text}")
+    def say(self, text: str) -> None:
+        super().say(f"{self._name}: {text}")
 
     def stage_reused(self, stage: str) -> None: ...
 

@@ -131,7 +131,7 @@ def test_the_pipeline_gives_the_same_digests_on_a_disk_and_in_an_object_store(
     assert far("gc", "--json").json["items"] == []
     unused = far("gc", "--unused", "--json").json["items"]
     assert all(row["path"].startswith("report/") for row in unused)  # pages, which can be drawn again
-    doctor = {row["what"]: row["found"] for row in far("doctor", "--json").json}
+    doctor = {row["check"]: row["result"] for row in far("doctor", "--json").json}
     assert doctor["workspace"].startswith(f"{address}: ")
     remote = b"".join(
         opened(address).backend.read([name for name in objects(address) if name.endswith(".json")]).values()

@@ -334,7 +334,7 @@ def test_students_of_a_sweep_are_tasks_at_once_and_those_of_one_process(
     on_ray = remote(*swept, *cluster.overrides())
     assert Counter(spread) == {"build-targets": 1, "train-student": 4}
     assert made(remote, "train-student") == made(alone, "train-student")
-    scores = [[(one["name"], one["judged"]) for one in options.json["students"]] for options in (result, on_ray)]
+    scores = [[(one["name"], one["scores"]) for one in options.json["students"]] for options in (result, on_ray)]
     assert scores[0] == scores[1]
     assert remote.stale("student.seed=2", "targets.temperature=0.5", "student.name=other") == set()
 

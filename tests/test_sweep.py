@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.stages.app.sweep import members_of, over_seeds, values_of
+from amalgam.stages.app.sweep import combinations, over_seeds, values_of
 from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
 
 
@@ -35,12 +35,12 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> None:
-    members = members_of(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
+    members = combinations(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
     assert [member.name for member in members] == ["uhc-seed-0", "uhc-seed-1", "muka-soft-seed-0", "muka-soft-seed-1"]
     assert members[1].overrides == [
         "student.epochs=2", "student.method=uhc", "student.seed=1", 'student.name="uhc-seed-1"'
     ]  # fmt: skip
-    named = members_of(config, ["student.name=try", "targets.temperature=0.1,0.5"])
+    named = combinations(config, ["student.name=try", "targets.temperature=0.1,0.5"])
     assert [member.name for member in named] == ["try-temperature-0.1", "try-temperature-0.5"]
 
 
@@ -72,7 +72,7 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
     plans = workspace.plan("student.seed=0"), workspace.plan("student.seed=1")
     assert [plan["train-student"]["fingerprint"] for plan in plans] == [one["fingerprint"], other["fingerprint"]]
     assert {stage["state"] for plan in plans for stage in plan.values()} == {"current"}
-    scores = [student["judged"]["accuracy"] for student in result["students"]]
+    scores = [student["scores"]["accuracy"] for student in result["students"]]
     mean, deviation = result["over_seeds"][0]["accuracy"]
     assert mean == pytest.approx(sum(scores) / 2)
     assert deviation == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
@@ -82,7 +82,7 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
 
 
 def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
-    judged = dict.fromkeys(("accuracy", "macro_f1", "nll_nats", "ece"), 0.5)
+    scores = dict.fromkeys(("accuracy", "macro_f1", "nll_nats", "ece"), 0.5)
     settings = [{"student.method": "uhc", "student.seed": "0"}, {"student.method": "amalgam", "student.seed": "1"}]
-    assert list(over_seeds([{"said": one, "judged": judged} for one in settings])) == []
-    assert list(over_seeds([{"said": {"student.method": name}, "judged": judged} for name in "ab"])) == []
+    assert list(over_seeds([{"values": values, "scores": scores} for values in settings])) == []
+    assert list(over_seeds([{"values": {"student.method": name}, "scores": scores} for name in "ab"])) == []

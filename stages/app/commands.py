@@ -14,7 +14,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, open_run
-from amalgam.stages.app.doctor import diagnose
+from amalgam.stages.app.doctor import Check, diagnose
 from amalgam.stages.methods import METHODS, experiment_schema
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
@@ -219,9 +219,8 @@ def show_schema() -> None:
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
-    rows = diagnose(config, overrides)
-    console = Console()
+    checks, console = list(diagnose(config, overrides)), Console()
     if as_json:
-        console.json(rows)
-        return
-    console.table("", ["what", "found", "fix"], [[row["what"], row["found"], row["fix"]] for row in rows])
+        console.json([check._asdict() for check in checks])
+    else:
+        console.table("", Check._fields, checks)

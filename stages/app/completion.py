@@ -5,15 +5,11 @@ bash splits words at "=", other shells do not: overrides are completed in both.
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
-
-FIELDS_OF_LISTS = ("teachers",)
 
 
 def stages(incomplete: str) -> list[str]:
@@ -23,7 +19,7 @@ def stages(incomplete: str) -> list[str]:
 
 
 def modes(incomplete: str) -> list[str]:
-    return [value for value in _values(None, "targets.mode") if value.startswith(incomplete)]
+    return [value for value in fields()["targets.mode"] if value.startswith(incomplete)]
 
 
 def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -36,55 +32,41 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     return [f"{field}=" for field in fields() if field.startswith(incomplete)]
 
 
-def fields() -> dict[str, Any]:
-    """Returns every field that can be overridden by name, with its type."""
-    from amalgam.pipeline.config.schema import ExperimentConfig
+def fields() -> dict[str, list[str]]:
+    """Returns every field that can be overridden by name, with the values that the schema lists."""
+    from amalgam.stages.methods import experiment_schema
 
-    return dict(_leaves(ExperimentConfig, ""))
-
-
-def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    from pydantic import BaseModel
-
-    for name, field in model.model_fields.items():
-        arms = [field.annotation, *typing.get_args(field.annotation)]
-        section = next((arm for arm in arms if isinstance(arm, type) and issubclass(arm, BaseModel)), None)
-        if name in FIELDS_OF_LISTS:
-            continue
-        if section is not None:
-            yield from _leaves(section, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field.annotation
+    schema = experiment_schema()
+    return dict(_leaves(schema, schema["$defs"], ""))
 
 
-def _values(ctx: Any, field: str) -> list[str]:
+def _leaves(section: Mapping[str, Any], sections: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    for name, field in section["properties"].items():
+        kinds = field.get("anyOf", [field])
+        inner = next((kind["$ref"].rpartition("/")[2] for kind in kinds if "$ref" in kind), None)
+        if inner:
+            yield from _leaves(sections[inner], sections, f"{prefix}{name}.")
+        elif not any("$ref" in kind.get("items", {}) for kind in kinds):  # an entry of a list has no name
+            yield prefix + name, list(dict.fromkeys(str(value) for kind in kinds for value in _choices(kind)))
+
+
+def _choices(kind: Mapping[str, Any]) -> list[Any]:
+    if kind.get("type") == "boolean":
+        return ["true", "false"]
+    return [kind["const"]] if "const" in kind else list(kind.get("enum", []))
+
+
+def _values(ctx: typer.Context, field: str) -> list[str]:
     from amalgam.pipeline.config.schema import TEACHER, UNTRAINED
-    from amalgam.stages.methods import METHODS, NAMES
-
-    if field == "student.method":
-        return [*METHODS, *(name for name in UNTRAINED if name not in METHODS), *_teachers(ctx, TEACHER)]
-    if field == "student.encoder":
-        return _teachers(ctx, TEACHER)
-    return list(NAMES[field]) if field in NAMES else list(dict.fromkeys(_choices(fields().get(field))))
-
-
-def _choices(annotation: Any) -> Iterator[str]:
-    if annotation is bool:
-        yield from ("true", "false")
-    elif typing.get_origin(annotation) is Literal:
-        yield from (str(value) for value in typing.get_args(annotation))
-    elif typing.get_origin(annotation) in {typing.Union, types.UnionType, typing.Annotated}:
-        for arm in typing.get_args(annotation):
-            yield from _choices(arm)
-
-
-def _teachers(ctx: Any, prefix: str) -> list[str]:
     from amalgam.pipeline.errors import AmalgamError
-    from amalgam.stages.methods import load_with_methods
+    from amalgam.stages.methods import METHODS, load_with_methods
 
-    params = getattr(ctx, "params", {}) or {}
+    if field not in {"student.method", "student.encoder"}:
+        return fields().get(field, [])
     try:
-        loaded = load_with_methods(Path(params.get("config") or "amalgam.yaml"))
+        loaded = load_with_methods(Path(ctx.params.get("config") or "amalgam.yaml"))
+        teachers = [TEACHER + name for name in loaded.experiment.teacher_names]
     except AmalgamError:
-        return []
-    return [prefix + name for name in loaded.experiment.teacher_names]
+        teachers = []
+    methods = list(dict.fromkeys([*METHODS, *UNTRAINED])) if field == "student.method" else []
+    return [*methods, *teachers]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from amalgam.data.sources import find_files
 from amalgam.pipeline.errors import AmalgamError
@@ -17,52 +19,56 @@ from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.report.stage import ENCODER
 
 
-def diagnose(config: Path, overrides: list[str]) -> list[dict[str, str]]:
-    rows = [_row("python", platform.python_version())]
-    for library, installed in library_versions().items():
-        missing = installed == "not installed"
-        rows.append(_row(library, installed, f"pip install {library}" if missing else ""))
-    return [*rows, _device(), *_experiment(config, overrides), _disk()]
+class Check(NamedTuple):
+    check: str
+    result: str
+    fix: str = ""
 
 
-def _device() -> dict[str, str]:
+def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
     from amalgam.stages.common.device import dtype_for, pick_device
 
+    yield Check("python", platform.python_version())
+    for library, version in library_versions().items():
+        yield Check(library, version, f"pip install {library}" if version == "not installed" else "")
     device = pick_device("auto")
-    return _row("device", f"{device}, {dtype_for(device)}")
+    yield Check("device", f"{device}, {dtype_for(device)}")
+    yield from _experiment(config, overrides)
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield Check("disk", f"{free:,.1f} GB free", "amalgam gc" if free < 1 else "")
 
 
-def _experiment(config: Path, overrides: list[str]) -> list[dict[str, str]]:
-    """Returns a row for the file and for each input that it names; loads no weights and fetches no texts."""
+def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
+    """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
     if not config.exists():
-        return [_row("experiment", f"no {config.name} here", "amalgam init")]
+        yield Check("experiment", f"no {config.name} here", "amalgam init")
+        return
     try:
         run = open_run(config, overrides)
     except AmalgamError as error:
-        return [_row("experiment", error.what, error.fix or "")]
-    rows = [_row("experiment", config.name)]
-    looks = {"texts": _texts, "teachers": _teachers, "models": _models}
-    for what, look in (looks | ({"workspace": _workspace} if run.store.backend.is_remote else {})).items():
+        yield Check("experiment", error.what, error.fix or "")
+        return
+    yield Check("experiment", config.name)
+    for name, check in {"texts": _texts, "teachers": _teachers, "models": _models, "workspace": _workspace}.items():
+        if name == "workspace" and not run.store.backend.is_remote:
+            continue
         try:
-            rows.append(_row(what, look(run)))
-        except PendingDependencyError as unknown:
-            rows.append(_row(what, f"after {unknown.dependency}"))
+            yield Check(name, check(run))
+        except PendingDependencyError as pending:
+            yield Check(name, f"after {pending.dependency}")
         except AmalgamError as error:
-            rows.append(_row(what, error.what, error.fix or ""))
-    return rows
+            yield Check(name, error.what, error.fix or "")
 
 
 def _texts(run: Run) -> str:
-
     sources = sources_of(run.experiment)
-    elsewhere = (*REMOTE, GENERATED)
-    for one in (one for named in sources.values() for one in named if not one.startswith(elsewhere)):
-        find_files(one, run.base)
+    for source in (source for named in sources.values() for source in named):
+        if not source.startswith((*REMOTE, GENERATED)):
+            find_files(source, run.base)
     return f"{', '.join(sources)}: every local file exists"
 
 
 def _teachers(run: Run) -> str:
-
     prepare_teachers(run)
     return f"{len(run.experiment.teachers)} teachers found"
 
@@ -82,12 +88,3 @@ def _workspace(run: Run) -> str:
     """Checks that the object store is reachable and supports conditional writes."""
     run.store.backend.check()
     return f"{run.store.backend.address}: reached, supports conditional writes"
-
-
-def _disk() -> dict[str, str]:
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    return _row("disk", f"{free:,.1f} GB free", "amalgam gc" if free < 1 else "")
-
-
-def _row(what: str, value: str, fix: str = "") -> dict[str, str]:
-    return {"what": what, "found": value, "fix": fix}

@@ -25,7 +25,6 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import keep
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 
 Overrides = Mapping[str, Any] | Iterable[str]
-
-PARTS = ("train", "validation", "test")
-
 
 # ---- runs
 
@@ -116,7 +112,9 @@ class Experiment:
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
         assignments = _assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
         if texts:
-            assignments += _stored_texts(Path(path), assignments, texts)
+            from amalgam.stages.app.in_memory_texts import store_texts
+
+            assignments += _assignments(store_texts(Path(path), assignments, texts))
         return cls(Path(path), assignments, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
@@ -307,14 +305,3 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:
     return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in values.items()]
-
-
-def _stored_texts(path: Path, overrides: list[str], texts: Mapping[str, Any]) -> list[str]:
-    """Writes the texts as files into the workspace and returns the overrides that name them."""
-    unknown = [part for part in texts if part not in PARTS]
-    if unknown:
-        raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
-    loaded = load_with_methods(path, [*overrides, *(f"corpus.{part}=given" for part in texts)])
-    folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
-    files = {part: keep(given, loaded.experiment.corpus, folder, part) for part, given in texts.items()}
-    return _assignments({f"corpus.{part}": str(file) for part, file in files.items()})

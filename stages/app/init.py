@@ -5,10 +5,12 @@ No weights are fetched. If a model cannot be a teacher, nothing is written, and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,89 +41,74 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     """Writes the file and returns the message for the user."""
     if not from_teachers:
         if len(names) > 1:
-            what = f"`init` takes one folder, got {len(names)}"
-            raise ExperimentError(
-                what, where=shown(" ".join(names)), fix="name one folder; for models add --from-teachers"
-            )
+            what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
+            raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
         path = write_template(Path(names[0]) if names else into)
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan`"
     if not names:
-        raise ExperimentError(
-            "no teacher is named", where=WHERE, fix="amalgam init --from-teachers ./models/first org/model"
-        )
-    teachers = introduce(names, into)
-    path = write_template(into, section(teachers))
+        fix = "amalgam init --from-teachers ./models/first org/model"
+        raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
+    teachers: list[DetectedTeacher] = []
+    for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
+    path = write_template(into, _section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
     return f"wrote {path}: {count}, {len(labels)} labels; name your texts in it, then `amalgam plan`"
 
 
-def introduce(given: Sequence[str], into: Path) -> list[DetectedTeacher]:
-    teachers: list[DetectedTeacher] = []
-
-    def add(model: str) -> None:
-        teachers.append(_introduce(model, into, [teacher.name for teacher in teachers]))
-
-    for_all(add, given, cannot="be teachers", where=WHERE)
-    return teachers
+# ---- the teachers in the file
 
 
-def section(teachers: Sequence[DetectedTeacher]) -> str:
+def _section(teachers: Sequence[DetectedTeacher]) -> str:
+    """Returns the section `teachers`, with comments on each teacher's labels."""
     lines = ["teachers:                       # each predicts its own labels; the student predicts all of them"]
-    owners: dict[str, list[str]] = {}
+    counts = Counter(label for teacher in teachers for label in teacher.labels)
+    first = {label.casefold(): label for label in reversed(list(counts))}
     for teacher in teachers:
-        for label in teacher.labels:
-            owners.setdefault(label, []).append(teacher.name)
-    for teacher in teachers:
+        labels = teacher.labels
         lines += [f"  - name: {teacher.name}", f"    model: {_quoted(teacher.model)}"]
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
-        lines += _about(teacher, owners)
+        more = f" and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
+        lines.append(f"    # {len(labels)} labels: {_listed(labels)}{more}")
+        shared = [label for label in labels if counts[label] > 1]
+        if shared:
+            lines.append(f"    # shared with other teachers: {_listed(shared)}")
+        alike = {label: first[label.casefold()] for label in labels if first[label.casefold()] != label}
+        if alike:
+            pairs = ", ".join(f"{_quoted(old)}: {_quoted(new)}" for old, new in alike.items())
+            lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
     return "\n".join(lines) + "\n"
 
 
-def _about(teacher: DetectedTeacher, owners: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns comments with the labels: shared ones, and ones that differ only in case."""
-    named = ", ".join(shown(label) for label in teacher.labels[:LABELS_SHOWN])
-    more = f" and {len(teacher.labels) - LABELS_SHOWN} more" if len(teacher.labels) > LABELS_SHOWN else ""
-    lines = [f"    # {len(teacher.labels)} labels: {named}{more}"]
-    shared = [label for label in teacher.labels if len(owners[label]) > 1]
-    if shared:
-        lines.append(f"    # shared with other teachers: {', '.join(shown(label) for label in shared[:LABELS_SHOWN])}")
-    first = {label.casefold(): label for label in reversed(list(owners))}
-    alike = {label: first[label.casefold()] for label in teacher.labels if first[label.casefold()] != label}
-    if alike:
-        pairs = ", ".join(f"{_quoted(old)}: {_quoted(new)}" for old, new in alike.items())
-        lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
-    return lines
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(map(shown, labels[:LABELS_SHOWN]))
 
 
-def _introduce(given: str, into: Path, taken: Sequence[str]) -> DetectedTeacher:
-    reference = _folder_or_id(given)
+def _quoted(text: str) -> str:
+    """Returns the text as a YAML scalar."""
+    plain = re.fullmatch(r"[A-Za-z./][\w./-]*", text, re.ASCII)
+    return text if plain and text.lower() not in NOT_TEXT else json.dumps(text)
+
+
+# ---- the models
+
+
+def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
+    """Reads the labels of a folder or of a model on the Hub; stage 1 checks the weights."""
+    is_folder = not Path(given).is_absolute() and (Path(given) / "config.json").is_file()
+    reference = f"./{given}" if is_folder else given
     where, place = f"{WHERE}: {reference}", place_of(reference, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=where)
-    _refuse_headless(config, where)
-    name = _name(given, taken)
-    labels = label_names(
-        ModelFiles(given, folder, "", commit, "safetensors", config), labels=None, rename={}, teacher=name
-    )
-    return DetectedTeacher(name, _as_named_in(into, given, place), commit, labels)
-
-
-def _folder_or_id(given: str) -> str:
-    """Returns ./NAME for a model folder in the working folder, else the reference unchanged."""
-    here = Path(given)
-    return f"./{given}" if not here.is_absolute() and (here / "config.json").is_file() else given
-
-
-def _refuse_headless(config: Mapping[str, object], where: str) -> None:
-    """Refuses a model that config.json names as one without a classification head; stage 1 checks the weights."""
-    saved_as = config.get("architectures")
-    names = [str(name) for name in saved_as] if isinstance(saved_as, list) else []
-    if names and not any("Classif" in name for name in names):
-        what = f"the model is a {shown(names[0])}, which has no head for labels"
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
+        what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
+    name = _name(given, {teacher.name for teacher in earlier})
+    files = ModelFiles(given, folder, "", commit, "safetensors", config)
+    labels = label_names(files, labels=None, rename={}, teacher=name)
+    return DetectedTeacher(name, _reference_from(into, given, place), commit, labels)
 
 
 def _from_hub(model_id: str) -> tuple[Path, str]:
@@ -138,7 +125,7 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
     return folder, folder.name
 
 
-def _as_named_in(into: Path, given: str, place: Path | str) -> str:
+def _reference_from(into: Path, given: str, place: Path | str) -> str:
     """Returns the reference as the experiment file writes it: a relative path starts from that file."""
     if isinstance(place, str) or given.startswith("package:"):
         return given
@@ -148,19 +135,10 @@ def _as_named_in(into: Path, given: str, place: Path | str) -> str:
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def _name(given: str, taken: Sequence[str]) -> str:
+def _name(given: str, taken: Collection[str]) -> str:
+    """Returns a name made of the last part of the reference, with a number if it is taken."""
     bare = given.partition(":")[2] or given
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rstrip("/").rpartition("/")[2]).strip("-._")[:60]
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
-    number = next(number for number in range(1, len(taken) + 2) if _numbered(stem, number) not in taken)
-    return _numbered(stem, number)
-
-
-def _numbered(stem: str, number: int) -> str:
-    return stem if number == 1 else f"{stem}-{number}"
-
-
-def _quoted(text: str) -> str:
-    """Returns the text as a YAML scalar."""
-    plain = re.fullmatch(r"[A-Za-z./][\w./-]*", text, re.ASCII)
-    return text if plain and text.lower() not in NOT_TEXT else json.dumps(text)
+    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in taken)

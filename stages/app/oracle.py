@@ -6,7 +6,6 @@ KL(target || oracle) is finite because an oracle's softmax is never zero.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,26 +18,21 @@ from amalgam.stages.common.inference.classifier import log_softmax
 from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import train_part
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 def show_divergence(run: Run, folder: Path) -> None:
     """Prints the mean divergence of all texts, and of texts of large and of small weight."""
-    if run.result("build-targets").facts["objective"] != "kl":
+    facts = run.result("build-targets").facts
+    if facts["objective"] != "kl":
         what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
         raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")
-    divergence, weight = _divergence(run, folder)
-    for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
-        if group.any():
-            run.console.result(f"KL to the oracle, {name}: {divergence[group].mean():.3f} nats (n={group.sum():,})")
-
-
-def _divergence(run: Run, folder: Path) -> tuple[Array, Array]:
-    oracle = load_student(run, folder, run.result("build-targets").facts["labels"], where="--oracle")
+    oracle = load_student(run, folder, facts["labels"], where="--oracle")
     divergences, weights = [], []
     for rows, targets in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
         target = matrix(targets.column("target")).astype(np.float64)
         log_target = np.log(np.where(target > 0, target, 1.0))
         divergences.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
         weights.append(targets.column("weight").to_numpy())
-    return np.concatenate(divergences), np.concatenate(weights)
+    divergence, weight = np.concatenate(divergences), np.concatenate(weights)
+    for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
+        if group.any():
+            run.console.result(f"KL to the oracle, {name}: {divergence[group].mean():.3f} nats (n={group.sum():,})")

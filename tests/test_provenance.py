@@ -16,8 +16,7 @@ from amalgam.stages.app.api import open_run
 from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
-from amalgam.stages.weigh_teachers.evidence import provenance
-from amalgam.stages.weigh_teachers.stage import weigh_inputs
+from amalgam.stages.weigh_teachers.stage import keys_of, provenance
 from amalgam.stages.weigh_teachers.weigh import written_shares
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -32,11 +31,11 @@ def _planned(workspace: Workspace, *overrides: str) -> Run:
 
 def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others_nothing(generated: Workspace) -> None:
     run = _planned(generated)
-    inputs = weigh_inputs(run)
-    shares = provenance(inputs)
+    keys = keys_of(run, train_part(run).buckets)
+    shares = provenance(run, keys)
     rows = pq.read_table(run.store.verified_path(texts_file(run.result("generate")))).to_pylist()
     expected = np.zeros((train_part(run).texts, len(TEACHER_LABELS)))
-    places = {key: place for place, key in enumerate(inputs.keys().to_pylist())}
+    places = {key: place for place, key in enumerate(keys.to_pylist())}
     for row in rows:
         if text_key((row["text"],)) in places:
             at = places[text_key((row["text"],))], list(TEACHER_LABELS).index(row["teacher"])
@@ -47,7 +46,8 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
 
 
 def test_texts_that_were_written_for_no_class_have_none(generated: Workspace, built: Workspace) -> None:
-    assert provenance(weigh_inputs(_planned(built))) is None
+    run = _planned(built)
+    assert provenance(run, keys_of(run, train_part(run).buckets)) is None
     assert written_shares(None) is None
     assert not are_written(_planned(generated, "generate.source=random-words").experiment)
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.parquet import read_table, write_table
+from amalgam.data.arrays import top_margin
+from amalgam.data.keys import text_key
+from amalgam.data.parquet import key_array, read_table, write_table
+from amalgam.data.schemas import WEIGHTS, arrow_schema
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.store import Record, StoredFile
@@ -23,14 +26,16 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
     states_of,
 )
-from amalgam.stages.common.corpus import are_written
+from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
     import pyarrow as pa
 
-    from amalgam.stages.weigh_teachers.evidence import WeighInputs
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class WeighTeachers(Stage):
@@ -68,9 +73,7 @@ class WeighTeachers(Stage):
         return float(train_part(run).texts)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.weigh_teachers.weigh import weigh
-
-        table, facts = weigh(weigh_inputs(run))
+        table, facts = teacher_weights(run)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(table, draft.folder / "weights.parquet")
             draft.facts = facts
@@ -91,22 +94,109 @@ class WeighTeachers(Stage):
         return f"{weights} weights of {', '.join(manifest.facts['shares'])}"
 
 
-def weigh_inputs(run: Run) -> WeighInputs:
-    """Resolves the inputs of the weights; states are read when they are needed."""
-    from amalgam.stages.weigh_teachers.evidence import WeighInputs
+def teacher_weights(run: Run) -> tuple[pa.Table, dict[str, Any]]:
+    """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
+    import numpy as np
+    import pyarrow as pa
 
-    buckets = train_part(run).buckets
-    generated = run.store.verified_path(generated_file(run)) if are_written(run.experiment) else None
-    return WeighInputs(
-        store=run.store,
-        buckets=buckets,
-        targets=run.experiment.targets,
-        labels=label_space(run),
-        answers=answer_reader(run),
-        generated=generated,
-        read_features=lambda: features_of(run, buckets),
-        read_states=lambda keys: states_of(run, keys, last_states),
-        name_states=lambda names: load_encoder(run).name_states(names),
+    from amalgam.stages.weigh_teachers.weigh import coherent, exclusive, nearest, weigh
+
+    targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
+    facts: dict[str, Any] = {"notes": []}
+    keys, answers = keys_of(run, buckets), _predictions(run, buckets)
+    shares = None
+    if targets.weight_signal == "all":
+        signal, shares = _agreed_signal(run, keys, answers, facts)
+    else:
+        signal = exclusive(answers[targets.weight_signal], facts)
+        if signal is not None and targets.neighbours:
+            signal = coherent(signal, nearest(features_of(run, buckets), targets.neighbours)[0], facts)
+    weights = weigh(signal, answers["confidence"], targets, facts, shares)
+    facts["shares"] = dict(zip(teachers, facts["shares"].round(4).tolist(), strict=True))
+    values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))
+    return pa.table([keys, values], schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
+
+
+def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
+    """Returns confidence, margin and highest logit: [texts, teachers] each."""
+    import numpy as np
+    import polars as pl
+
+    reader, parts = answer_reader(run), []
+
+    def of_teacher(teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Array:
+        evidence = reader.evidence(teacher, prefixes, keys)
+        logits = evidence.logits.to_numpy()
+        margin = top_margin(logits.astype(np.float64))
+        return np.stack([evidence.confidence.to_numpy(), margin, logits.max(axis=1)], axis=1)
+
+    for group in neighbouring_buckets(buckets):
+        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
+        parts.append(np.stack([of_teacher(name, prefixes, keys) for name in label_space(run).columns], axis=2))
+    joined = np.concatenate(parts)
+    return {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+
+
+def _agreed_signal(
+    run: Run, keys: pa.Array, answers: dict[str, Array], facts: dict[str, Any]
+) -> tuple[Array | None, Array | None]:
+    """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
+    import numpy as np
+
+    from amalgam.stages.weigh_teachers import weigh
+
+    space, neighbours = label_space(run), run.experiment.targets.neighbours
+    features = features_of(run, train_part(run).buckets)
+    states = [
+        own.take(np.arange(len(own)))[:, 0, 0].astype(np.float32)
+        for own in states_of(run, key_array(keys), last_states)
+    ]
+    similarity = features @ load_encoder(run).name_states(space.names).T
+    names = np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
+    kinds = {
+        "answers": weigh.together(list(answers.values())),
+        "states": weigh.densities(states),
+        "names": weigh.standard(names),
+    }
+    kept = weigh.agreeing_kinds(kinds, facts)
+    if kept is None:
+        return None, None
+    written = provenance(run, keys)
+    kept = kept if written is None else weigh.with_provenance(kept, weigh.standard(written), facts)
+    spaces = {"the encoder's states": [features], "the encoder's and the teachers' states": [features, *states]}
+    signal = weigh.smooth_over_neighbours(kept, spaces, neighbours, facts)
+    facts["notes"] += weigh.downweighted(facts["against"], list(space.columns))
+    return signal, weigh.written_shares(written)
+
+
+def provenance(run: Run, keys: pa.Array) -> Array | None:
+    """Returns the class's probability at the teacher that a text was generated for, 0 at others.
+
+    None: texts were generated for no teacher, or there is one.
+    """
+    import numpy as np
+
+    teachers = list(label_space(run).columns)
+    if not are_written(run.experiment) or len(teachers) == 1:
+        return None
+    columns = ["text", "teacher", "class_probability"]
+    table = read_table(run.store.verified_path(generated_file(run)), columns)
+    rows = {key: row for row, key in enumerate(keys.to_pylist())}
+    probabilities = np.zeros((len(rows), len(teachers)))
+    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+        row = rows.get(text_key((text,)))
+        if row is not None:
+            place = teachers.index(teacher)
+            probabilities[row, place] = max(probabilities[row, place], probability)
+    return probabilities
+
+
+def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
+    """Returns the keys of the buckets' texts."""
+    import pyarrow as pa
+
+    return (
+        pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
     )
 
 

@@ -1,41 +1,35 @@
-"""Computes teacher weights from signals: makes them comparable, smooths them over neighbours, drops unreliable ones.
+"""Computes each teacher's weight on each text from evidence [texts, teachers] of all texts, without labels.
 
-All checks use the signals alone. Evidence that does not correlate with the rest is dropped. A single kind of evidence
-must be exclusive: high for one teacher, low for the others. A text's signal should correlate with its neighbours'.
-Without usable evidence the weights are MUKA's own. Notes and the manifest report the checks.
+Kinds of evidence fail in different ways: predictions by overconfident errors, the density of hidden states for classes
+that training did not separate, label names if they are uninformative. Evidence that does not correlate with the rest is
+dropped. Without usable evidence the weights are MUKA's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import torch
 
-from amalgam.data.schemas import WEIGHTS, arrow_schema
-from amalgam.stages.target_methods import target_method
-from amalgam.stages.weigh_teachers.evidence import (
-    AGAINST,
-    AGREEING,
-    WeighInputs,
-    agreement,
-    contradicting,
-    correlation,
-    kinds,
-    nearest,
-    predictions,
-    provenance,
-    read_states,
-    side_by_side,
-    smoothed,
-    together,
-)
-from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
+from amalgam.data.arrays import softmax
+from amalgam.pipeline.config.schema import Targets
 
-Answers = Mapping[str, "Array"]
-Facts = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[Any]]
+Facts = dict[str, Any]
+"""Results of the checks for the manifest, with a list of notes."""
+
+AGREEING = 0.15
+"""Least mean correlation of a kind with the others; a kind below it is dropped."""
+
+OWN = ("answers", "states")
+"""Kinds that a teacher itself computes."""
+
+AGAINST = 0.1
+"""A kind with a larger correlation with the evidence for the other teachers has half the weight for a teacher."""
+
 EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
 
@@ -45,54 +39,51 @@ COHERENT = 0.1
 PART = 5
 """Neighbours are also tried by one in so many of them: small classes have few."""
 
+BLOCK = 2048
+REFERENCES = 131_072
+"""In a larger corpus neighbours are searched among a sample of this size, so time grows linearly with the texts.
 
-def weigh(inputs: WeighInputs) -> tuple[pa.Table, dict[str, Any]]:
-    targets = inputs.targets
-    facts: dict[str, Any] = {"notes": []}
-    answered = predictions(inputs)
-    signal, shares = (_of_all if targets.weight_signal == "all" else _of_one)(inputs, answered, facts)
+The sample is evenly spaced in key order, and keys are digests, so it is random.
+"""
+
+CLOSEST = 5
+AS_GOOD_AS_EQUAL = 1e-3
+"""Distance below which texts are not distinguished."""
+
+SHARPNESS = 0.5
+"""Temperature of the softmax over standardised signals, in deviations."""
+
+ROUNDS = 500
+SETTLED = 1e-6
+LEAST_RATIO = 0.3
+LEAST_NOISE = 0.2
+
+SHRINKAGE = 0.3
+"""Weight of the mean separation in a teacher's own."""
+
+PRIOR = 0.05
+"""Weight of equal shares against the texts' own, as a part of the texts."""
+
+
+def weigh(signal: Array | None, confidence: Array, targets: Targets, facts: Facts, shares: Array | None) -> Array:
+    """Returns the weights [texts, teachers]; without a signal MUKA's own, by each text's confidences alone.
+
+    `shares` are the teachers' shares of the texts, if provenance determines them.
+    """
     if signal is None:
-        teacher_weights = by_confidence(answered["confidence"], targets.temperature)
+        weights = softmax(confidence / targets.temperature)
+    elif targets.teacher_weights == "standardised" or signal.shape[1] == 1:
+        weights = standardised(signal)
     else:
-        teacher_weights = weighed(signal, targets.teacher_weights, facts, shares)
-    teachers = inputs.teachers
-    values = pa.array(teacher_weights.weights.astype(np.float32).reshape(-1))
-    columns = [inputs.keys(), pa.FixedSizeListArray.from_arrays(values, len(teachers))]
-    facts["shares"] = dict(zip(teachers, teacher_weights.shares.round(4).tolist(), strict=True))
-    return pa.table(columns, schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
+        fitted = mixture(signal, shares)
+        facts["separation"] = fitted.separation
+        facts["shares"] = fitted.shares
+        return fitted.weights
+    facts["shares"] = weights.mean(axis=0)
+    return weights
 
 
-def _of_all(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, Array | None]:
-    """Returns the signal, and the teachers' shares of the texts if provenance determines them."""
-    features, states = inputs.read_features(), read_states(inputs)
-    kept = agreeing_kinds(kinds(inputs, answered, features, states), facts)
-    if kept is None:
-        return None, None
-    written = provenance(inputs)
-    kept = kept if written is None else with_provenance(kept, standard(written), facts)
-    spaces: dict[str, Array | Sequence[Array]] = {
-        "the encoder's states": features,
-        "the encoder's and the teachers' states": [features, *states],
-    }
-    signal = smooth_over_neighbours(kept, spaces, inputs.targets.neighbours, facts)
-    facts["notes"] += downweighted(facts["against"], inputs.teachers)
-    return signal, written_shares(written)
-
-
-def _of_one(inputs: WeighInputs, answered: Answers, facts: Facts) -> tuple[Array | None, None]:
-    targets = inputs.targets
-    signal = exclusive(answered[targets.weight_signal], facts)
-    if signal is None or not target_method(targets).reads_neighbours:
-        return signal, None
-    near = nearest(inputs.read_features(), targets.neighbours)
-    smooth, facts["coherence"] = over_neighbours(signal, near)
-    if facts["coherence"] < COHERENT and signal.shape[1] > 1:
-        facts["notes"].append(
-            f"neighbouring texts do not predict a text's teacher (correlation {facts['coherence']:.2f}): "
-            "each text's own signal was used"
-        )
-        return signal, None
-    return smooth, None
+# ---- several kinds of evidence
 
 
 def agreeing_kinds(evidence: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
@@ -134,28 +125,63 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 
 
 def smooth_over_neighbours(
-    kept: Mapping[str, Array], spaces: Mapping[str, Array | Sequence[Array]], count: int, facts: Facts
+    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: Facts
 ) -> Array:
     """Returns the sum of the kinds, each with its mean over the neighbours where that improves it.
 
     The noise of two kinds is independent. A kind uses the neighbourhood with which it predicts the other kinds best, or
     none if the text alone does.
     """
-    near = _neighbourhoods(spaces, count) if next(iter(kept.values())).shape[1] > 1 else {}
-    smoothed_kinds = {kind: _in_the_best(kind, kept, near) for kind in kept}
-    facts["neighbours"] = {kind: where for kind, (_, where, _) in smoothed_kinds.items()}
+    neighbourhoods: dict[str, Array] = {}
+    for name, space in spaces.items() if count and next(iter(kept.values())).shape[1] > 1 else ():
+        places = nearest(space[0] if len(space) == 1 else side_by_side(space), count)[0]
+        sizes = sorted({max(1, count // PART), count})
+        neighbourhoods |= {f"{size} by {name}": places[:, :size] for size in sizes}
+    alone = agreement(kept)
+    best = {kind: (alone[kind], "none", own) for kind, own in kept.items()}
+    for kind, own in kept.items():
+        for name, places in neighbourhoods.items():
+            signal = together([own, smoothed(own, places)])
+            value = agreement({kind: signal}, kept)[kind]
+            if value > best[kind][0]:
+                best[kind] = value, name, signal
+    facts["neighbours"] = {kind: name for kind, (_, name, _) in best.items()}
     facts["foretold"] = {
-        kind: {"alone": round(agreement({kind: own}, kept)[kind], 4), "with them": round(smoothed_kinds[kind][2], 4)}
-        for kind, own in kept.items()
+        kind: {"alone": round(alone[kind], 4), "with them": round(value, 4)} for kind, (value, _, _) in best.items()
     }
     against = contradicting(kept)
     facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
     factors = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
-    weighted = [factors.get(kind, 1.0) * standard(signal) for kind, (signal, _, _) in smoothed_kinds.items()]
-    return standard(np.sum(weighted, axis=0))
+    return together([signal for _, _, signal in best.values()], [factors.get(kind, 1.0) for kind in best])
+
+
+def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
+    """Returns the mean correlation of each kind with the other kinds, relative to the mean over teachers."""
+    relative = {kind: _relative(signal) for kind, signal in (others or evidence).items()}
+    return {
+        kind: float(
+            np.mean([correlation(_relative(signal), other) for name, other in relative.items() if name != kind])
+        )
+        for kind, signal in evidence.items()
+    }
+
+
+def contradicting(evidence: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns [teachers] by kind of OWN: the correlation with the evidence for the other teachers.
+
+    It is high for a teacher that is most confident on texts outside its domain.
+    """
+    whole = together(list(evidence.values()))
+    others = whole.sum(axis=1, keepdims=True) - whole
+    return {
+        kind: np.array([correlation(a, b) for a, b in zip(evidence[kind].T, others.T, strict=True)])
+        for kind in OWN
+        if kind in evidence
+    }
 
 
 def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
+    """Returns a note for each kind of evidence of a teacher whose weight is halved."""
     return [
         f"teacher {teacher}: its evidence from {kind} is higher where others are right ({value:.2f}); "
         "its weight was halved"
@@ -165,20 +191,13 @@ def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]
     ]
 
 
-def _neighbourhoods(spaces: Mapping[str, Array | Sequence[Array]], count: int) -> dict[str, Array]:
-    neighbourhoods: dict[str, Array] = {}
-    for space, states in spaces.items() if count else ():
-        near = nearest(states if isinstance(states, np.ndarray) else side_by_side(states), count)
-        neighbourhoods |= {f"{width} by {space}": near[:, :width] for width in sorted({max(1, count // PART), count})}
-    return neighbourhoods
+def written_shares(written: Array | None) -> Array | None:
+    """Returns the fraction of texts generated for each teacher."""
+    counts = None if written is None else (written > 0).sum(axis=0)
+    return counts / counts.sum() if counts is not None and counts.all() else None
 
 
-def _in_the_best(kind: str, kept: Mapping[str, Array], near: Mapping[str, Array]) -> tuple[Array, str, float]:
-    """Returns the kind's signal with its best neighbourhood, the neighbourhood, and its agreement with the others."""
-    tried = [("none", kept[kind])]
-    tried += [(where, together([kept[kind], smoothed(kept[kind], those)])) for where, those in near.items()]
-    judged = [(signal, where, agreement({kind: signal}, kept)[kind]) for where, signal in tried]
-    return max(judged, key=lambda one: one[2])
+# ---- a single kind of evidence
 
 
 def exclusive(signal: Array, facts: Facts) -> Array | None:
@@ -194,30 +213,175 @@ def exclusive(signal: Array, facts: Facts) -> Array | None:
 
 
 def exclusion(signal: Array) -> float:
-    """Minus the mean correlation of two teachers' signals, over the least that so many can have among them."""
+    """Returns minus the mean correlation of two teachers' signals, relative to the least possible one."""
     teachers = signal.shape[1]
     if teachers == 1 or len(signal) < 2:
         return 0.0
-    pairs = [(one, other) for one in range(teachers) for other in range(one)]
-    mean = float(np.mean([correlation(signal[:, one], signal[:, other]) for one, other in pairs]))
+    pairs = [(a, b) for a in range(teachers) for b in range(a)]
+    mean = float(np.mean([correlation(signal[:, a], signal[:, b]) for a, b in pairs]))
     return float(-mean * (teachers - 1))
 
 
-def written_shares(written: Array | None) -> Array | None:
-    """Returns the fraction of texts generated for each teacher."""
-    many = None if written is None else (written > 0).sum(axis=0)
-    return many / many.sum() if many is not None and many.all() else None
-
-
-def weighed(signal: Array, how: str, facts: Facts, shares: Array | None = None) -> TeacherWeights:
-    if how == "standardised" or signal.shape[1] == 1:
-        return standardised(signal)
-    weights = mixture(signal, shares)
-    facts["separation"] = weights.separation
-    return weights
-
-
-def over_neighbours(signal: Array, near: Array) -> tuple[Array, float]:
-    """Returns the smoothed signals, and the mean over teachers of their correlation with the texts' own."""
+def coherent(signal: Array, near: Array, facts: Facts) -> Array:
+    """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
     smooth = smoothed(signal, near)
-    return smooth, float(np.mean([correlation(own, mean) for own, mean in zip(signal.T, smooth.T, strict=True)]))
+    facts["coherence"] = float(np.mean([correlation(a, b) for a, b in zip(signal.T, smooth.T, strict=True)]))
+    if facts["coherence"] >= COHERENT or signal.shape[1] == 1:
+        return smooth
+    facts["notes"].append(
+        f"neighbouring texts do not predict a text's teacher (correlation {facts['coherence']:.2f}): "
+        "each text's own signal was used"
+    )
+    return signal
+
+
+# ---- signals
+
+
+def standard(signal: Array) -> Array:
+    """Returns each teacher's signal in its own deviations from its own mean over the texts."""
+    deviation = signal.std(axis=0)
+    scores: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    return scores
+
+
+def together(signals: Sequence[Array], factors: Sequence[Array | float] | None = None) -> Array:
+    """Returns the standardised sum of standardised signals, each times its factor."""
+    scores = [standard(signal) for signal in signals]
+    if factors is not None:
+        scores = [factor * score for factor, score in zip(factors, scores, strict=True)]
+    return standard(np.sum(scores, axis=0))
+
+
+def correlation(a: Array, b: Array) -> float:
+    if not len(a) or a.std() == 0 or b.std() == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _relative(signal: Array) -> Array:
+    relative: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
+    return relative
+
+
+# ---- neighbours
+
+
+def nearest(features: Array, count: int, references: int = REFERENCES) -> tuple[Array, Array]:
+    """Returns places and similarities [texts, count] of the nearest other texts by exact cosine; fewer if absent."""
+    states = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+    texts = len(states)
+    among = torch.arange(texts) if texts <= references else torch.arange(references) * texts // references
+    others = states[among].T
+    count = min(count, len(among) - 1)
+    places = np.empty((texts, max(0, count)), np.int64)
+    alike = np.empty(places.shape, np.float32)
+    for start in range(0, texts if count > 0 else 0, BLOCK):
+        similarity = states[start : start + BLOCK] @ others
+        itself = (among >= start) & (among < start + len(similarity))
+        similarity[among[itself] - start, itself.nonzero().squeeze(1)] = -2.0
+        closest = similarity.topk(count, dim=1)
+        places[start : start + BLOCK] = among[closest.indices].numpy()
+        alike[start : start + BLOCK] = closest.values.numpy()
+    return places, alike
+
+
+def densities(states: Sequence[Array]) -> Array:
+    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them."""
+    return standard(np.stack([density(own) for own in states], axis=1))
+
+
+def density(states: Array) -> Array:
+    """Returns -log of each text's mean distance to the CLOSEST others: 1 - cosine around the mean of all states."""
+    similarity = nearest(side_by_side([states]), CLOSEST)[1].astype(np.float64)
+    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
+    log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+    return log_density
+
+
+def smoothed(signal: Array, near: Array) -> Array:
+    """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
+    return signal[near].mean(axis=1) if near.shape[1] else signal
+
+
+def side_by_side(spaces: Sequence[Array]) -> Array:
+    """Joins spaces with equal weight: each is centred and scaled to length 1."""
+    parts = [_of_length_1(space - space.mean(axis=0)) for space in spaces]
+    return _of_length_1(np.concatenate(parts, axis=1))
+
+
+def _of_length_1(states: Array) -> Array:
+    length = np.linalg.norm(states, axis=1, keepdims=True)
+    unit_states: Array = states / np.where(length > 0, length, 1)
+    return unit_states
+
+
+# ---- from a signal to weights
+
+
+def standardised(signal: Array) -> Array:
+    """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
+    return softmax(standard(signal) / SHARPNESS)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    weights: Array
+    """[texts, teachers], each row a distribution."""
+    shares: Array
+    """Fraction of the texts by teacher."""
+    separation: float
+    """Between own texts and others, in deviations of the noise, the mean over teachers."""
+
+
+def mixture(signal: Array, shares: Array | None = None) -> Mixture:
+    """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
+
+    EM fits it to standardised signals; `shares` fixes the shares. All teachers have one ratio of own to foreign noise:
+    a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
+    shrink towards their mean. Without both, EM loses a teacher if there are more than two.
+    """
+    texts, teachers = signal.shape
+    scores, weights = standard(signal), standardised(signal)
+    fitted = _fit(scores, weights, shares)
+    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
+        posterior = fitted.posterior(scores)
+        change, weights = float(np.abs(posterior - weights).max()), posterior
+        fitted = _fit(scores, weights, shares)
+        if change < SETTLED:
+            break
+    return Mixture(weights, fitted.shares, float(fitted.separations.mean()))
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    shares: Array
+    separations: Array
+    noise: Array
+    """On texts of others; on own texts `ratio` of it."""
+    ratio: float
+
+    def posterior(self, scores: Array) -> Array:
+        """Returns the posterior; signals are clipped at the means, so a higher signal never lowers a probability."""
+        outside = -self.shares * self.separations * self.noise
+        inside = outside + self.separations * self.noise
+        own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
+        others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
+        gain = others**2 / (2 * self.noise**2) - own**2 / (2 * (self.ratio * self.noise) ** 2) - np.log(self.ratio)
+        return softmax(gain + np.log(self.shares))
+
+
+def _fit(scores: Array, weights: Array, known_shares: Array | None) -> _Parameters:
+    texts, teachers = scores.shape
+    counts, means, spreads = [], [], []
+    for part in (weights, 1 - weights):
+        counts.append(np.maximum(part.sum(axis=0), 1e-9))
+        means.append((part * scores).sum(axis=0) / counts[-1])
+        spreads.append(np.maximum((part * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
+    ratio = float(np.clip(np.exp(np.log(spreads[0] / spreads[1]).mean() / 2), LEAST_RATIO, 1 / LEAST_RATIO))
+    variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
+    noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
+    separations = (means[0] - means[1]) / noise
+    shrunk = (1 - SHRINKAGE) * separations + SHRINKAGE * separations.mean()
+    estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
+    return _Parameters(estimated if known_shares is None else known_shares, np.maximum(shrunk, 0.0), noise, ratio)

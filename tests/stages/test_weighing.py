@@ -10,28 +10,30 @@ import pytest
 import torch
 
 from amalgam.data.arrays import top_margin
+from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.states import mean_over_tokens
-from amalgam.stages.weigh_teachers.evidence import (
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.weigh import (
     AGAINST,
     AGREEING,
-    agreement,
-    contradicting,
-    density,
-    nearest,
-    of_states,
-    side_by_side,
-    smoothed,
-    together,
-)
-from amalgam.stages.weigh_teachers.mixture import TeacherWeights, by_confidence, mixture, standard, standardised
-from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
     agreeing_kinds,
+    agreement,
+    coherent,
+    contradicting,
+    densities,
+    density,
     downweighted,
     exclusion,
-    over_neighbours,
+    mixture,
+    nearest,
+    side_by_side,
     smooth_over_neighbours,
+    smoothed,
+    standard,
+    standardised,
+    together,
     with_provenance,
 )
 
@@ -46,8 +48,12 @@ def scores(shares: list[float], *, separation: float = 3.0, texts: int = 8000, s
     return signal * np.arange(1, len(shares) + 1) + 10 * np.arange(len(shares)), right
 
 
-def rightly(weights: TeacherWeights, right: Array) -> float:
-    return float((weights.weights.argmax(axis=1) == right).mean())
+def rightly(weights: Array, right: Array) -> float:
+    return float((weights.argmax(axis=1) == right).mean())
+
+
+def of_mixture(signal: Array) -> Array:
+    return mixture(signal).weights
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]
     signal, right = scores(shares)
     weights = mixture(signal)
     assert np.abs(weights.shares - np.bincount(right) / len(right)).max() < 0.04
-    assert rightly(weights, right) > 0.9
+    assert rightly(weights.weights, right) > 0.9
     assert weights.weights.sum(axis=1) == pytest.approx(1)
 
 
@@ -65,7 +71,7 @@ def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_w
     signal, right = scores([0.5, 0.5])
     assert rightly(standardised(signal), right) > 0.97
     signal, right = scores([0.85, 0.15])
-    assert rightly(mixture(signal), right) > rightly(standardised(signal), right) + 0.02
+    assert rightly(of_mixture(signal), right) > rightly(standardised(signal), right) + 0.02
 
 
 def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
@@ -84,14 +90,14 @@ def test_given_shares_are_kept() -> None:
     estimated, labels = mixture(signal), mixture(signal, np.array([0.5, 0.5]))
     assert labels.shares.tolist() == [0.5, 0.5]
     assert abs(estimated.shares[0] - 0.5) > 0.1
-    assert rightly(labels, right) > rightly(estimated, right)
+    assert rightly(labels.weights, right) > rightly(estimated.weights, right)
 
 
-@pytest.mark.parametrize("weigh", [standardised, mixture])
-def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weigh: Any) -> None:
-    assert weigh(np.arange(5.0)[:, None]).weights.tolist() == [[1.0]] * 5
-    assert weigh(np.ones((4, 2))).weights == pytest.approx(np.full((4, 2), 0.5))
-    assert np.isfinite(weigh(np.array([[1.0, 2.0]])).weights).all()
+@pytest.mark.parametrize("weights_of", [standardised, of_mixture])
+def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weights_of: Any) -> None:
+    assert weights_of(np.arange(5.0)[:, None]).tolist() == [[1.0]] * 5
+    assert weights_of(np.ones((4, 2))) == pytest.approx(np.full((4, 2), 0.5))
+    assert np.isfinite(weights_of(np.array([[1.0, 2.0]]))).all()
 
 
 def test_the_margin_is_the_first_logit_less_the_second() -> None:
@@ -109,7 +115,7 @@ def test_exclusivity_separates_signals_of_teachers_from_signals_of_difficulty() 
 
 
 def test_weights_by_confidence_are_mukas() -> None:
-    weights = by_confidence(np.array([[0.8, 0.4]]), 0.2).weights
+    weights = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {}, None)
     assert weights[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
 
 
@@ -121,7 +127,7 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     similarity = features @ features.T
     np.fill_diagonal(similarity, -2)
-    neighbours = nearest(features, 5)
+    neighbours = nearest(features, 5)[0]
     assert neighbours.shape == (2100, 5)
     assert not (neighbours == np.arange(2100)[:, None]).any()
     found_similarity = np.take_along_axis(similarity, neighbours, axis=1)
@@ -129,12 +135,12 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
 
 
 def test_texts_that_are_equal_are_each_others_neighbours() -> None:
-    assert nearest(np.ones((2, 3), np.float32), 1).tolist() == [[1], [0]]
+    assert nearest(np.ones((2, 3), np.float32), 1)[0].tolist() == [[1], [0]]
 
 
 @pytest.mark.parametrize("texts", [1, 2, 3])
 def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
-    near = nearest(np.eye(texts, dtype=np.float32), 50)
+    near = nearest(np.eye(texts, dtype=np.float32), 50)[0]
     assert near.shape == (texts, texts - 1)
     assert smoothed(np.ones((texts, 2)), near).shape == (texts, 2)
 
@@ -149,10 +155,13 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
-    smooth, coherence = over_neighbours(signal, telling)
-    assert coherence > COHERENT
+    facts: dict[str, Any] = {"notes": []}
+    smooth = coherent(signal, telling, facts)
+    assert facts["coherence"] > COHERENT
     assert rightly(standardised(smooth), right) > rightly(standardised(signal), right) + 0.05
-    assert abs(over_neighbours(signal, random.integers(0, 1000, (1000, 20)))[1]) < COHERENT
+    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts) is signal
+    assert abs(facts["coherence"]) < COHERENT
+    assert len(facts["notes"]) == 1
 
 
 def test_the_state_of_a_text_is_the_mean_of_its_own_tokens() -> None:
@@ -269,7 +278,7 @@ def test_similar_neighbours_are_averaged_with_a_text() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    evidence = smooth_over_neighbours(kept, {"space": states}, 50, facts)
+    evidence = smooth_over_neighbours(kept, {"space": [states]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by space"}
     assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
 
@@ -278,7 +287,7 @@ def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
-    evidence = smooth_over_neighbours(kept, {"space": np.random.default_rng(3).permutation(states)}, 50, facts)
+    evidence = smooth_over_neighbours(kept, {"space": [np.random.default_rng(3).permutation(states)]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"none"}
     assert np.array_equal(evidence, together(list(kept.values())))
 
@@ -288,7 +297,7 @@ def test_of_two_spaces_the_one_that_separates_teachers_is_used() -> None:
     kept, states = company(right)
     facts: dict[str, Any] = {"notes": []}
     other = np.random.default_rng(3).permutation(states)
-    smooth_over_neighbours(kept, {"other": other, "both": [other, states], "telling": states}, 50, facts)
+    smooth_over_neighbours(kept, {"other": [other], "both": [other, states], "telling": [states]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by telling"}
 
 
@@ -299,14 +308,14 @@ def test_of_small_classes_few_neighbours_are_taken() -> None:
     places = random.normal(size=(150, 64))[small] + 0.1 * random.normal(size=(1500, 64))
     places = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
     facts: dict[str, Any] = {"notes": []}
-    smooth_over_neighbours(views(right, noise=[1.0, 1.0]), {"space": places}, 45, facts)
+    smooth_over_neighbours(views(right, noise=[1.0, 1.0]), {"space": [places]}, 45, facts)
     assert set(facts["neighbours"].values()) == {"9 by space"}
 
 
 def test_neighbours_in_a_large_corpus_come_from_a_sample_without_the_text_itself() -> None:
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    neighbours = nearest(features, 5, references=700)
+    neighbours = nearest(features, 5, references=700)[0]
     among = np.arange(700) * 3000 // 700
     assert np.isin(neighbours, among).all()
     assert not (neighbours == np.arange(3000)[:, None]).any()
@@ -328,7 +337,7 @@ def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
     weights = mixture(signal)
-    assert rightly(weights, right) > rightly(standardised(signal), right) + 0.05
+    assert rightly(weights.weights, right) > rightly(standardised(signal), right) + 0.05
     assert np.abs(weights.shares - 1 / 3).max() < 0.1
 
 
@@ -340,7 +349,7 @@ def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: li
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.5, 1.0) + 2.0 * own
     weights = mixture(signal)
     assert np.abs(weights.shares - np.bincount(right) / len(right)).max() < 0.05
-    assert rightly(weights, right) > 0.87
+    assert rightly(weights.weights, right) > 0.87
 
 
 def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
@@ -373,10 +382,10 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    statistics = of_states([states.astype(np.float32) for states in own])
-    assert rightly(mixture(statistics), right) > 0.95
+    statistics = densities([states.astype(np.float32) for states in own])
+    assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
-    assert rightly(mixture(statistics), right) > rightly(mixture(lengths), right) + 0.02
+    assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
 
 
 def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:

@@ -1,8 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers] of all texts, without labels.
 
-Kinds of evidence fail in different ways: predictions by overconfident errors, the density of hidden states for classes
-that training did not separate, label names if they are uninformative. Evidence that does not correlate with the rest is
-dropped. Without usable evidence the weights are MUKA's own.
+Predictions fail by overconfident errors, the density of hidden states for classes that training did not separate, label
+names if they are uninformative. Evidence that does not correlate with the rest is dropped. Without usable evidence the
+weights are MUKA's own.
 """
 
 from __future__ import annotations

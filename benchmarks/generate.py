@@ -24,11 +24,18 @@ from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import token_limit
-from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
+from amalgam.stages.generate.decoding import (
+    GeneratedText,
+    LazySampler,
+    SamplingParams,
+    Scorer,
+    SteeringParams,
+    TextRequest,
+    Writer,
+    key64,
+)
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import LazySampler, SamplingParams, key64
-from amalgam.stages.generate.scoring import Scorer
-from amalgam.stages.generate.sources import STEERED
+from amalgam.stages.generate.texts import STEERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +71,7 @@ class Bench:
     teacher: Teacher
     sampling: SamplingParams
 
-    def orders(self, texts: int) -> list[TextRequest[tuple[int, int]]]:
+    def orders(self, texts: int) -> list[TextRequest]:
         """Returns requests with equally many texts per class."""
         labels = range(self.teacher.labels)
         numbers = range(max(1, texts // len(labels)))
@@ -79,7 +86,7 @@ class Bench:
     ) -> tuple[Texts, Scorer]:
         """Generates texts with a new scorer, which has no cached scores."""
         scorer = Scorer(self.teacher)
-        writer: Writer[tuple[int, int]] = Writer(self.model, scorer, steering, sampler=sampler)
+        writer = Writer(self.model, scorer, steering, sampler=sampler)
         return dict(writer.write(self.orders(texts))), scorer
 
 

@@ -1,39 +1,251 @@
 """Generates many texts at once: each text has a slot, and a new text takes the slot of a finished one.
 
-The composition of a batch changes the last bits of logits. A token that rounding could decide is therefore computed
-again for its text alone, and so are all reported numbers. A text depends on its request alone.
+The next token is a sample of p_LM(v) p_T(c | v)^strength: with Gumbel noise g, the argmax of log p_LM + g + strength
+log p_T. Noise is keyed by text, position and token, so a text depends on its request alone. The composition of a batch
+changes the last bits of logits: a token that rounding could decide is computed again for its text alone, and so are
+all reported numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from amalgam.data.keys import text_key
+from amalgam.data.tokens import Tokens, encode
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.common.inference.batches import never_stop
+from amalgam.pipeline.storage.fingerprint import canonical
+from amalgam.stages.common.device import tokens_at_once
+from amalgam.stages.common.inference.batches import never_stop, run_passes
+from amalgam.stages.common.inference.dropout import GOLDEN, MIX_B, mixed
+from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import Candidates, LazySampler, SamplingParams, find_candidates, gumbel
-from amalgam.stages.generate.scoring import Scorer
 
-Tag = TypeVar("Tag")
+Item = TypeVar("Item")
+Floats = NDArray[np.float64]
+Positions = NDArray[np.int64]
+Tag = tuple[int, int]
+
+MARGIN = 1e-3
+"""Totals closer than this times (1 + strength) count as a tie: other batch shapes round differently, by far less."""
+
+CUT = 1e-5
+"""The same margin for a share of the probability, and ten times this for a logit, at the cut of the candidates."""
+
+FIRST = 4
+"""Candidates scored together in the first round; later rounds score half as many as all rounds before."""
+
+CACHED = 1 << 16
+"""Texts whose scores stay in memory."""
+
+FRACTION = 2.0**-53
+
+QUESTIONS = 1 << 32
+"""Positions from here on are beyond the end of any text; they number the draws of a text's own settings."""
 
 UNFINISHED = "\ufffd"
 """The character that a decoder writes for an incomplete byte sequence."""
 
 
+# ---- keyed random numbers
+
+
+def key64(*parts: Any) -> int:
+    """Returns a 64-bit key of a text: a hash of its seed, teacher, class and index."""
+    return int.from_bytes(hashlib.blake2b(canonical(list(parts)).encode(), digest_size=8).digest(), "little")
+
+
+def uniform(key: int, position: int, numbers: Positions) -> Floats:
+    """Returns a number strictly between 0 and 1 for each of `numbers` at one position of one text."""
+    start = mixed(np.array([key], np.uint64) ^ mixed(np.array([position + 1], np.uint64) * np.uint64(GOLDEN)))
+    bits = mixed(start ^ mixed((numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(MIX_B)))
+    values: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * FRACTION
+    return values
+
+
+def gumbel(key: int, position: int, numbers: Positions) -> Floats:
+    """Returns standard Gumbel noise; the argmax of log-weights plus this noise is a sample."""
+    noise: Floats = -np.log(-np.log(uniform(key, position, numbers)))
+    return noise
+
+
+def draw_option(key: int, question: int, options: Sequence[Item]) -> Item:
+    """Returns the option that a text draws; `question` numbers the text's draws from 0."""
+    share = uniform(key, QUESTIONS + question, np.zeros(1, np.int64))[0]
+    return options[min(int(share * len(options)), len(options) - 1)]
+
+
+# ---- candidates for a token
+
+
 @dataclass(frozen=True, slots=True)
-class TextRequest(Generic[Tag]):
+class SamplingParams:
+    """Limits the language model's distribution before steering. Temperature 0 is greedy decoding at temperature 1."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    candidates: int = 200
+
+    @property
+    def limit(self) -> int:
+        return min(self.candidates, self.top_k or self.candidates)
+
+
+class Candidates(NamedTuple):
+    """The candidates for one text's next token, in descending order of probability."""
+
+    ids: Positions
+    log_lm: Floats
+    """After temperature."""
+    is_near_tie: bool
+    """Rounding could change the set of candidates."""
+
+
+def find_candidates(logits: torch.Tensor, params: Sequence[SamplingParams], banned: torch.Tensor) -> list[Candidates]:
+    """Returns each text's candidates from logits [texts, vocabulary]; tokens where `banned` is true are excluded."""
+    scores = logits.masked_fill(banned, float("-inf"))
+    scores = scores.cpu() if scores.device.type == "mps" else scores  # MPS has no fp64
+    limit = min(max(row.limit for row in params) + 1, scores.shape[1])
+    best, ids = (tensor.cpu() for tensor in scores.topk(limit, dim=1))
+    temperatures = torch.tensor([row.temperature or 1.0 for row in params], dtype=torch.float64, device=scores.device)
+    normalizers = torch.logsumexp(scores.double() / temperatures[:, None], 1).cpu().numpy()
+    rows = zip(ids.numpy(), best.double().numpy(), params, normalizers, strict=True)
+    return [_candidates(*row) for row in rows]
+
+
+def _candidates(ids: Positions, scores: Floats, params: SamplingParams, normalizer: float) -> Candidates:
+    """Sorts equal scores by id; the nucleus is computed over the whole vocabulary."""
+    order = np.lexsort((ids, -scores))
+    order = order[np.isfinite(scores[order])]
+    excluded = order[params.limit : params.limit + 1]
+    order = order[: params.limit]
+    is_near_tie = bool(len(excluded) and scores[order[-1]] - scores[excluded[0]] < 10 * CUT)
+    log_lm = scores[order] / (params.temperature or 1.0) - normalizer
+    kept = len(order)
+    if params.top_p < 1:
+        before = np.cumsum(np.exp(log_lm)) - np.exp(log_lm)
+        kept = max(1, int((before < params.top_p).sum()))
+        is_near_tie |= bool((np.abs(before - params.top_p) < CUT).any())
+    return Candidates(ids[order[:kept]], log_lm[:kept], is_near_tie)
+
+
+# ---- one token
+
+
+class LazySampler:
+    """Chooses one token of one text with as few teacher scores as possible.
+
+    Since log p_T <= 0, candidates are scored in the order of log p_LM + g until the best total exceeds the next bound;
+    the result equals scoring all of them. With `max_scored`, fewer are scored and the sample is inexact.
+    """
+
+    def __init__(self, log_lm: Floats, noise: Floats, strength: float, *, max_scored: int | None = None) -> None:
+        self.bounds = log_lm + noise
+        self.strength = strength
+        order = np.argsort(-self.bounds, kind="stable")
+        self.order = order[: max_scored or len(order)]
+        last, excluded = self.order[-1], order[len(self.order) : len(self.order) + 1]
+        self.is_near_tie = bool((self.bounds[last] - self.bounds[excluded] < MARGIN).any())
+        """Rounding could change the first `max_scored` candidates."""
+        self.totals = np.full(len(log_lm), -np.inf)
+        self.scored = 0
+
+    def pending(self) -> Positions:
+        """Returns the candidates to score next; empty once the winner is known."""
+        if self.strength == 0:
+            return self.order[:0]
+        rest = self.order[self.scored :]
+        # A candidate that can only tie is scored too: a tie goes to the more probable candidate.
+        able: Positions = rest[self.bounds[rest] >= self.totals.max()]
+        return able[: max(FIRST, self.scored // 2)]
+
+    def take(self, positions: Positions, log_teacher: Floats) -> None:
+        self.totals[positions] = self.bounds[positions] + self.strength * np.minimum(log_teacher, 0.0)
+        self.scored += len(positions)
+
+    @property
+    def winner(self) -> int:
+        return int(self.order[0]) if self.strength == 0 else int(self.totals.argmax())
+
+    def near_ties(self) -> Positions:
+        """Returns the winner and every candidate that rounding could make the winner, in the candidates' order."""
+        scored = self.order[: self.scored]
+        reach = np.full(len(self.bounds), -np.inf)
+        reach[self.order] = self.bounds[self.order]
+        reach[scored] = self.totals[scored]
+        return np.flatnonzero(reach >= reach[self.winner] - MARGIN * (1 + self.strength))
+
+
+# ---- the teacher
+
+
+class Scorer:
+    """Computes the log-probabilities of all of a teacher's classes, with dropout off."""
+
+    def __init__(
+        self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = never_stop
+    ) -> None:
+        self.teacher, self.stop = teacher, stop
+        self.batch_tokens = batch_tokens or tokens_at_once(teacher.device, teacher.width)
+        self.computed = 0
+        """Texts that the teacher ran on; other scores came from the cache."""
+        self._cached: dict[bytes, Floats] = {}
+
+    def log_probabilities(self, texts: Sequence[str]) -> list[Floats]:
+        """Returns [classes] for each text; texts of one length are computed together."""
+        if len(self._cached) >= CACHED:
+            self._cached.clear()
+        rows = self._tokens(texts)
+        keys = [tokens.ids.tobytes() for tokens in rows]
+        new = {key: tokens for key, tokens in zip(keys, rows, strict=True) if key not in self._cached}
+        self._cached |= dict(zip(new, self._computed(list(new.values())), strict=True))
+        return [self._cached[key] for key in keys]
+
+    def alone(self, text: str) -> Floats:
+        """Computes a text in a batch of one: bit-exact, a function of the text alone."""
+        return self._computed(self._tokens([text]))[0]
+
+    def _tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        teacher = self.teacher
+        return list(encode(teacher.tokenizer, [(text,) for text in texts], teacher.limit, types=teacher.takes_types))
+
+    def _computed(self, tokens: Sequence[Tokens]) -> list[Floats]:
+        """Returns log-probabilities; a text without tokens gets the uniform distribution."""
+        scores = [np.full(self.teacher.labels, -np.log(self.teacher.labels))] * len(tokens)
+        positions = [position for position, row in enumerate(tokens) if len(row)]
+        if positions:
+            rows = [tokens[position] for position in positions]
+            self.teacher.check_vocabulary(max(int(row.ids.max()) for row in rows))
+            keys = [text_key([row.ids.tobytes().hex()]) for row in rows]
+            logits, _ = run_passes(
+                self.teacher, rows, keys, range(0), deterministic=True, batch_tokens=self.batch_tokens, stop=self.stop
+            )
+            log_probabilities = torch.log_softmax(torch.from_numpy(logits).double(), 1).numpy()
+            for position, row in zip(positions, log_probabilities, strict=True):
+                scores[position] = row
+            self.computed += len(positions)
+        return scores
+
+
+# ---- texts
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
     """A text to generate: everything it depends on apart from the models and the steering."""
 
     tag: Tag
     key: int
-    """Made by lazy_sampling.key64."""
-    label: int | None
+    """Made by key64."""
+    label: int
     """Index of the class among the teacher's labels."""
     prompt: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -50,7 +262,7 @@ class SteeringParams:
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
     text: str
-    tokens: int = 0
+    tokens: int
     log_lm: float | None = None
     """Natural logarithm of the language model's probability of the tokens, the end token included."""
     probability: float | None = None
@@ -64,57 +276,52 @@ class GeneratedText:
 
 
 @dataclass
-class _Text(Generic[Tag]):
-    request: TextRequest[Tag]
+class _Text:
+    """A text in a slot."""
+
+    request: TextRequest
     row: list[int]
     prompt_tokens: int
     """Tokens of the row before the text's own."""
     so_far: str = ""
     scored: int = 0
     offered: int = 0
-    ended: bool = False
 
     @property
     def own_tokens(self) -> list[int]:
         return self.row[self.prompt_tokens :]
 
 
-@dataclass
-class _Turn(Generic[Tag]):
+class _Turn(NamedTuple):
     """The choice of one text's next token."""
 
-    text: _Text[Tag]
+    text: _Text
     candidates: Candidates
-    noise: np.ndarray[Any, Any]
+    noise: Floats
     sampler: LazySampler
 
-    @property
-    def is_near_tie(self) -> bool:
-        return self.candidates.is_near_tie or self.sampler.is_near_tie
 
-
-class Writer(Generic[Tag]):
+class Writer:
     """Generates texts with one language model, steered by one teacher."""
 
     def __init__(
         self,
         model: LanguageModel,
-        scorer: Scorer | None,
+        scorer: Scorer,
         steering: SteeringParams,
         *,
         stop: Callable[[], None] = never_stop,
         sampler: type[LazySampler] = LazySampler,
     ) -> None:
         self.model, self.scorer, self.steering, self.stop, self.sampler = model, scorer, steering, stop, sampler
-        self.steps = 0
         self.ties_broken = 0
         """Tokens that were computed again because rounding could decide them."""
 
-    def write(self, requests: Iterable[TextRequest[Tag]]) -> Iterator[tuple[Tag, GeneratedText]]:
+    def write(self, requests: Iterable[TextRequest]) -> Iterator[tuple[Tag, GeneratedText]]:
         """Yields each text as soon as it is finished."""
         waiting = iter(requests)
         free = list(range(self.model.slots.count))[::-1]
-        active: dict[int, _Text[Tag]] = {}
+        active: dict[int, _Text] = {}
         while True:
             for request in islice(waiting, len(free)):
                 slot = free.pop()
@@ -123,13 +330,15 @@ class Writer(Generic[Tag]):
             if not active:
                 return
             self.stop()
-            self._step(active)
-            done = [slot for slot, text in active.items() if text.ended]
+            texts = list(active.values())
+            turns = self._turns(texts, self.model.step(list(active), [text.row for text in texts]))
+            self._score(turns)
+            done = [slot for slot, turn in zip(list(active), turns, strict=True) if self._append(turn)]
             finished = [active.pop(slot) for slot in done]
             free = sorted([*free, *done], reverse=True)  # low slots first: every slot below the last used one computes
             yield from ((text.request.tag, self._result(text)) for text in finished)
 
-    def _start(self, request: TextRequest[Tag]) -> _Text[Tag]:
+    def _start(self, request: TextRequest) -> _Text:
         row = [*self.model.begin, *(self.model.encode(request.prompt) if request.prompt else [])]
         if len(row) > self.model.longest:
             raise ExperimentError(
@@ -139,100 +348,73 @@ class Writer(Generic[Tag]):
             )
         return _Text(request, row, len(row))
 
-    def _step(self, active: dict[int, _Text[Tag]]) -> None:
-        """Adds one token to every text."""
-        texts = list(active.values())
-        turns = self._turns(texts, self.model.step(list(active), [text.row for text in texts]))
-        self._score(turns)
-        for turn in turns:
-            self._append(turn)
+    def _turns(self, texts: list[_Text], logits: torch.Tensor) -> list[_Turn]:
+        turns = [self._turn(*pair) for pair in zip(texts, self._candidates(texts, logits), strict=True)]
+        for place, turn in enumerate(turns):
+            if turn.candidates.is_near_tie or turn.sampler.is_near_tie:
+                [candidates] = self._candidates([turn.text], self.model.alone(turn.text.row)[-1:])
+                turns[place] = self._turn(turn.text, candidates)
+        return turns
 
-    def _turns(self, texts: list[_Text[Tag]], logits: torch.Tensor) -> list[_Turn[Tag]]:
-        banned = torch.stack([self._banned(text) for text in texts])
-        candidates = find_candidates(logits, [text.request.sampling for text in texts], banned)
-        turns = [self._turn(text, own) for text, own in zip(texts, candidates, strict=True)]
-        return [
-            self._turn(turn.text, self._candidates_alone(turn.text)) if turn.is_near_tie else turn for turn in turns
-        ]
+    def _candidates(self, texts: list[_Text], logits: torch.Tensor) -> list[Candidates]:
+        banned = torch.stack([self.model.banned] * len(texts))
+        for row, text in enumerate(texts):
+            if not text.so_far.strip():  # prevents empty texts
+                banned[row, sorted(self.model.ends)] = True
+        return find_candidates(logits, [text.request.sampling for text in texts], banned)
 
-    def _banned(self, text: _Text[Tag]) -> torch.Tensor:
-        banned = self.model.banned.clone()
-        if not text.so_far.strip():  # prevents empty texts
-            banned[sorted(self.model.ends)] = True
-        return banned
-
-    def _candidates_alone(self, text: _Text[Tag]) -> Candidates:
-        logits = self.model.alone(text.row)[-1:]
-        [candidates] = find_candidates(logits, [text.request.sampling], self._banned(text)[None])
-        return candidates
-
-    def _turn(self, text: _Text[Tag], candidates: Candidates) -> _Turn[Tag]:
+    def _turn(self, text: _Text, candidates: Candidates) -> _Turn:
         request, ids = text.request, candidates.ids
         greedy = request.sampling.temperature == 0
         noise = np.zeros(len(ids)) if greedy else gumbel(request.key, len(text.own_tokens), ids)
-        strength = 0.0 if request.label is None or self.scorer is None else self.steering.strength
-        sampler = self.sampler(candidates.log_lm, noise, strength, max_scored=self.steering.max_scored)
+        steering = self.steering
+        sampler = self.sampler(candidates.log_lm, noise, steering.strength, max_scored=steering.max_scored)
         return _Turn(text, candidates, noise, sampler)
 
-    def _score(self, turns: list[_Turn[Tag]]) -> None:
+    def _score(self, turns: list[_Turn]) -> None:
         """Scores the candidates of all texts together, in rounds, until every choice is certain."""
-        while True:
-            pending = [(turn, positions) for turn in turns if len(positions := turn.sampler.pending())]
-            if not pending:
-                return
+        while pending := [(turn, positions) for turn in turns if len(positions := turn.sampler.pending())]:
             texts = [text for turn, positions in pending for text in self._extended(turn, positions)]
-            scores = iter(self._teacher.log_probabilities(texts))
+            scores = iter(self.scorer.log_probabilities(texts))
             for turn, positions in pending:
                 label = turn.text.request.label
                 turn.sampler.take(positions, np.array([float(row[label]) for row in islice(scores, len(positions))]))
 
-    @property
-    def _teacher(self) -> Scorer:
-        if self.scorer is None:
-            raise AssertionError("a text without steering needs no score")  # _turn sets its strength to 0
-        return self.scorer
-
-    def _extended(self, turn: _Turn[Tag], positions: np.ndarray[Any, Any]) -> list[str]:
+    def _extended(self, turn: _Turn, positions: Positions) -> list[str]:
         """Returns the text with each candidate appended; an end token appends nothing."""
         tokens, ends = turn.text.own_tokens, self.model.ends
         ids = [int(turn.candidates.ids[position]) for position in positions]
         return self.model.decode([tokens if token in ends else [*tokens, token] for token in ids])
 
-    def _append(self, turn: _Turn[Tag]) -> None:
+    def _append(self, turn: _Turn) -> bool:
+        """Adds the chosen token to its text; returns whether the text is finished."""
         text = turn.text
         near_ties = turn.sampler.near_ties()
         position = turn.sampler.winner if len(near_ties) == 1 else self._tie_broken(turn, near_ties)
-        self.steps += 1
         self.ties_broken += len(near_ties) > 1
         token = int(turn.candidates.ids[position])
         text.scored += turn.sampler.scored
         text.offered += len(turn.candidates.ids)
         text.row.append(token)
-        if token not in self.model.ends:
-            [text.so_far] = self.model.decode([text.own_tokens])
-        full = len(text.own_tokens) >= self.steering.max_tokens or len(text.row) > self.model.longest
-        text.ended = token in self.model.ends or full
+        if token in self.model.ends:
+            return True
+        [text.so_far] = self.model.decode([text.own_tokens])
+        return len(text.own_tokens) >= self.steering.max_tokens or len(text.row) > self.model.longest
 
-    def _tie_broken(self, turn: _Turn[Tag], positions: np.ndarray[Any, Any]) -> int:
+    def _tie_broken(self, turn: _Turn, positions: Positions) -> int:
         """Returns the winner among candidates that rounding could choose from, each computed alone."""
-        ids, sampling = turn.candidates.ids[positions], turn.text.request.sampling
+        request, ids = turn.text.request, turn.candidates.ids[positions]
         logits = self.model.alone(turn.text.row)[-1].cpu().double().numpy()[ids]
-        totals = logits / (sampling.temperature or 1.0) + turn.noise[positions]
+        totals = logits / (request.sampling.temperature or 1.0) + turn.noise[positions]
         if turn.sampler.strength:
-            label = turn.text.request.label
-            scores = [float(self._teacher.alone(text)[label]) for text in self._extended(turn, positions)]
+            scores = [float(self.scorer.alone(text)[request.label]) for text in self._extended(turn, positions)]
             totals += turn.sampler.strength * np.minimum(scores, 0.0)
         return int(positions[totals.argmax()])
 
-    def _result(self, text: _Text[Tag]) -> GeneratedText:
+    def _result(self, text: _Text) -> GeneratedText:
         final = text.so_far.strip().rstrip(UNFINISHED).rstrip()
-        label = text.request.label
-        scores = self.scorer is not None and label is not None
-        probability = float(np.exp(self._teacher.alone(final)[label])) if scores else None
-        choices = tuple(text.own_tokens)
-        return GeneratedText(final, len(choices), self._log_lm(text), probability, text.scored, text.offered, choices)
-
-    def _log_lm(self, text: _Text[Tag]) -> float:
+        probability = float(np.exp(self.scorer.alone(final)[text.request.label]))
+        choices = text.own_tokens
         logits = self.model.alone(text.row[:-1])[text.prompt_tokens - 1 :].cpu().double()
-        log_probabilities = torch.log_softmax(logits, 1).numpy()
-        return float(log_probabilities[np.arange(len(text.own_tokens)), text.own_tokens].sum())
+        log_lm = float(torch.log_softmax(logits, 1).numpy()[np.arange(len(choices)), choices].sum())
+        return GeneratedText(final, len(choices), log_lm, probability, text.scored, text.offered, tuple(choices))

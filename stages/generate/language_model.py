@@ -7,7 +7,7 @@ gets its own cache.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -55,10 +55,13 @@ class LanguageModel:
         self.notes: list[str] = []
         self.longest = token_limit(model.config, tokenizer, longest)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.begin = self._begin()
-        self.ends = self._ends()
+        end_ids = self._end_ids()
+        self.begin = self._begin(end_ids)
+        self.ends = frozenset(token for token in end_ids if 0 <= token < self.vocabulary)
+        if not self.ends:
+            self.notes.append("the language model has no end token: every text has generate.max_tokens tokens")
         self.banned = self._banned()
-        _check_causal(self.model, self.vocabulary, self.device)
+        self._check_causal()
         slots = max(1, min(slots, memory // self._bytes_of_a_text()))
         self.slots: BatchedCache | SingleText = BatchedCache(self.model, slots, self.longest)
         if not self._agrees():
@@ -100,10 +103,14 @@ class LanguageModel:
             ids = torch.tensor([list(row)], device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
 
-    def _begin(self) -> list[int]:
+    def _end_ids(self) -> list[int]:
+        config, generation = self.model.config, getattr(self.model, "generation_config", None)
+        given = (self.tokenizer.eos_token_id, config.eos_token_id, getattr(generation, "eos_token_id", None))
+        return [token for ids in given if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
+
+    def _begin(self, end_ids: Sequence[int]) -> list[int]:
         """Returns the tokens before a text that has no prompt."""
-        config = self.model.config
-        for special in (self.tokenizer.bos_token_id, config.bos_token_id, *self._end_ids()):
+        for special in (self.tokenizer.bos_token_id, self.model.config.bos_token_id, *end_ids):
             if isinstance(special, int) and 0 <= special < self.vocabulary:
                 return [special]
         for text in BEGINNINGS:
@@ -117,17 +124,6 @@ class LanguageModel:
             fix="set a bos_token in its tokenizer and save the model again",
         )
 
-    def _end_ids(self) -> Iterable[int]:
-        config, generation = self.model.config, getattr(self.model, "generation_config", None)
-        for ids in (self.tokenizer.eos_token_id, config.eos_token_id, getattr(generation, "eos_token_id", None)):
-            yield from ids if isinstance(ids, list) else [] if ids is None else [ids]
-
-    def _ends(self) -> frozenset[int]:
-        ends = frozenset(token for token in self._end_ids() if 0 <= token < self.vocabulary)
-        if not ends:
-            self.notes.append("the language model has no end token: every text has generate.max_tokens tokens")
-        return ends
-
     def _banned(self) -> torch.Tensor:
         """Returns a mask of special tokens, except the end tokens, and of vocabulary rows without a token."""
         banned = torch.ones(self.vocabulary, dtype=torch.bool)
@@ -137,6 +133,18 @@ class LanguageModel:
         banned[special] = True  # includes special tokens without a role, such as <repo_name>
         banned[sorted(self.ends)] = False
         return banned.to(self.device)
+
+    def _check_causal(self) -> None:
+        """Refuses a model whose logits depend on later tokens: encoders load as causal models without a warning."""
+        pair = torch.tensor([[1, 2], [1, 3]], device=self.device) % self.vocabulary
+        with torch.inference_mode():
+            first, second = self.model(input_ids=pair).logits[:, 0].float()
+        if not close_enough(first[:, None], second[:, None], torch.float32):
+            raise ModelError(
+                "the model is no causal language model: its logits depend on later tokens",
+                where=WHERE,
+                fix="set generate.language_model to a causal language model, such as GPT-2",
+            )
 
     def _bytes_of_a_text(self) -> int:
         """Measures a text's bytes in the cache with one token; returns 1 if the cache cannot be shared."""
@@ -170,19 +178,6 @@ class LanguageModel:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             return False
-
-
-def _check_causal(model: Any, vocabulary: int, device: torch.device) -> None:
-    """Refuses a model whose logits depend on later tokens: encoders load as causal models without a warning."""
-    pair = torch.tensor([[1 % vocabulary, 2 % vocabulary], [1 % vocabulary, 3 % vocabulary]], device=device)
-    with torch.inference_mode():
-        first, second = model(input_ids=pair).logits[:, 0].float()
-    if not close_enough(first[:, None], second[:, None], torch.float32):
-        raise ModelError(
-            "the model is no causal language model: its logits depend on later tokens",
-            where=WHERE,
-            fix="set generate.language_model to a causal language model, such as GPT-2",
-        )
 
 
 class BatchedCache:

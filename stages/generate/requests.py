@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from amalgam.pipeline.config.schema import Generate
@@ -46,22 +47,7 @@ IDENTITY_FIELDS: Mapping[str, set[str]] = {
 
 
 @dataclass(frozen=True)
-class GenerateInputs:
-    """Everything that determines the generated texts."""
-
-    settings: Generate
-    teachers: Sequence[ResolvedTeacher]
-    language_model: str | None = None
-    """Digest; None where the source needs no language model."""
-    corpus: Sequence[str] = ()
-    """Digests of the source texts of `cross-domain`."""
-    libraries: Mapping[str, str] | None = None
-    """Library versions, where they are part of the identity."""
-
-
-@dataclass(frozen=True)
 class Family:
-    name: str
     key: Mapping[str, Any]
     teacher: str | None
     label: int | None
@@ -70,6 +56,10 @@ class Family:
     """Number of requested texts."""
     choices: Mapping[str, Choices] = field(default_factory=dict)
     """Options from which each text draws its own."""
+
+    @cached_property
+    def name(self) -> str:
+        return fingerprint(self.key)
 
     @property
     def blocks(self) -> int:
@@ -88,14 +78,40 @@ class Block:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """All texts to generate."""
+    """Everything that determines the generated texts."""
 
-    inputs: GenerateInputs
-    families: Sequence[Family]
+    settings: Generate
+    teachers: Sequence[ResolvedTeacher]
+    language_model: str | None = None
+    """Digest; None where the source needs no language model."""
+    corpus: Sequence[str] = ()
+    """Digests of the source texts of `cross-domain`."""
+    libraries: Mapping[str, str] | None = None
+    """Library versions, where they are part of the identity."""
 
-    @classmethod
-    def of(cls, inputs: GenerateInputs) -> TextPlan:
-        return cls(inputs, tuple(_families(inputs)))
+    @cached_property
+    def families(self) -> list[Family]:
+        """Returns the families in the order of teachers and their labels."""
+        settings = self.settings
+        common = {"engine": ENGINE, **fingerprint_config(settings)}
+        if self.libraries is not None:
+            common["libraries"] = dict(self.libraries)
+        if settings.source == "cross-domain":
+            count = settings.texts * sum(len(teacher.labels) for teacher in self.teachers)
+            return [Family({**common, "texts": list(self.corpus)}, None, None, count)]
+        return [family for teacher in self.teachers for family in self._of_teacher(teacher, common)]
+
+    def _of_teacher(self, teacher: ResolvedTeacher, common: Mapping[str, Any]) -> Iterator[Family]:
+        settings = self.settings
+        key = {**common, "teacher": teacher_identity(teacher)}
+        if not settings.writes:
+            yield Family(key, teacher.name, None, settings.texts * len(teacher.labels))
+            return
+        for index, label in enumerate(teacher.labels):
+            choices = sampling_choices(settings)
+            choices["prompt"] = [prompt.replace("{label}", label) for prompt in choices["prompt"]]
+            own = {**key, "language_model": self.language_model, "label": index, **choices}
+            yield Family(own, teacher.name, index, settings.texts, choices)
 
     def units(self, store: Store) -> list[Unit]:
         """Returns the first block of every family, then the second ones, so every share of the work is balanced."""
@@ -106,28 +122,6 @@ class TextPlan:
             for family in self.families
             if number < family.blocks
         ]
-
-
-def _families(inputs: GenerateInputs) -> Iterator[Family]:
-    """Yields the families in the order of teachers and their labels."""
-    settings = inputs.settings
-    common = {"engine": ENGINE, **fingerprint_config(settings)}
-    if inputs.libraries is not None:
-        common["libraries"] = dict(inputs.libraries)
-    if settings.source == "cross-domain":
-        count = settings.texts * sum(len(teacher.labels) for teacher in inputs.teachers)
-        yield _family({**common, "texts": list(inputs.corpus)}, None, None, count)
-        return
-    for teacher in inputs.teachers:
-        of_teacher = {**common, "teacher": teacher_identity(teacher)}
-        if not settings.writes:
-            yield _family(of_teacher, teacher.name, None, settings.texts * len(teacher.labels))
-            continue
-        for index, label in enumerate(teacher.labels):
-            choices = sampling_choices(settings)
-            choices["prompt"] = [prompt.replace("{label}", label) for prompt in choices["prompt"]]
-            key = {**of_teacher, "language_model": inputs.language_model, "label": index, **choices}
-            yield _family(key, teacher.name, index, settings.texts, choices)
 
 
 def sampling_choices(settings: Generate) -> dict[str, Choices]:
@@ -151,9 +145,3 @@ def uninformative_label(label: str) -> bool:
     """Returns whether a label name carries no meaning for a language model: a number or no letters."""
     numbered = re.fullmatch(r"(?i)(label|class|category|topic|[a-z])?[ _-]*\d+", label)
     return bool(numbered) or re.search(r"[^\W\d_]{2,}", label) is None
-
-
-def _family(
-    key: Mapping[str, Any], teacher: str | None, label: int | None, count: int, choices: Mapping[str, Choices] = {}
-) -> Family:
-    return Family(fingerprint(key), key, teacher, label, count, choices)

@@ -6,7 +6,7 @@ Filters are applied when the corpus is read, so a changed filter generates no ne
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from amalgam.stages.common.load import fetch, local_files, model_digest, model_f
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
     Block,
-    GenerateInputs,
     TextPlan,
     fingerprint_config,
     teacher_identity,
@@ -34,7 +33,7 @@ from amalgam.stages.target_methods import reads_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.generate.decoding import GeneratedText
-    from amalgam.stages.generate.sources import SourceInputs
+    from amalgam.stages.generate.texts import SourceInputs
 
 
 ALL_TEXTS = "texts"
@@ -63,17 +62,16 @@ class Generate(Stage):
             language_model_files(run)
 
     def identity(self, run: Run) -> Identity:
-        settings, plan_inputs = generate_config(run), text_plan(run).inputs
+        plan = text_plan(run)
         teachers = {
-            teacher.name: {**teacher_identity(teacher), "labels": list(teacher.labels)}
-            for teacher in plan_inputs.teachers
+            teacher.name: {**teacher_identity(teacher), "labels": list(teacher.labels)} for teacher in plan.teachers
         }
         inputs: dict[str, Any] = {"teachers": teachers}
-        if settings.writes:
-            inputs["language_model"] = plan_inputs.language_model
-        if settings.source == "cross-domain":
-            inputs["texts"] = list(plan_inputs.corpus)
-        return Identity({"generate": {**fingerprint_config(settings), "texts": settings.texts}}, inputs)
+        if plan.settings.writes:
+            inputs["language_model"] = plan.language_model
+        if plan.settings.source == "cross-domain":
+            inputs["texts"] = list(plan.corpus)
+        return Identity({"generate": {**fingerprint_config(plan.settings), "texts": plan.settings.texts}}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the blocks in their families' folders, and the collected file if it exists: --force replaces it."""
@@ -85,14 +83,13 @@ class Generate(Stage):
         return [*text_plan(run).units(run.store), Unit(ALL_TEXTS, folder)]
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.generate.sources import produce
+        from amalgam.stages.generate.texts import produce
 
         blocks = [unit for unit in units if isinstance(unit.payload, Block)]
         if blocks:
             _describe_families(run)
             _warn_of_labels(run)
-            last_commit = [time.monotonic()]
-            produce(source_inputs(run), blocks, partial(_commit, run, last_commit))
+            produce(source_inputs(run), blocks, _committer(run))
         for unit in units:
             if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
                 with_retries(partial(_collect, run, unit), f"{self.name} {unit.name}", run.store, run.console)
@@ -124,16 +121,15 @@ def generate_config(run: Run) -> GenerateConfig:
 @once
 def text_plan(run: Run) -> TextPlan:
     """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
-    settings, strict = generate_config(run), run.experiment.execution.on_version_change == "strict"
-    language_model = str(settings.language_model)
-    inputs = GenerateInputs(
+    settings = generate_config(run)
+    model, revision = str(settings.language_model), settings.revision
+    return TextPlan(
         settings,
         teachers_of(run),
-        model_digest(run, language_model, settings.revision, LANGUAGE_MODEL) if settings.writes else None,
-        sorted(run.digest_of(path) for path in _corpus_files(run)) if settings.source == "cross-domain" else (),
-        library_versions() if strict else None,
+        language_model=model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
+        corpus=sorted(run.digest_of(path) for path in _corpus_files(run)),
+        libraries=library_versions() if run.experiment.execution.on_version_change == "strict" else None,
     )
-    return TextPlan.of(inputs)
 
 
 def language_model_files(run: Run) -> ModelFiles:
@@ -142,14 +138,14 @@ def language_model_files(run: Run) -> ModelFiles:
 
 
 def source_inputs(run: Run) -> SourceInputs:
-    from amalgam.stages.generate.sources import SourceInputs
+    from amalgam.stages.generate.texts import SourceInputs
 
     settings, execution = generate_config(run), run.experiment.execution
     return SourceInputs(
         settings=settings,
         teachers=teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
-        corpus_files=_corpus_files(run) if settings.source == "cross-domain" else (),
+        corpus_files=_corpus_files(run),
         corpus=run.experiment.corpus,
         load_teacher=partial(load_teacher, run, dtype="fp32", passes=0),
         device=execution.device,
@@ -166,24 +162,31 @@ def _corpus_files(run: Run) -> list[Path]:
 # ---- units
 
 
-def _commit(run: Run, last_commit: list[float], unit: Unit, texts: Sequence[GeneratedText]) -> None:
-    """Commits one block; `last_commit` is the time of the commit before, so that every second counts once."""
-    seconds, last_commit[0] = time.monotonic() - last_commit[0], time.monotonic()
+def _committer(run: Run) -> Callable[[Unit, Sequence[GeneratedText]], None]:
+    """Returns a function that commits a block; its seconds are those since the block before."""
+    last = time.monotonic()
 
-    def commit() -> None:
-        from amalgam.stages.generate.filters import block_table
+    def commit(unit: Unit, texts: Sequence[GeneratedText]) -> None:
+        nonlocal last
+        seconds, last = time.monotonic() - last, time.monotonic()
+        write = partial(_write_block, run, unit, texts, seconds)
+        with_retries(write, f"generate {unit.name}", run.store, run.console)
 
-        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
-            scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
-            draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
-            draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
+    return commit
 
-    with_retries(commit, f"generate {unit.name}", run.store, run.console)
+
+def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: float) -> None:
+    from amalgam.stages.generate.texts import block_table
+
+    with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+        write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
+        scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
+        draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
+        draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
 
 
 def _collect(run: Run, unit: Unit) -> None:
-    from amalgam.stages.generate.filters import collected_table
+    from amalgam.stages.generate.texts import collected_table
 
     table = collected_table(text_plan(run), run.store)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from amalgam.pipeline.config.schema import PseudoEmbeddings
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.stages.generate.lazy_sampling import key64
+from amalgam.stages.generate.decoding import key64
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher

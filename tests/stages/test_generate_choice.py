@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from amalgam.stages.generate.lazy_sampling import (
+from amalgam.stages.generate.decoding import (
     LazySampler,
     SamplingParams,
     draw_option,

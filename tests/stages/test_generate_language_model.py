@@ -10,9 +10,8 @@ import torch
 from tokenizers import AddedToken
 
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.generate.decoding import SteeringParams
+from amalgam.stages.generate.decoding import SamplingParams, SteeringParams
 from amalgam.stages.generate.language_model import BatchedCache, LanguageModel, SingleText
-from amalgam.stages.generate.lazy_sampling import SamplingParams
 from amalgam.tests.stages.tiny_models import SPECIAL, WORDS, tiny_language_model, word_tokenizer
 from amalgam.tests.stages.writers import LONGEST, language_model, orders, teacher_of, whole, written
 

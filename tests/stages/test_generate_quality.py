@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amalgam.stages.generate.filters import qualities
 from amalgam.stages.generate.requests import uninformative_label
+from amalgam.stages.generate.texts import qualities
 
 
 def test_repetition_is_the_share_of_sequences_that_a_text_had_before() -> None:

@@ -12,11 +12,9 @@ import torch
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.generate.decoding import SteeringParams, Writer
-from amalgam.stages.generate.lazy_sampling import SamplingParams
-from amalgam.stages.generate.scoring import Scorer, Tokenization
-from amalgam.tests.stages.tiny_models import WORDS, tiny
-from amalgam.tests.stages.writers import ExhaustiveSampler, Tag, language_model, orders, teacher_of, whole, written
+from amalgam.stages.generate.decoding import SamplingParams, Scorer, SteeringParams, Writer
+from amalgam.tests.stages.tiny_models import WORDS
+from amalgam.tests.stages.writers import ExhaustiveSampler, language_model, orders, teacher_of, whole, written
 
 # ---- lazy and naive
 
@@ -85,13 +83,13 @@ def test_a_text_does_not_depend_on_its_batch_or_order() -> None:
 
 def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every token's margin is too narrow, lazy, naive, joint and single decoding give equal texts."""
-    from amalgam.stages.generate import lazy_sampling as choice
+    from amalgam.stages.generate import decoding as choice
 
     teacher, asked = teacher_of(), orders(5)
     narrow = written(language_model(), teacher, asked, SteeringParams(1.0, 5))
     monkeypatch.setattr(choice, "MARGIN", 1.0)
     monkeypatch.setattr(choice, "CUT", 0.02)
-    writer = Writer[Tag](language_model(), Scorer(teacher), SteeringParams(1.0, 5))
+    writer = Writer(language_model(), Scorer(teacher), SteeringParams(1.0, 5))
     wide = dict(writer.write(asked))
     assert writer.ties_broken > sum(text.tokens for text in wide.values()) / 2
     assert {tag: text.choices for tag, text in wide.items()} == {tag: text.choices for tag, text in narrow.items()}
@@ -183,27 +181,6 @@ def test_a_teacher_that_is_certain_everywhere_ends_all_the_same() -> None:
     assert other.probability == pytest.approx(0, abs=1e-100)
     plain = written(model, None, orders(3), SteeringParams(0.0, 5))
     assert [text.choices for text in texts.values()] == [plain[tag].choices for tag in texts]
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])
-def test_a_reader_gives_the_tokens_that_the_tokenizer_would(kind: str) -> None:
-    teacher = teacher_of(kind) if kind != "roberta" else Teacher(*tiny(kind), digest="", seed=0, limit=24)
-    tokenization = Tokenization(teacher)
-    assert tokenization.separator == " "
-    for text in ("word1", "word1 word2", " word3  word4 ", "word5, word6\nword7 !", "word8 " * 40, "unheard of"):
-        [whole] = teacher.tokenise([(text,)])
-        assert tokenization.tokens(text).ids.tolist() == whole.ids.tolist()
-        assert tokenization.tokens(text).truncated == whole.truncated
-
-
-def test_a_tokenizer_that_looks_across_words_is_asked_for_whole_texts() -> None:
-    from tokenizers import pre_tokenizers
-
-    teacher = teacher_of()
-    teacher.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # spaces stay inside tokens
-    tokenization = Tokenization(teacher)
-    assert tokenization.separator is None
-    assert tokenization.tokens("word1 word2").ids.tolist() == teacher.tokenise([("word1 word2",)])[0].ids.tolist()
 
 
 def test_a_text_without_a_token_has_no_class_probability() -> None:

@@ -11,15 +11,21 @@ import torch
 from numpy.typing import NDArray
 
 from amalgam.stages.common.inference.teacher import Teacher
-from amalgam.stages.generate.decoding import GeneratedText, SteeringParams, TextRequest, Writer
+from amalgam.stages.generate.decoding import (
+    GeneratedText,
+    LazySampler,
+    SamplingParams,
+    Scorer,
+    SteeringParams,
+    TextRequest,
+    Writer,
+    key64,
+)
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.lazy_sampling import LazySampler, SamplingParams, key64
-from amalgam.stages.generate.scoring import Scorer
 from amalgam.tests.stages.tiny_models import tiny, tiny_language_model
 
 LONGEST = 40
 LABELS = 3
-Tag = tuple[int, int]
 
 
 def language_model(kind: str = "gpt2", *, slots: int = 8, longest: int = LONGEST, **settings: Any) -> LanguageModel:
@@ -34,7 +40,7 @@ def teacher_of(kind: str = "bert", *, sure: float = 40.0, limit: int = 24) -> Te
     return Teacher(model, tokenizer, digest="77" * 32, seed=0, limit=limit, name="tiny")
 
 
-def orders(texts: int, how: SamplingParams | None = None, prompt: Sequence[str] = ("",)) -> list[TextRequest[Tag]]:
+def orders(texts: int, how: SamplingParams | None = None, prompt: Sequence[str] = ("",)) -> list[TextRequest]:
     """So many of each class."""
     cut = how or SamplingParams(1.0, None, 0.95, 24)
     return [
@@ -47,13 +53,12 @@ def orders(texts: int, how: SamplingParams | None = None, prompt: Sequence[str] 
 def written(
     model: LanguageModel,
     teacher: Teacher | None,
-    requests: Sequence[TextRequest[Tag]],
+    requests: Sequence[TextRequest],
     steering: SteeringParams,
     sampler: type[LazySampler] = LazySampler,
-) -> dict[Tag, GeneratedText]:
+) -> dict[tuple[int, int], GeneratedText]:
     """Generates texts with a new scorer, which has no cached scores."""
-    scorer = Scorer(teacher) if teacher else None
-    return dict(Writer[Tag](model, scorer, steering, sampler=sampler).write(requests))
+    return dict(Writer(model, Scorer(teacher or teacher_of()), steering, sampler=sampler).write(requests))
 
 
 class ExhaustiveSampler(LazySampler):

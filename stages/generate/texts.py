@@ -1,0 +1,310 @@
+"""Produces blocks of texts from a language model, random words or another corpus, and collects them in one table.
+
+The table has measures of each text (length, repetition, duplicates). read-corpus applies the filters to them, so a
+changed filter generates no new text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from amalgam.data.keys import text_key
+from amalgam.data.parquet import read_table
+from amalgam.data.rows import Row, read_rows
+from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
+from amalgam.pipeline.config.schema import Corpus, Generate
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import DamagedError, ModelError
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
+from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.generate.decoding import (
+    GeneratedText,
+    SamplingParams,
+    Scorer,
+    SteeringParams,
+    TextRequest,
+    Writer,
+    draw_option,
+    key64,
+    uniform,
+)
+from amalgam.stages.generate.language_model import LanguageModel
+from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
+
+Done = Callable[[Unit, Sequence[GeneratedText]], None]
+
+STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
+"""Texts generated at once with steering, if the cache has room: most of the time goes to the teacher."""
+
+PROMPTED = {"cpu": 128, "cuda": 256, "mps": 128}
+"""Texts generated at once without steering: larger batches reduce the language model's cost per token."""
+
+CACHE = {"cpu": 1 << 29, "cuda": 1 << 32, "mps": 1 << 29}
+"""Bytes for the language model's key-value cache."""
+
+PROMPT_ROOM = 64
+"""Tokens reserved for the prompt."""
+
+FEWEST_WORDS = 5
+
+WORD_MARKS = ("\u2581", "\u0120")  # word-initial marks of sentencepiece and byte-level BPE
+
+SMALLEST_VOCABULARY = 50
+
+NGRAM = 3
+"""Words per n-gram."""
+
+DRAW = 1 << 33
+"""A position beyond the end of any text and beyond the draws of its settings."""
+
+
+@dataclass(frozen=True)
+class SourceInputs:
+    """Everything that the sources read."""
+
+    settings: Generate
+    teachers: Sequence[ResolvedTeacher]
+    language_model: ModelFiles | None
+    corpus_files: Sequence[Path]
+    corpus: Corpus
+    load_teacher: Callable[[ResolvedTeacher], Teacher]
+    device: str
+    batch_tokens: int | None
+    console: Console
+    stop: Callable[[], None]
+
+
+def produce(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Calls `done` with each unit and its texts in the order of their index."""
+    sources = {"cross-domain": _take_corpus, "random-words": _draw_words}
+    sources.get(inputs.settings.source, _write_texts)(inputs, units, done)
+
+
+def text_key64(seed: int, family: Family, index: int) -> int:
+    """Returns a text's key. It excludes the language model and its settings, so these share the same noise."""
+    teacher = family.key.get("teacher")
+    return key64(seed, teacher["content"] if teacher else "", family.label, index)
+
+
+# ---- a language model
+
+
+def _write_texts(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Generates texts with the language model, one teacher at a time."""
+    settings = inputs.settings
+    strength = settings.steering_strength if settings.source == "steered" else 0.0
+    model = _language_model(inputs, STEERED if strength else PROMPTED)
+    teachers = [teacher.name for teacher in inputs.teachers]
+    in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
+    for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
+        teacher = inputs.load_teacher(inputs.teachers[teachers.index(name)])
+        scorer = Scorer(teacher, batch_tokens=inputs.batch_tokens, stop=inputs.stop)
+        steering = SteeringParams(strength, settings.max_tokens, settings.max_scored)
+        own_units = list(group)
+        blocks: dict[int, dict[int, GeneratedText]] = defaultdict(dict)
+        writer = Writer(model, scorer, steering, stop=inputs.stop)
+        for (position, index), text in writer.write(_requests(settings, own_units)):
+            blocks[position][index] = text
+            inputs.console.advance(1)
+            if len(blocks[position]) == BLOCK:
+                done(own_units[position], [text for _, text in sorted(blocks.pop(position).items())])
+
+
+def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest]:
+    """Yields each text's request, with the unit's position and the text's index as its tag."""
+    for position, unit in enumerate(units):
+        family = unit.payload.family
+        for index in unit.payload.indices:
+            key = text_key64(settings.seed, family, index)
+            options = enumerate(family.choices.items())
+            drawn = {name: draw_option(key, question, values) for question, (name, values) in options}
+            sampling = SamplingParams(drawn["temperature"], drawn["top_k"], drawn["top_p"], settings.candidates)
+            yield TextRequest((position, index), key, family.label, str(drawn["prompt"]), sampling)
+
+
+def _language_model(inputs: SourceInputs, slots: dict[str, int]) -> LanguageModel:
+    if inputs.language_model is None:
+        raise AssertionError("no language model")  # the experiment's check requires it
+    device = pick_device(inputs.device)
+    model = LanguageModel(
+        load_language_model(inputs.language_model),
+        load_tokenizer(inputs.language_model),
+        slots=slots[device.type],
+        longest=inputs.settings.max_tokens + PROMPT_ROOM,
+        device=device,
+        memory=CACHE[device.type],
+    )
+    for note in model.notes:
+        inputs.console.note(note)
+    return model
+
+
+# ---- random words
+
+
+def _draw_words(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Draws each text's number of words, then the words, uniformly from the teacher's vocabulary."""
+    most = max(FEWEST_WORDS, inputs.settings.max_tokens // 2)
+    teachers = {teacher.name: teacher for teacher in inputs.teachers}
+    vocabularies: dict[str, list[str]] = {}
+    for unit in units:
+        inputs.stop()
+        family = unit.payload.family
+        if family.teacher not in vocabularies:
+            vocabularies[family.teacher] = _vocabulary(teachers[family.teacher])
+        keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
+        done(unit, [_random_words(key, vocabularies[family.teacher], most) for key in keys])
+        inputs.console.advance(BLOCK)
+
+
+def _random_words(key: int, words: Sequence[str], most: int) -> GeneratedText:
+    count = draw_option(key, 0, range(FEWEST_WORDS, most + 1))
+    positions = uniform(key, 0, np.arange(count)) * len(words)
+    return GeneratedText(" ".join(words[int(position)] for position in positions), count)
+
+
+def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
+    """Returns the tokens that are whole words: no word pieces and no special tokens."""
+    tokenizer = load_tokenizer(teacher.files, trust_remote_code=teacher.trust_remote_code)
+    special = set(tokenizer.all_special_tokens)
+    tokens = [token for token in tokenizer.get_vocab() if token not in special]
+    for mark in WORD_MARKS:
+        marked = [token.removeprefix(mark) for token in tokens if token.startswith(mark)]
+        tokens = marked or tokens
+    whole = (token for token in tokens if len(token) > 1 and token.isalnum() and not token.isdigit())
+    words = sorted({token for token in whole if token.isascii() or token.isalpha()})
+    if len(words) < SMALLEST_VOCABULARY:
+        raise ModelError(
+            f"teacher {teacher.name}: {len(words)} of its tokens are words, too few for random texts",
+            where="generate.source: random-words",
+            fix="set generate.source to another source",
+        )
+    return words
+
+
+# ---- another corpus
+
+
+def _take_corpus(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+    """Takes the texts with the lowest keys: a sample by content that a larger sample extends."""
+    count = max(unit.payload.first for unit in units) + BLOCK
+    texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
+    if len(texts) < requested:
+        inputs.console.note(f"generate.corpus has only {len(texts):,} texts; {requested:,} were requested")
+    for unit in units:
+        inputs.stop()
+        own = texts[unit.payload.first : unit.payload.first + BLOCK]
+        done(unit, [GeneratedText(text, len(text.split())) for text in own])
+        inputs.console.advance(BLOCK)
+
+
+def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
+    columns = inputs.corpus.model_copy(update={"text": [inputs.settings.column], "id": "auto", "label": None})
+    texts: dict[bytes, str] = {}
+    for path in inputs.corpus_files:
+        for row in read_rows(path, corpus=columns):
+            if isinstance(row, Row):
+                texts[text_key(row.fields)] = row.fields[0]
+                if len(texts) >= 4 * max(count, BLOCK):
+                    texts = dict(sorted(texts.items())[:count])
+    return [texts[key] for key in sorted(texts)[:count]]
+
+
+# ---- tables
+
+
+def block_table(first: int, texts: Sequence[GeneratedText]) -> pa.Table:
+    """Returns one block of texts as a table."""
+    columns = {
+        "text": [text.text for text in texts],
+        "index": list(range(first, first + len(texts))),
+        "class_probability": [text.probability for text in texts],
+        "lm_log_probability": [text.log_lm for text in texts],
+        "tokens": [text.tokens for text in texts],
+    }
+    return pa.table(columns, schema=arrow_schema(WRITTEN))
+
+
+def collected_table(plan: TextPlan, store: Store) -> pa.Table:
+    """Returns all texts, sorted by index and then by teacher and class, with their measures."""
+    settings, labels = plan.settings, {teacher.name: teacher.labels for teacher in plan.teachers}
+    numbers = {family.name: number for number, family in enumerate(plan.families)}
+    rows: list[tuple[int, int, dict[str, Any]]] = []
+    for family, table in _blocks(plan.units(store), store):
+        label = None if family.teacher is None or family.label is None else labels[family.teacher][family.label]
+        origin = {"source": settings.source, "teacher": family.teacher, "class": label, "seed": settings.seed}
+        for row in table.to_pylist():
+            if row["index"] < family.count:
+                key = text_key64(settings.seed, family, row["index"])
+                draw = float(uniform(key, DRAW, np.zeros(1, np.int64))[0])
+                rows.append((row["index"], numbers[family.name], {**row, **origin, "draw": draw}))
+    rows.sort(key=lambda row: row[:2])
+    measured = qualities(row["text"] for _, _, row in rows)
+    records = [{**row, **quality._asdict()} for (_, _, row), quality in zip(rows, measured, strict=True)]
+    return pa.Table.from_pylist(records, schema=arrow_schema(GENERATED))
+
+
+def _blocks(units: Sequence[Unit], store: Store) -> Iterator[tuple[Family, pa.Table]]:
+    records = store.records([unit.record_path for unit in units], complete=False)
+    for unit in units:
+        if unit.record_path not in records:
+            raise DamagedError(f"the record of generate {unit.name} is missing", path=str(unit.record_path))
+    paths = store.verified_paths(records[unit.record_path].files[0] for unit in units)
+    yield from ((unit.payload.family, read_table(path)) for unit, path in zip(units, paths, strict=True))
+
+
+# ---- measures of a text
+
+
+class Quality(NamedTuple):
+    words: int
+    repetition: float
+    near_duplicate: float
+
+
+def qualities(texts: Iterable[str]) -> list[Quality]:
+    """Measures texts in the given order; each is compared with earlier texts only, so later texts change nothing."""
+    earlier = _EarlierTexts()
+    measured = []
+    for text in texts:
+        words = text.lower().split()
+        # A text of fewer words is one n-gram.
+        ngrams = [tuple(words[start : start + NGRAM]) for start in range(max(1, len(words) - NGRAM + 1))]
+        distinct = frozenset(ngrams)
+        similarity = earlier.add(distinct) if words else 0.0
+        measured.append(Quality(len(words), 1 - len(distinct) / len(ngrams), similarity))
+    return measured
+
+
+class _EarlierTexts:
+    """Finds the most similar earlier text exactly, through shared n-grams; copies are stored once."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        self._distinct: set[frozenset[tuple[str, ...]]] = set()
+
+    def add(self, ngrams: frozenset[tuple[str, ...]]) -> float:
+        """Returns the largest Jaccard similarity to an earlier text and stores this one."""
+        if ngrams in self._distinct:
+            return 1.0
+        shared = Counter(text for ngram in ngrams for text in self._texts_with.get(ngram, ()))
+        nearest = max((n / (len(ngrams) + self._sizes[text] - n) for text, n in shared.items()), default=0.0)
+        self._distinct.add(ngrams)
+        for ngram in ngrams:
+            self._texts_with[ngram].append(len(self._sizes))
+        self._sizes.append(len(ngrams))
+        return nearest

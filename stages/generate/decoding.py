@@ -1,9 +1,8 @@
 """Generates many texts at once: each text has a slot, and a new text takes the slot of a finished one.
 
-The next token is a sample of p_LM(v) p_T(c | v)^strength: with Gumbel noise g, the argmax of log p_LM + g + strength
-log p_T. Noise is keyed by text, position and token, so a text depends on its request alone. The composition of a batch
-changes the last bits of logits. A token that rounding could decide is therefore computed again for its text alone, and
-so are all reported numbers.
+Noise is keyed by text, position and token. The composition of a batch changes the last bits of logits, so a token that
+rounding could decide is computed again for its text alone, and so are all reported numbers. A text depends on its
+request alone.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def _candidates(ids: Positions, scores: Floats, params: SamplingParams, normaliz
 
 
 class LazySampler:
-    """Chooses one token of one text with as few teacher scores as possible.
+    """Samples one token of p_LM(v) p_T(c | v)^strength: with Gumbel noise g, argmax log p_LM + g + strength log p_T.
 
     Since log p_T <= 0, candidates are scored in the order of log p_LM + g until the best total exceeds the next bound.
     The result equals scoring all of them. With `max_scored`, fewer are scored and the sample is inexact.

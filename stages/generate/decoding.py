@@ -1,8 +1,7 @@
 """Generates many texts at once: each text has a slot, and a new text takes the slot of a finished one.
 
-Noise is keyed by text, position and token. The composition of a batch changes the last bits of logits, so a token that
-rounding could decide is computed again for its text alone, and so are all reported numbers. A text depends on its
-request alone.
+Noise is keyed by text, position and token. The composition of a batch changes the last bits of logits. A token that
+rounding could decide is therefore computed again for its text alone, and so are all reported numbers.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _list(what: str, config: Path) -> float:
     update(STAGES, run, target="read-corpus")
     family = next(iter(families_of(run).values()))
     began = time.perf_counter()
-    units = units_of(run, family)
+    units = units_of(run, "cache-teachers", family).entries
     if what == "keys":
         began = time.perf_counter()
         for unit in units:

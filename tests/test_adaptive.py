@@ -13,8 +13,7 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
-from amalgam.stages.common.cached.pass_statistics import statistics
-from amalgam.stages.common.cached.uncertainty import confidence, sums_over_passes
+from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, statistics, sums_over_passes
 from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
@@ -120,18 +119,18 @@ def test_the_entropy_of_few_passes_is_corrected_to_that_of_many() -> None:
     rng = np.random.default_rng(0)
     centres = rng.normal(0, 1, (4000, 1, 3))
     logits = centres + rng.normal(0, 1.0, (4000, 16, 3))
-    series = [pl.Series(logits[:, i], dtype=pl.Array(pl.Float64, 3)) for i in range(16)]
-    exact = confidence(pl.DataFrame(sums_over_passes(series, "entropy")), "entropy").mean()
-    plain = confidence(pl.DataFrame(sums_over_passes(series[:4], "entropy")), "entropy").mean()
-    few = pl.DataFrame(sums_over_passes(series[:4], "entropy", squares=True))
-    mended = confidence(few, "entropy", 16).mean()
+    raw, entropy = logits.reshape(4000, -1), MEASURES["entropy"]
+    exact = confidence(pl.DataFrame(sums_over_passes(raw, 16, entropy)), entropy).mean()
+    plain = confidence(pl.DataFrame(sums_over_passes(raw[:, : 4 * 3], 4, entropy)), entropy).mean()
+    few = pl.DataFrame(sums_over_passes(raw[:, : 4 * 3], 4, entropy, squares=True))
+    mended = confidence(few, entropy, 16).mean()
     assert isinstance(exact, float)
     assert isinstance(plain, float)
     assert isinstance(mended, float)
     assert plain - exact > 0.02
     assert abs(mended - exact) < 0.2 * (plain - exact)
-    all_of = pl.DataFrame(sums_over_passes(series, "entropy", squares=True))
-    assert confidence(all_of, "entropy", 16).mean() == pytest.approx(exact, abs=1e-12)
+    all_of = pl.DataFrame(sums_over_passes(raw, 16, entropy, squares=True))
+    assert confidence(all_of, entropy, 16).mean() == pytest.approx(exact, abs=1e-12)
 
 
 def test_the_audit_takes_one_text_in_a_hundred_whatever_their_order() -> None:

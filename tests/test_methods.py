@@ -19,7 +19,7 @@ UNTRAINED = ["teacher:second", "ensemble", "zero-shot"]
 def _embedded(workspace: Workspace) -> int:
     """Texts that went through the encoder."""
     count = 0
-    for path in (workspace.artifacts / "cache-teachers").glob("*/family.json"):
+    for path in (workspace.artifacts / "cache-features").glob("*/family.json"):
         if "feature" in json.loads(path.read_text()):
             count += sum(json.loads(unit.read_text())["facts"]["rows"] for unit in path.parent.glob("units/*.json"))
     return count

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.cache_teachers import batching as pools
+from amalgam.stages.cache_teachers import ask as pools
 from amalgam.stages.common.inference import batches as launches
 from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference
 
@@ -82,12 +82,10 @@ def test_answers_before_a_failure_are_kept(fresh: Workspace, monkeypatch: pytest
 
 
 def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from amalgam.stages.cache_teachers import ask
-
     def refuse(*_arguments: Any) -> None:
         raise PermissionError(13, "Permission denied", "units")
 
-    monkeypatch.setattr(ask, "write_table", refuse)
+    monkeypatch.setattr(pools, "write_table", refuse)
     result = fresh.attempt("cache-teachers")
     assert result.code == 1
     assert "Permission denied" in result.err

@@ -86,7 +86,7 @@ def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeyp
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
     update(STAGES, run, target="read-corpus")
-    units = list(units_of(run, next(iter(families_of(run).values()))))
+    units = units_of(run, "cache-teachers", next(iter(families_of(run).values()))).entries
     assert KEPT_UNITS > 2
     keys = [unit_keys(run)(unit).tobytes() for unit in units]
     assert len(units) > 2

@@ -27,7 +27,7 @@ TOKENS = (POOLED, "objective.states=tokens")
 def states(workspace: Workspace) -> dict[str, int]:
     """Unit of states -> texts."""
     arrays = {}
-    for path in (workspace.artifacts / "cache-teachers").glob("*/family.json"):
+    for path in (workspace.artifacts / "cache-features").glob("*/family.json"):
         if "states" in json.loads(path.read_text()):
             for unit in path.parent.glob("units/*.json"):
                 arrays[f"{path.parent.name}/{unit.stem}"] = int(json.loads(unit.read_text())["facts"]["rows"])
@@ -38,7 +38,7 @@ def families(workspace: Workspace, grain: str) -> Mapping[str, Path]:
     """Teacher -> the folder of its states."""
     keys = {
         path.parent: json.loads(path.read_text())
-        for path in (workspace.artifacts / "cache-teachers").glob("*/family.json")
+        for path in (workspace.artifacts / "cache-features").glob("*/family.json")
     }
     return {key["teacher"].split()[-1]: folder for folder, key in keys.items() if key.get("states") == grain}
 

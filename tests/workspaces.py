@@ -194,7 +194,7 @@ class Workspace:
             with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
                 record = json.loads(path.read_text())
                 if "step" in record["facts"] or "tokens" not in record["facts"]:
-                    continue  # a stopping decision or a text's features: no teacher ran
+                    continue  # a stopping decision: no teacher ran
                 stat = (self.artifacts / record["files"][0]["path"]).stat()
                 by_file[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]
         return by_file

@@ -239,7 +239,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
 
 
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
-    folder = run.store.root / "left-out"
+    folder = run.store.root / "failed-units"
     for unit in units:
         failure = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
         run.store.replace(folder / f"{stage.name}-{unit.name}.json", failure)

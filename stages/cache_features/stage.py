@@ -6,7 +6,7 @@ for objectives that learn from them. Families work as for predictions: appended 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -23,21 +23,20 @@ from amalgam.stages.common.cached.coverage import units_for
 from amalgam.stages.common.cached.load import (
     ENCODER,
     CachedStates,
+    describe_family,
     load_encoder,
     parts_of,
     requests_of,
     required_states,
     units_of,
 )
-from amalgam.stages.common.cached.question import Reader
-from amalgam.stages.common.inference.load import load_teacher
+from amalgam.stages.common.inference.load import TokenizedUnit, load_teacher, unit_texts
 from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
-    pass
+    from amalgam.stages.common.inference.teacher import Teacher
 
 
 class CacheFeatures(Stage):
@@ -60,18 +59,18 @@ class CacheFeatures(Stage):
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
         inputs |= {part.name: part.texts_digest for part in extra_parts(run)}
-        for kept in required_states(run):
-            if kept.teacher is None:
-                inputs["features"] = kept.key
+        for states in required_states(run):
+            if states.teacher is None:
+                inputs["features"] = states.key
             else:
-                inputs.setdefault("states", []).append([kept.owner, kept.key])
+                inputs.setdefault("states", []).append([states.owner, states.key])
         if objective_inputs(run.experiment).states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
         return Identity({}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        return list(_units(run))
+        return list(_units(run, self.name))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
@@ -81,83 +80,69 @@ class CacheFeatures(Stage):
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         if objective_inputs(run.experiment).states == "tokens":
             _check_tokenizers(run)
-        for family, mine in groupby(units, key=lambda unit: unit.folder.parent.name):
-            group = list(mine)
-            kept = next(kept for kept in required_states(run) if kept.family == family)
-            if kept.teacher is None:
-                super().run_units(run, group)
-            else:
-                _run_teacher(run, kept.teacher, kept.key, group)
-
-    def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.stages.common.inference.states import feature_table
-
-        bucket = next(one for one in train_part(run).buckets if one.prefix == unit.payload.prefix)
-        table = feature_table(run.store, run.console, load_encoder(run), bucket, unit.payload.rows)
-        with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(table, draft.folder / "unit.parquet")
-            whole = {"prefix": bucket.prefix, "logits": True, "first": 0, "last": 0}
-            draft.facts = {**whole, "rows": table.num_rows}
-            draft.made = {"libraries": library_versions()}
+        for family, group in groupby(units, key=lambda unit: unit.folder.parent.name):
+            work = _work_on(run, next(states for states in required_states(run) if states.family == family))
+            for unit in group:
+                run.signals.check()
+                with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
+                run.console.advance(unit.size)
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families: dict[str, list[str]] = {}
-        for kept in required_states(run):
-            _describe(run, kept)
-            families.setdefault(kept.owner, []).append(kept.family)
+        for states in required_states(run):
+            named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"
+            describe_family(run, self.name, states.family, {"teacher": named, **states.key})
+            families.setdefault(states.owner, []).append(states.family)
         return {"families": families}
 
     def describe(self, manifest: Record) -> str:
         return f"states of {', '.join(manifest.facts['families'])}"
 
 
-def _describe(run: Run, kept: CachedStates) -> None:
-    """Writes family.json, which describes the family to a person who opens the folder."""
-    path = run.store.folder("cache-teachers", kept.family) / "family.json"
-    if not run.store.has(path):
-        who = f"features of {run.experiment.student.encoder}" if kept.teacher is None else f"states of {kept.owner}"
-        run.store.replace(path, {"teacher": who, **kept.key})
-
-
-def _units(run: Run) -> Iterator[Unit]:
+def _units(run: Run, stage: str) -> Iterator[Unit]:
     requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
-    for kept in required_states(run):
-        cached = units_of(run, kept.family)
-        for bucket in (bucket for part in parts_of(run, kept) for bucket in requests[part.name]):
-            yield from units_for(kept.owner, bucket, cached, 0)
+    for states in required_states(run):
+        cached = units_of(run, stage, states.family)
+        for bucket in (bucket for part in parts_of(run, states) for bucket in requests[part.name]):
+            yield from units_for(states.owner, bucket, cached, 0)
 
 
-def _run_teacher(run: Run, resolved: ResolvedTeacher, key: dict[str, Any], units: Sequence[Unit]) -> None:
-    """Computes the states of one teacher; `key` is that of the family."""
+def _work_on(run: Run, states: CachedStates) -> Callable[[Unit], None]:
+    """Returns the function that computes and commits one unit of these states."""
+    if states.teacher is None:
+        return partial(_write_features, run)
+    teacher = load_teacher(run, states.teacher, states.key["dtype"], passes=0)
+    tokenize = unit_texts(run, [train_part(run), *extra_parts(run)]).tokenizer(states.teacher, teacher)
+    return partial(_write_states, run, states.key, teacher, tokenize)
+
+
+def _write_features(run: Run, unit: Unit) -> None:
+    from amalgam.stages.common.inference.states import feature_table
+
+    bucket = next(bucket for bucket in train_part(run).buckets if bucket.prefix == unit.payload.prefix)
+    table = feature_table(run.store, run.console, load_encoder(run), bucket, unit.payload.rows)
+    with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+        write_table(table, draft.folder / "unit.parquet")
+        draft.facts = _facts(unit, table.num_rows)
+        draft.made = {"libraries": library_versions()}
+
+
+def _write_states(
+    run: Run, key: dict[str, Any], teacher: Teacher, tokenize: Callable[[Unit], TokenizedUnit], unit: Unit
+) -> None:
     from amalgam.stages.common.inference.states import write_states
-    from amalgam.stages.common.token_cache import tokenizer_digest
 
-    teacher = load_teacher(run, resolved, key["dtype"], passes=0)
-    parts = [train_part(run), *extra_parts(run)]
-    buckets = {(part.name, bucket.prefix): bucket for part in parts for bucket in part.buckets}
-    read = Reader(
-        run.store,
-        run.console,
-        resolved,
-        teacher,
-        tokenizer_digest(teacher.tokenizer, resolved.files),
-        buckets,
-        run.experiment.cache.on_long_text == "error",
-    )
+    texts = tokenize(unit)
+    by_token = key["states"] == "tokens"
+    with run.store.draft(unit.folder, unit.name) as draft:
+        width = write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
+        draft.facts = {**_facts(unit, len(texts.keys)), "width": width}
+        draft.made = {"libraries": library_versions()}
 
-    def work(unit: Unit) -> None:
-        question = read(unit)
-        with run.store.draft(unit.folder, unit.name) as draft:
-            how = {"blocks": key["blocks"], "by_token": key["states"] == "tokens"}
-            width = write_states(draft.folder, teacher, question.keys, question.tokens, **how)
-            whole = {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0}
-            draft.facts = {**whole, "rows": len(question.keys), "width": width}
-            draft.made = {"libraries": library_versions()}
 
-    for unit in units:
-        run.signals.check()
-        with_retries(partial(work, unit), f"cache-features {unit.name}", run.store, run.console)
-        run.console.advance(unit.size)
+def _facts(unit: Unit, rows: int) -> dict[str, Any]:
+    """Returns the facts by which the unit is matched with texts, as for predictions without passes."""
+    return {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0, "rows": rows}
 
 
 def _check_tokenizers(run: Run) -> None:

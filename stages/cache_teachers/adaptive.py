@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record, Store
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
+from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.corpus import Bucket
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 PASS_STEPS = (4, 8)
 """Numbers of passes after which a text may stop."""
@@ -46,6 +47,11 @@ class StopDecision:
     families: tuple[str, ...]
     passes: int
 
+    @property
+    def steps(self) -> list[int]:
+        """Returns the steps up to this one; all of them for the last unit."""
+        return [step for step in PASS_STEPS if step < self.passes and (step <= self.step or not self.step)]
+
 
 @dataclass(frozen=True)
 class CachedPasses:
@@ -57,10 +63,8 @@ class CachedPasses:
 
     def read(self, family: str, prefix: str, keys: Any, passes: range) -> Array:
         """Returns the logits [texts, passes, labels], gathered by key from all units of the family that have them."""
-        import numpy as np
-
         logits: Array | None = None
-        for unit in self.families[family].overlapping(prefix):
+        for unit in self.families[family].overlapping([prefix]):
             low, high = max(passes.start, unit.first), min(passes.stop, unit.last)
             if low >= high or not len(keys):
                 continue
@@ -78,10 +82,6 @@ class CachedPasses:
 
     def confidence(self, decision: StopDecision, keys: Any, passes: range) -> tuple[Array, Array]:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
-        import numpy as np
-
-        from amalgam.stages.common.cached.pass_statistics import statistics
-
         prefix = decision.bucket.prefix
         summaries = [statistics(self.read(family, prefix, keys, passes)) for family in decision.families]
         return np.stack([each.confidence for each in summaries]), np.stack([each.confidence_se for each in summaries])
@@ -101,8 +101,6 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
     pending: Callable[[Sequence[Unit]], Sequence[Unit]],
 ) -> list[Unit]:
     """Returns all units that can be listed now: up to the first round that is not done, or all rounds."""
-    import numpy as np
-
     wanted = {bucket.prefix: np.zeros(len(keys), np.int64) for bucket, keys in buckets}
     decisions: list[Unit] = []
     for step in (*(step for step in PASS_STEPS if step < passes), passes):
@@ -125,8 +123,6 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
 
 def audited(keys: Any) -> Array:
     """Selects one text in a hundred, by bits of its key that neither buckets nor held-out texts use."""
-    import numpy as np
-
     low = np.frombuffer(keys.tobytes(), "<u8").reshape(-1, 2)[:, 1]
     selected: Array = low * np.uint64(0x9E3779B97F4A7C15) < np.uint64(int(AUDITED * 2**64))
     return selected
@@ -150,18 +146,13 @@ def _read_decision(store: Store, unit: Unit) -> Array:
 
 def decide(cached: CachedPasses, unit: Unit) -> None:
     """Commits one stop decision."""
-    import numpy as np
-    import pyarrow as pa
-
     decision: StopDecision = unit.payload
     keys = read_keys(cached.store.verified_path(decision.bucket.file))
+    settled = _settled(cached, decision, keys)
     facts: dict[str, Any] = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
     if decision.step:
-        settled = _settled_after(cached, decision, keys, decision.step)
         facts["settled"] = int((settled > 0).sum())
     else:
-        steps = (step for step in PASS_STEPS if step < decision.passes)
-        settled = _settled_after(cached, decision, keys, max(steps, default=0))
         settled = np.where(settled > 0, settled, decision.passes)
         facts |= _audit(cached, decision, keys, settled) | {"passes": int(settled.sum())}
     with cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -170,34 +161,26 @@ def decide(cached: CachedPasses, unit: Unit) -> None:
         draft.facts = facts
 
 
-def _settled_after(cached: CachedPasses, decision: StopDecision, keys: Any, last: int) -> Array:
+def _settled(cached: CachedPasses, decision: StopDecision, keys: Any) -> Array:
     """Returns for each text the step at which it was settled, or 0; audited texts are treated like the others."""
-    import numpy as np
-
     settled = np.zeros(len(keys), np.int64)
-    for step in (step for step in PASS_STEPS if step <= last and step < decision.passes):
+    for step in decision.steps:
         rows = np.flatnonzero(settled == 0)
-        confidence, error = cached.confidence(decision, keys[rows], range(step))
-        settled[rows[_is_settled(confidence, error)]] = step
+        settled[rows[_is_settled(*cached.confidence(decision, keys[rows], range(step)))]] = step
     return settled
 
 
 def _is_settled(confidence_MN: Array, error_MN: Array) -> Array:  # noqa: N803 - teachers, texts
-    import numpy as np
-
     if len(confidence_MN) == 1:
         return np.ones(confidence_MN.shape[1], bool)
-    order = np.argsort(confidence_MN, axis=0)[::-1]
-    first, second = (np.take_along_axis(confidence_MN, order[i : i + 1], 0)[0] for i in (0, 1))
-    errors = [np.take_along_axis(error_MN, order[i : i + 1], 0)[0] for i in (0, 1)]
-    settled: Array = first - second > SETTLED_BY * np.hypot(*errors)
+    order = np.argsort(confidence_MN, axis=0)[::-1][:2]  # the two most confident teachers
+    first, second = np.take_along_axis(confidence_MN, order, 0)
+    settled: Array = first - second > SETTLED_BY * np.hypot(*np.take_along_axis(error_MN, order, 0))
     return settled
 
 
 def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> dict[str, int]:
     """Counts audited texts for which stopping early, or K other passes, choose another teacher than K passes do."""
-    import numpy as np
-
     rows = np.flatnonzero(audited(keys))
     if not len(rows):
         return {"audited": 0, "stopped_otherwise": 0, "seeded_otherwise": 0}
@@ -205,38 +188,12 @@ def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Arr
     exact = cached.confidence(decision, audit_keys, range(passes))[0].argmax(0)
     reseeded = cached.confidence(decision, audit_keys, range(passes, 2 * passes))[0].argmax(0)
     early = exact.copy()
-    for step in PASS_STEPS:
+    for step in decision.steps:
         stopped = settled[rows] == step
-        if stopped.any() and step < passes:
+        if stopped.any():
             early[stopped] = cached.confidence(decision, audit_keys[stopped], range(step))[0].argmax(0)
     return {
         "audited": len(rows),
         "stopped_otherwise": int((early != exact).sum()),
         "seeded_otherwise": int((reseeded != exact).sum()),
     }
-
-
-def summary(records: Iterable[Record]) -> dict[str, Any]:
-    """Returns the passes that stopping early saved and the choices that it changed, over all buckets."""
-    audits = [record.facts for record in records if record.facts.get("step") == 0]
-    totals = {name: sum(int(audit[name]) for audit in audits) for name in ("rows", "passes", "audited")}
-    chosen = {name: sum(int(audit[name]) for audit in audits) for name in ("stopped_otherwise", "seeded_otherwise")}
-    shares = {name: count / totals["audited"] if totals["audited"] else None for name, count in chosen.items()}
-    return {
-        "texts": totals["rows"],
-        "mean_passes": totals["passes"] / max(1, totals["rows"]),
-        "audited": totals["audited"],
-        **shares,
-    }
-
-
-def audit_lines(adaptive: dict[str, Any], passes: int) -> list[str]:
-    """Formats the summary for the console."""
-    lines = [f"adaptive: {adaptive['mean_passes']:.1f} passes a text instead of {passes}"]
-    if adaptive["audited"]:
-        lines.append(
-            f"audit of {adaptive['audited']:,} texts: stopping early chose another teacher for "
-            f"{adaptive['stopped_otherwise']:.2%}; {passes} passes of another seed do for "
-            f"{adaptive['seeded_otherwise']:.2%}"
-        )
-    return lines

@@ -1,51 +1,213 @@
-"""Runs the units of cache-teachers teacher by teacher and commits their answers as tables."""
+"""Runs units teacher by teacher: texts are tokenised ahead, answers are written behind, the device computes in between.
+
+Texts of several units share batches. A pool holds as many units as fill a number of batches, so the device's budget
+bounds the memory, and an interruption costs one pool.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import matrix, read_table, write_table
 from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
 from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.cache_teachers.batching import CacheInputs, UnitResult, run_pooled
+from amalgam.stages.common.inference.load import TeacherLoader, TokenizedUnit, UnitTexts
+from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
     from amalgam.data.tokens import TokenRows
+    from amalgam.stages.common.inference.teacher import Teacher
 
     Array = np.ndarray[Any, Any]
+
+POOL_LAUNCHES = 64
+POOL_TEXTS = 8192
+UNITS_AHEAD = 16
+
+
+@dataclass(frozen=True)
+class CacheInputs:
+    """The inputs of the inference of cache-teachers."""
+
+    teachers: Sequence[ResolvedTeacher]
+    dtype: str
+    loader: TeacherLoader
+    texts: UnitTexts
+    store: Store
+    console: Console
+    check_interrupt: Callable[[], None]
 
 
 def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
     """Runs the units with one teacher in memory at a time."""
-    order = {teacher.name: place for place, teacher in enumerate(inputs.teachers)}
-    in_order = sorted(units, key=lambda unit: order[unit.payload.teacher])
-    for name, group in groupby(in_order, key=lambda unit: unit.payload.teacher):
-        requests = list(group)
-        resolved = inputs.teachers[order[name]]
-        teacher = inputs.loader.load(resolved, inputs.dtype, passes=max(unit.payload.last for unit in requests))
-        read = inputs.reader(resolved, teacher)
-        run_pooled(inputs, teacher, requests, read=read, write=partial(_commit, inputs))
-        inputs.loader.log_notes(teacher)
+    for resolved in inputs.teachers:
+        requests = [unit for unit in units if unit.payload.teacher == resolved.name]
+        if requests:
+            passes = max(unit.payload.last for unit in requests)
+            teacher = inputs.loader.load(resolved, inputs.dtype, passes=passes)
+            _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))
+            inputs.loader.log_notes(teacher)
 
 
-def _commit(inputs: CacheInputs, result: UnitResult) -> None:
-    unit, store = result.tokenized.unit, inputs.store
-    table = answer_table(result.tokenized.keys, result.tokenized.tokens, result.logits, result.passes)
-    with store.draft(unit.folder, unit.name, ".parquet") as draft:
+def _run_pooled(
+    inputs: CacheInputs, teacher: Teacher, units: Sequence[Unit], tokenize: Callable[[Unit], TokenizedUnit]
+) -> None:
+    """Reads, computes and writes every unit; after an error, answers computed before it are still written."""
+    batch_tokens = inputs.loader.tokens_at_once(teacher)
+    writes: list[Future[None]] = []
+
+    def kind(unit: Unit) -> tuple[bool, int, int]:
+        return unit.payload.logits, unit.payload.first, unit.payload.last
+
+    with ThreadPoolExecutor(1, "write") as writer, ThreadPoolExecutor(1, "read") as reader:
+        try:
+            for _, group in groupby(sorted(units, key=kind), key=kind):
+                for pool in _pools(_tokenize_ahead(inputs, reader, tokenize, group), POOL_LAUNCHES * batch_tokens):
+                    commits = _compute(inputs, teacher, pool, batch_tokens)
+                    _await(writes)  # at most one pool is in memory for writing
+                    writes = [writer.submit(commit) for commit in commits]
+                    give_memory_back()
+            _await(writes)
+        finally:
+            reader.shutdown(wait=True, cancel_futures=True)
+
+
+def _await(writes: Iterable[Future[None]]) -> None:
+    for write in writes:
+        write.result()
+
+
+def give_memory_back() -> None:
+    """Returns freed memory to the system: glibc keeps it in fragments, 80 MB over a million texts."""
+    trim = malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def malloc_trim() -> Any:
+    """Returns glibc's malloc_trim, or None for another C library."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+def _tokenize_ahead(
+    inputs: CacheInputs,
+    reader: ThreadPoolExecutor,
+    tokenize: Callable[[Unit], TokenizedUnit],
+    units: Iterable[Unit],
+) -> Iterator[TokenizedUnit]:
+    """Yields the tokenised units in order, while the next ones are being tokenised."""
+
+    def read(unit: Unit) -> TokenizedUnit:
+        return with_retries(partial(tokenize, unit), f"cache-teachers {unit.name}", inputs.store, inputs.console)
+
+    pending: deque[Future[TokenizedUnit]] = deque()
+    for unit in units:
+        pending.append(reader.submit(read, unit))
+        if len(pending) > UNITS_AHEAD:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def _pools(units: Iterable[TokenizedUnit], full: int) -> Iterator[list[TokenizedUnit]]:
+    """Yields groups of units with about `full` tokens, counted once for each pass, or POOL_TEXTS texts."""
+    pool: list[TokenizedUnit] = []
+    tokens = texts = 0
+    for tokenized in units:
+        request = tokenized.unit.payload
+        pool.append(tokenized)
+        tokens += tokenized.tokens.ids.values.size * max(1, request.last - request.first)
+        texts += len(tokenized.keys)
+        if tokens >= full or texts >= POOL_TEXTS:
+            yield pool
+            pool, tokens, texts = [], 0, 0
+    if pool:
+        yield pool
+
+
+def _compute(
+    inputs: CacheInputs, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int
+) -> list[Callable[[], None]]:
+    """Runs the texts of a pool together; returns the functions that commit the answers of each unit."""
+    from amalgam.data.tokens import join
+    from amalgam.stages.common.inference.batches import run_passes
+
+    inputs.check_interrupt()
+    request = pool[0].unit.payload
+    began = time.monotonic()
+    logits, passes = run_passes(
+        teacher,
+        join(tokenized.tokens for tokenized in pool),
+        [key for tokenized in pool for key in tokenized.keys],
+        range(request.first, request.last),
+        deterministic=request.logits,
+        batch_tokens=batch_tokens,
+        on_progress=inputs.console.advance,
+        stop=inputs.check_interrupt,
+    )
+    seconds = time.monotonic() - began
+    total = max(1, sum(tokenized.tokens.ids.values.size for tokenized in pool))
+    commits: list[Callable[[], None]] = []
+    end = 0
+    for tokenized in pool:
+        first, end = end, end + len(tokenized.keys)
+        answers = None if logits is None else logits[first:end], passes[first:end]
+        facts = _facts(tokenized, teacher)
+        commit = partial(_commit, inputs, tokenized, answers, facts, seconds * facts["tokens"] / total)
+        what = f"cache-teachers {tokenized.unit.name}"
+        commits.append(partial(with_retries, commit, what, inputs.store, inputs.console))
+    return commits
+
+
+def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
+    request = tokenized.unit.payload
+    return {
+        "prefix": request.prefix,
+        "logits": request.logits,
+        "first": request.first,
+        "last": request.last,
+        "rows": len(tokenized.keys),
+        "cut": int(tokenized.tokens.truncated.sum()),
+        "tokens": tokenized.tokens.ids.values.size,
+        "device": str(teacher.device),
+        "halved_launches": teacher.oom_splits,
+    }
+
+
+def _commit(
+    inputs: CacheInputs,
+    tokenized: TokenizedUnit,
+    answers: tuple[Array | None, Array],
+    facts: dict[str, Any],
+    seconds: float,
+) -> None:
+    unit = tokenized.unit
+    table = answer_table(tokenized.keys, tokenized.tokens, *answers)
+    with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
-        draft.facts = result.facts
-        draft.made = {"libraries": library_versions(), **result.made}
+        draft.facts = facts
+        draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
     if draft.rival is not None:
-        record_conflict(store, inputs.console, unit, draft.files[0], draft.rival)
+        record_conflict(inputs.store, inputs.console, unit, draft.files[0], draft.rival)
 
 
 def record_conflict(store: Store, console: Console, unit: Unit, ours: StoredFile, first: Record) -> None:
@@ -73,7 +235,13 @@ def _largest_difference(store: Store, column: str, ours: StoredFile, first: Stor
 
 def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
     """Returns logits, raw passes and the statistics of the passes as columns."""
+    import numpy as np
     import pyarrow as pa
+
+    from amalgam.stages.common.cached.uncertainty import statistics
+
+    def arrays(values: Array, dtype: Any) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])
 
     columns: dict[str, Any] = {
         "key": pa.array(keys, pa.binary(16)),
@@ -84,32 +252,17 @@ def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, pas
     schema = list(CACHE_TEXTS)
     if logits is not None:
         sizes["logits"] = logits.shape[1]
-        columns["logits"] = _arrays(logits, pa.float32())
+        columns["logits"] = arrays(logits, pa.float32())
         schema += CACHE_LOGITS
     if passes.shape[1]:
+        summary = statistics(passes)
         sizes |= {"passes": passes.shape[1] * passes.shape[2], "mean_probability": passes.shape[2]}
-        columns |= _pass_columns(passes)
+        columns |= {
+            "passes": arrays(passes.reshape(len(passes), -1), pa.float16()),
+            "mean_probability": arrays(summary.mean_probability, pa.float32()),
+            "entropy_nats": pa.array(summary.entropy_nats.astype(np.float32)),
+            "confidence": pa.array(summary.confidence.astype(np.float32)),
+            "confidence_se": pa.array(summary.confidence_se.astype(np.float32), from_pandas=True),
+        }
         schema += CACHE_PASSES
     return pa.table(columns, schema=arrow_schema(schema, sizes))
-
-
-def _pass_columns(passes: Array) -> dict[str, Any]:
-    import numpy as np
-    import pyarrow as pa
-
-    from amalgam.stages.common.cached.pass_statistics import statistics
-
-    summary = statistics(passes)
-    return {
-        "passes": _arrays(passes.reshape(len(passes), -1), pa.float16()),
-        "mean_probability": _arrays(summary.mean_probability, pa.float32()),
-        "entropy_nats": pa.array(summary.entropy_nats.astype(np.float32)),
-        "confidence": pa.array(summary.confidence.astype(np.float32)),
-        "confidence_se": pa.array(summary.confidence_se.astype(np.float32), from_pandas=True),
-    }
-
-
-def _arrays(values: Array, dtype: Any) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])

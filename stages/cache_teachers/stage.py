@@ -6,44 +6,32 @@ training texts are weighed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import CachedPasses, audit_lines, decide, stopping_rounds, summary
-from amalgam.stages.cache_teachers.ask import ask_teachers
-from amalgam.stages.cache_teachers.batching import CacheInputs, ReadUnit, Timing
-from amalgam.stages.common.cached.coverage import (
-    UnitRequest,
-    family_in,
-    has_answers,
-    units_for,
-)
+from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
+from amalgam.stages.common.cached.coverage import UnitRequest, family_in, has_answers, units_for
 from amalgam.stages.common.cached.load import (
+    describe_family,
     dtype_of,
     families_of,
     family_key,
-    family_of,
     requests_of,
     unit_keys,
     units_folder,
     units_of,
 )
-from amalgam.stages.common.cached.question import Reader
 from amalgam.stages.common.corpus import Bucket, Part, tables
-from amalgam.stages.common.inference.load import teacher_loader
+from amalgam.stages.common.inference.load import teacher_loader, unit_texts
 from amalgam.stages.common.load import check_gold, extra_parts, part_of, prepare_teachers, teachers_of, train_part
-from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.stages.target_methods import reads_texts
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.inference.teacher import Teacher
 
 
 class CacheTeachers(Stage):
@@ -94,18 +82,29 @@ class CacheTeachers(Stage):
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        inputs = _inputs(run, units)
+        from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide
+
+        families = families_of(run)
+        inputs = CacheInputs(
+            teachers=teachers_of(run),
+            dtype=dtype_of(run),
+            loader=teacher_loader(run),
+            texts=unit_texts(run, [part for part, _ in _parts(run)]),
+            store=run.store,
+            console=run.console,
+            check_interrupt=run.signals.check,
+        )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
-            _describe(run, teacher)
+            content = {"teacher": teacher.name, **family_key(run, teacher), "labels": list(teacher.labels)}
+            describe_family(run, self.name, families[teacher.name], content)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
-        if not decisions:
-            return
-        families = {family: units_of(run, family) for family in inputs.families.values()}
-        cached = CachedPasses(run.store, families, unit_keys(run))
-        for unit in decisions:
-            with_retries(partial(decide, cached, unit), f"{self.name} {unit.name}", run.store, run.console)
+        if decisions:
+            by_family = {family: units_of(run, self.name, family) for family in families.values()}
+            cached = CachedPasses(run.store, by_family, unit_keys(run))
+            for unit in decisions:
+                with_retries(partial(decide, cached, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         request = unit.payload
@@ -129,7 +128,7 @@ class CacheTeachers(Stage):
         facts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
         if decisions:
             last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
-            facts |= {"pass_counts": last, "adaptive": summary(decisions)}
+            facts |= {"pass_counts": last, "adaptive": _summary(decisions)}
         return facts
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
@@ -147,44 +146,41 @@ class CacheTeachers(Stage):
         return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
 
 
-def _inputs(run: Run, units: Sequence[Unit]) -> CacheInputs:
-    requests = [unit.payload for unit in units if isinstance(unit.payload, UnitRequest)]
-    parts = {name: part_of(run, name) for name in {request.part for request in requests}}
-    buckets = {(name, bucket.prefix): bucket for name, part in parts.items() if part for bucket in part.buckets}
+def _summary(decisions: Sequence[Record]) -> dict[str, Any]:
+    """Returns the passes that stopping early saved and the choices that it changed, over all buckets."""
+    audits = [record.facts for record in decisions if record.facts["step"] == 0]
 
-    def reader(resolved: ResolvedTeacher, teacher: Teacher) -> ReadUnit:
-        from amalgam.stages.common.token_cache import tokenizer_digest
+    def total(name: str) -> int:
+        return sum(int(audit[name]) for audit in audits)
 
-        digest = tokenizer_digest(teacher.tokenizer, resolved.files)
-        refuse_long = run.experiment.cache.on_long_text == "error"
-        return Reader(run.store, run.console, resolved, teacher, digest, buckets, refuse_long)
-
-    return CacheInputs(
-        teachers=teachers_of(run),
-        families=families_of(run),
-        dtype=dtype_of(run),
-        passes=run.experiment.cache.passes,
-        loader=teacher_loader(run),
-        reader=reader,
-        store=run.store,
-        console=run.console,
-        check_interrupt=run.signals.check,
-        timing=timing_of(run),
-    )
+    texts, count = total("rows"), total("audited")
+    return {
+        "texts": texts,
+        "mean_passes": total("passes") / max(1, texts),
+        "audited": count,
+        "stopped_otherwise": total("stopped_otherwise") / count if count else None,
+        "seeded_otherwise": total("seeded_otherwise") / count if count else None,
+    }
 
 
-@once
-def timing_of(run: Run) -> Timing:  # noqa: ARG001 - one for each run
-    """Returns the seconds that the run has spent on waiting and computing."""
-    return Timing()
+def audit_lines(adaptive: Mapping[str, Any], passes: int) -> Iterator[str]:
+    """Formats the summary of adaptive passes for the console."""
+    yield f"adaptive: {adaptive['mean_passes']:.1f} passes a text instead of {passes}"
+    if adaptive["audited"]:
+        yield (
+            f"audit of {adaptive['audited']:,} texts: stopping early chose another teacher for "
+            f"{adaptive['stopped_otherwise']:.2%}; {passes} passes of another seed do for "
+            f"{adaptive['seeded_otherwise']:.2%}"
+        )
 
 
 @once
 def _check_new_teachers(run: Run) -> None:
     """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
+    families, loader = families_of(run), teacher_loader(run)
     for teacher in teachers_of(run):
-        if not has_answers(run.store, units_folder(run, family_of(run, teacher))):
-            teacher_loader(run).load(teacher, dtype_of(run), passes=run.experiment.cache.passes)
+        if not has_answers(run.store, units_folder(run, CacheTeachers.name, families[teacher.name])):
+            loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes)
 
 
 def _choose_dtype(run: Run) -> None:
@@ -195,7 +191,7 @@ def _choose_dtype(run: Run) -> None:
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
         part = part_of(run, "train") or part_of(run, "test") or train_part(run)
-        check = check_half_precision(
+        passed, figures = check_half_precision(
             teacher_loader(run),
             teachers_of(run),
             dtype,
@@ -203,7 +199,7 @@ def _choose_dtype(run: Run) -> None:
             passes=run.experiment.cache.passes,
             check_interrupt=run.signals.check,
         )
-        dtype, why = dtype if check.passed else "fp32", str(check)
+        dtype, why = dtype if passed else "fp32", figures
         run.console.note(f"cache.dtype auto is {dtype} ({why})")
     run.store.pin("dtype", "auto", dtype, why=why)
 
@@ -218,40 +214,34 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
 
 def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
-    teachers, families = teachers_of(run), families_of(run)
+    from amalgam.stages.cache_teachers.adaptive import stopping_rounds
+
+    families = families_of(run)
     part, _ = _parts(run)[0]
-    cached = {teacher.name: units_of(run, families[teacher.name]) for teacher in teachers}
+    cached = {teacher: units_of(run, CacheTeachers.name, family) for teacher, family in families.items()}
     requests = {bucket.prefix: bucket for bucket in requests_of(run, part)}
 
     def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
-        for teacher in teachers:
-            yield from units_for(teacher.name, requests[bucket.prefix], cached[teacher.name], wanted)
+        for teacher, units in cached.items():
+            yield from units_for(teacher, requests[bucket.prefix], units, wanted)
 
     rounds = stopping_rounds(
         run.store,
         run.experiment.cache.passes,
         [(bucket, requests[bucket.prefix].keys) for bucket in part.buckets],
-        [families[teacher.name] for teacher in teachers],
+        list(families.values()),
         request=request,
         pending=partial(pending_units, run),
     )
     return [*rounds, *_plain_units(run, _parts(run)[1:])]
 
 
-def _plain_units(run: Run, parts: Sequence[tuple[Part, int]]) -> list[Unit]:
+def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     """Returns the units teacher by teacher; the keys of a bucket are read at most once for all teachers."""
-    families = families_of(run)
-    cached = {family: units_of(run, family) for family in families.values()}
-    by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in families}
+    cached = {teacher: units_of(run, CacheTeachers.name, family) for teacher, family in families_of(run).items()}
+    by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in cached}
     for part, passes in parts:
         for bucket in requests_of(run, part):
-            for teacher, family in families.items():
-                by_teacher[teacher] += units_for(teacher, bucket, cached[family], passes)
+            for teacher, units in cached.items():
+                by_teacher[teacher] += units_for(teacher, bucket, units, passes)
     return [unit for units in by_teacher.values() for unit in units]
-
-
-def _describe(run: Run, teacher: ResolvedTeacher) -> None:
-    """Writes family.json, which describes the family to a reader of its folder."""
-    path = run.store.folder("cache-teachers", family_of(run, teacher)) / "family.json"
-    if not run.store.has(path):
-        run.store.replace(path, {"teacher": teacher.name, **family_key(run, teacher), "labels": list(teacher.labels)})

@@ -27,6 +27,30 @@ ROOM = "tokens"
 
 VERSION = 1
 
+SMALL_PART = 4
+"""Less than 1 / SMALL_PART of a bucket is tokenised without storing the tokens."""
+
+
+def read_tokens(  # noqa: PLR0913 - each a separate input of the tokens
+    store: Store,
+    console: Console,
+    bucket: Bucket,
+    places: Any,
+    tokenizer: Any,
+    *,
+    digest: str,
+    limit: int,
+    types: bool,
+) -> tuple[Any, TokenRows]:
+    """Returns the bucket's rows at these places, None for all, and their tokens."""
+    rows = read_bucket(store, bucket)
+    if places is not None:
+        rows = rows.take(places)
+        if SMALL_PART * len(places) < bucket.rows:
+            return rows, encode(tokenizer, fields(rows), limit, types=types)
+    tokens = tokens_of(store, console, bucket, tokenizer, digest=digest, limit=limit, types=types)
+    return rows, tokens if places is None else tokens.take(places)
+
 
 def tokens_of(  # noqa: PLR0913 - each a separate input of the tokens
     store: Store, console: Console, bucket: Bucket, tokenizer: Any, *, digest: str, limit: int, types: bool

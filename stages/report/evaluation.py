@@ -23,8 +23,8 @@ from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.cached.read import FamilyIndex
+from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.inference.states import Encoder, words_of
@@ -98,7 +98,7 @@ class EvaluationInputs:
     store: Store
     test: Part
     labels: LabelSpace
-    answers: Mapping[str, FamilyIndex]
+    answers: Mapping[str, PrefixIndex[StoredFile]]
     """The files of cached predictions, by teacher."""
     similarities: Path
     system: str
@@ -167,7 +167,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], similar: Array
 def _cached_logits(inputs: EvaluationInputs, teacher: str, buckets: Sequence[Bucket], keys: pa.ChunkedArray) -> Array:
     """Reads the logits of these texts alone; Polars decodes the other rows of a file for no column but the key."""
     texts = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Binary)})
-    files = inputs.answers[teacher].about([bucket.prefix for bucket in buckets])
+    files = inputs.answers[teacher].overlapping([bucket.prefix for bucket in buckets])
     schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(inputs.labels.columns[teacher]))}
     rows = pl.scan_parquet(
         inputs.store.verified_paths(files), schema=schema, missing_columns="insert", extra_columns="ignore"

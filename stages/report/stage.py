@@ -20,7 +20,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
-from amalgam.stages.cache_teachers.adaptive import audit_lines
+from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
     answer_reader,
     dtype_of,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
+import numpy as np
 import polars as pl
 import pytest
 
 from amalgam.data.keys import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
-from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
+from amalgam.stages.target_methods import COMPARATIVE, Evidence, TargetBatch, TargetInputs, target_method
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -28,7 +30,8 @@ def evidence(name: str, probability: list[float], confidence_: float) -> Evidenc
 
 
 def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
-    return pl.DataFrame(sums_over_passes([arrays(logs(*one)) for one in passes], measure))
+    raw = np.array([[logit for one in passes for logit in logs(*one)]])
+    return pl.DataFrame(sums_over_passes(raw, len(passes), MEASURES[measure]))
 
 
 def build_targets(
@@ -152,23 +155,28 @@ def entropy(*p: float) -> float:
     ],
 )
 def test_a_confidence_is_one_less_the_uncertainty_over_its_largest_value(measure: str, expected: float) -> None:
-    assert confidence(sums(measure, [0.9, 0.1], [0.3, 0.7]), measure).to_list() == pytest.approx([expected])
+    assert confidence(sums(measure, [0.9, 0.1], [0.3, 0.7]), MEASURES[measure]).to_list() == pytest.approx([expected])
+
+
+def test_the_experiment_file_accepts_the_registered_measures() -> None:
+    assert get_args(Targets.model_fields["uncertainty"].annotation) == (*MEASURES, *COMPARATIVE)
 
 
 @pytest.mark.parametrize("measure", list(MEASURES))
 def test_every_confidence_is_zero_for_a_uniform_and_one_for_a_certain_teacher(measure: str) -> None:
-    uniform = confidence(sums(measure, [1 / 3] * 3), measure).to_list()[0]
-    certain = pl.DataFrame(sums_over_passes([arrays([300.0, 0.0, 0.0])], measure))
-    assert confidence(certain, measure).to_list() == pytest.approx([1.0])
+    uniform = confidence(sums(measure, [1 / 3] * 3), MEASURES[measure]).to_list()[0]
+    certain = pl.DataFrame(sums_over_passes(np.array([[300.0, 0.0, 0.0]]), 1, MEASURES[measure]))
+    assert confidence(certain, MEASURES[measure]).to_list() == pytest.approx([1.0])
     # One pass never disagrees with itself.
     expected = {"mutual-information": 1.0, "variation-ratio": 1.0}.get(measure, 0.0)
     assert uniform == pytest.approx(expected)
 
 
 def test_energy_does_not_depend_on_the_level_of_the_logits() -> None:
-    low = pl.DataFrame(sums_over_passes([arrays([1.0, 0.0, -2.0])], "energy"))
-    high = pl.DataFrame(sums_over_passes([arrays([51.0, 50.0, 48.0])], "energy"))
-    assert confidence(low, "energy").to_list() == pytest.approx(confidence(high, "energy").to_list())
+    energy = MEASURES["energy"]
+    low = pl.DataFrame(sums_over_passes(np.array([[1.0, 0.0, -2.0]]), 1, energy))
+    high = pl.DataFrame(sums_over_passes(np.array([[51.0, 50.0, 48.0]]), 1, energy))
+    assert confidence(low, energy).to_list() == pytest.approx(confidence(high, energy).to_list())
 
 
 def test_the_union_keeps_first_seen_order_and_the_owners_of_a_label() -> None:

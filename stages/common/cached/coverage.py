@@ -6,13 +6,13 @@ text costs only itself, and K = 24 after 16 costs 8 passes. A second corpus reus
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.data.parquet import read_keys
@@ -22,22 +22,44 @@ from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.corpus import Bucket, Part
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     import numpy as np
 
-
-if TYPE_CHECKING:
     Keys = np.ndarray[Any, np.dtype[np.bytes_]]
 
+T = TypeVar("T")
 
 ENGINE = 1
 """Version of the numerics: raised whenever the same teacher, text, pass and seed give other numbers."""
 
-
 KEPT_UNITS = 64
 """Units whose keys stay in memory."""
+
+
+class PrefixIndex(Generic[T]):
+    """Entries in a fixed order; finds those whose buckets overlap others without looking through all of them."""
+
+    def __init__(self, entries: Iterable[tuple[str, T]]) -> None:
+        """Indexes pairs of a bucket prefix and an entry."""
+        self.entries: list[T] = []
+        self._places: dict[str, list[int]] = {}
+        for place, (prefix, entry) in enumerate(entries):
+            self.entries.append(entry)
+            self._places.setdefault(_bits(prefix), []).append(place)
+        self._sorted = sorted(self._places)
+
+    def overlapping(self, prefixes: Iterable[str]) -> list[T]:
+        """Returns each entry whose bucket overlaps any of these, once and in order."""
+        overlapping = {bits for prefix in prefixes for bits in self._overlapping(_bits(prefix))}
+        return [self.entries[place] for place in sorted(place for bits in overlapping for place in self._places[bits])]
+
+    def _overlapping(self, bits: str) -> Iterator[str]:
+        yield from (bits[:size] for size in range(len(bits)) if bits[:size] in self._places)
+        later = (self._sorted[place] for place in range(bisect_left(self._sorted, bits), len(self._sorted)))
+        yield from takewhile(lambda inner: inner.startswith(bits), later)
+
+
+def _bits(prefix: str) -> str:
+    return "" if prefix == ALL else prefix
 
 
 @dataclass(frozen=True)
@@ -71,30 +93,13 @@ class CachedUnit:
         return self.rows * (self.last - self.first + self.logits)
 
 
-class CachedUnits:
-    """A family's units in the order of pass ranges, found by bucket without looking through all of them."""
+class CachedUnits(PrefixIndex[CachedUnit]):
+    """The complete units of a family, in the order of pass ranges."""
 
     def __init__(self, units: Iterable[CachedUnit], folder: Path) -> None:
+        in_order = sorted(units, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.name))
+        super().__init__((unit.prefix, unit) for unit in in_order)
         self.folder = folder
-        self._units = sorted(units, key=lambda unit: (unit.first, unit.last, unit.prefix, unit.name))
-        self._places: dict[str, list[int]] = {}
-        for place, unit in enumerate(self._units):
-            self._places.setdefault(unit.prefix, []).append(place)
-        self._prefixes = sorted(self._places.keys() - {ALL})
-        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
-
-    def __iter__(self) -> Iterator[CachedUnit]:
-        return iter(self._units)
-
-    def overlapping(self, prefix: str) -> list[CachedUnit]:
-        if prefix == ALL:
-            return list(self._units)
-        names = [ALL, *(prefix[:length] for length in self._lengths if length <= len(prefix))]
-        if self._lengths and self._lengths[-1] > len(prefix):
-            after = range(bisect_right(self._prefixes, prefix), len(self._prefixes))
-            names += takewhile(lambda name: name.startswith(prefix), (self._prefixes[at] for at in after))
-        places = [at for name in names for at in self._places.get(name, ())]
-        return [self._units[at] for at in sorted(places)]
 
 
 def family_name(identity: dict[str, Any]) -> str:
@@ -109,6 +114,15 @@ def family_in(path: str) -> str:
 def prefix_in(path: str) -> str:
     """Returns the bucket prefix of a stored file."""
     return PurePosixPath(path).name.split("-", 1)[0]
+
+
+def index_files(files: Iterable[StoredFile]) -> dict[str, PrefixIndex[StoredFile]]:
+    """Returns a manifest's files by family and bucket, in its order."""
+    families: dict[str, list[StoredFile]] = {}
+    for file in files:
+        families.setdefault(family_in(file.path), []).append(file)
+    pairs = {family: [(prefix_in(file.path), file) for file in group] for family, group in families.items()}
+    return {family: PrefixIndex(group) for family, group in pairs.items()}
 
 
 def cached_units(store: Store, folder: Path) -> CachedUnits:
@@ -145,44 +159,41 @@ def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
             yield CachedUnit(name=unit, file=record.files[0], **fields)
 
 
-@dataclass
 class Coverage:
     """Records for each text of a bucket whether its dropout-off logits exist, and the number of its first passes."""
 
-    logits: Any
-    passes: Any
-
-    @classmethod
-    def of(cls, texts: int) -> Coverage:
+    def __init__(self, texts: int, wanted: Any) -> None:
+        """Starts without cached units; `wanted` is the number of passes, of all texts or of each."""
         import numpy as np
 
-        return cls(np.zeros(texts, dtype=bool), np.zeros(texts, dtype=np.int32))
+        self.wanted = np.broadcast_to(wanted, texts)
+        self.logits = np.zeros(texts, dtype=bool)
+        self.passes = np.zeros(texts, dtype=np.int32)
 
-    def whole(self, wanted: Any) -> bool:
-        return bool(self.logits.all() and (self.passes >= wanted).all())
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.logits.all() and (self.passes >= self.wanted).all())
 
-    def add(self, unit: CachedUnit, rows: Any, wanted: Any) -> bool:
+    def add(self, unit: CachedUnit, rows: Any) -> bool:
         """Adds a cached unit with these rows, in order of pass; returns True if it covers anything new."""
-        import numpy as np
-
         news = False
         if unit.logits:
-            news = bool((~self.logits[rows]).any())
+            news = not self.logits[rows].all()
             self.logits[rows] = True
-        wanted_passes = np.broadcast_to(wanted, len(self.logits))[rows]
-        extends = rows[(self.passes[rows] >= unit.first) & (self.passes[rows] < np.minimum(unit.last, wanted_passes))]
+        passes = self.passes[rows]
+        extends = rows[(passes >= unit.first) & (passes < self.wanted[rows].clip(max=unit.last))]
         self.passes[extends] = unit.last
         return news or len(extends) > 0
 
-    def missing(self, wanted: Any) -> Iterator[tuple[Any, bool, int, int]]:
+    def missing(self) -> Iterator[tuple[Any, bool, int, int]]:
         """Yields (rows, lacks logits, first missing pass, wanted passes) by group of texts that lack the same."""
         import numpy as np
 
-        wanted_passes = np.broadcast_to(wanted, len(self.logits))
         for logits in (False, True):
-            for last in np.unique(wanted_passes):
+            for last in np.unique(self.wanted):
                 for covered in np.unique(self.passes):
-                    rows = np.flatnonzero((self.logits == logits) & (self.passes == covered) & (wanted_passes == last))
+                    group = (self.logits == logits) & (self.passes == covered) & (self.wanted == last)
+                    rows = np.flatnonzero(group)
                     if len(rows) and not (logits and covered >= last):
                         yield rows, not logits, int(min(covered, last)), int(last)
 
@@ -197,28 +208,18 @@ class BucketRequest:
     def __init__(
         self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys], unit_keys: Callable[[CachedUnit], Keys]
     ) -> None:
-        import numpy as np
-
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
         self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
-        self._every = np.arange(self.texts)
-        self._names: dict[tuple[bool, int, int], str] = {}
         self._rows: dict[str, Any] = {}
-        self._lacking: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
+        self._missing: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
 
     @cached_property
     def keys(self) -> Keys:
         return self._read_keys(self._bucket)
 
     def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
-        if len(rows) < self.texts:
-            return self._named(keys_digest(self.keys[rows].tobytes()), logits, first, last)
-        request = (logits, first, last)
-        if request not in self._names:
-            self._names[request] = self._named(self._bucket.keys_digest, logits, first, last)
-        return self._names[request]
-
-    def _named(self, digest: str, logits: bool, first: int, last: int) -> str:
+        """Returns the name of the unit with these texts; None means all texts of the bucket."""
+        digest = self._bucket.keys_digest if rows is None else keys_digest(self.keys[rows].tobytes())
         return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
 
     def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
@@ -227,29 +228,26 @@ class BucketRequest:
         return enough and self._is_all_of(unit)
 
     def _is_all_of(self, unit: CachedUnit) -> bool:
-        return unit.rows == self.texts and unit.name == self.name(self._every, unit.logits, unit.first, unit.last)
+        return unit.rows == self.texts and unit.name == self.name(None, unit.logits, unit.first, unit.last)
 
     def rows_of(self, unit: CachedUnit) -> Any:
         """Returns the positions of the unit's texts in the bucket."""
+        import numpy as np
+
+        if self._is_all_of(unit):
+            return np.arange(self.texts)
         if unit.name not in self._rows:
-            self._rows[unit.name] = self._every if self._is_all_of(unit) else self._places(self._unit_keys(unit))
+            keys = self._unit_keys(unit)
+            places = self.keys.searchsorted(keys).clip(max=self.texts - 1)
+            self._rows[unit.name] = places[self.keys[places] == keys]
         return self._rows[unit.name]
 
-    def missing(self, coverage: Coverage, wanted: Any) -> Sequence[tuple[Any, bool, int, int]]:
+    def missing(self, coverage: Coverage) -> Sequence[tuple[Any, bool, int, int]]:
         """Returns the coverage's missing groups, cached for the next teacher that lacks the same."""
-        import numpy as np
-
-        lack = (coverage.logits.tobytes(), coverage.passes.tobytes(), np.asarray(wanted).tobytes())
-        if self._lacking[0] != lack:
-            self._lacking = lack, list(coverage.missing(wanted))
-        return self._lacking[1]
-
-    def _places(self, keys: Keys) -> Any:
-        import numpy as np
-
-        places = np.searchsorted(self.keys, keys)
-        here = (places < len(self.keys)) & (self.keys[np.minimum(places, len(self.keys) - 1)] == keys)
-        return places[here]
+        key = (coverage.logits.tobytes(), coverage.passes.tobytes(), coverage.wanted.tobytes())
+        if self._missing[0] != key:
+            self._missing = key, list(coverage.missing())
+        return self._missing[1]
 
 
 def bucket_requests(store: Store, part: Part, unit_keys: UnitKeys) -> Iterator[BucketRequest]:
@@ -268,20 +266,20 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
 
     `wanted` is the number of passes, of all texts or of each.
     """
-    overlapping = cached.overlapping(bucket.prefix)
+    overlapping = cached.overlapping([bucket.prefix])
     complete = next((unit for unit in overlapping if bucket.is_answered_by(unit, wanted)), None)
     if complete:
         yield Unit(complete.name, cached.folder, complete.size, is_complete=True)
         return
-    coverage = Coverage.of(bucket.texts)
+    coverage = Coverage(bucket.texts, wanted)
     for unit in overlapping:
         rows = bucket.rows_of(unit)
-        if len(rows) and coverage.add(unit, rows, wanted):
+        if len(rows) and coverage.add(unit, rows):
             yield Unit(unit.name, cached.folder, unit.size, is_complete=True)
-            if coverage.whole(wanted):
+            if coverage.is_complete:
                 return
-    for rows, logits, first, last in bucket.missing(coverage, wanted):
+    for rows, logits, first, last in bucket.missing(coverage):
         places = rows if len(rows) < bucket.texts else None
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)
-        yield Unit(bucket.name(rows, logits, first, last), cached.folder, size, request)
+        yield Unit(bucket.name(places, logits, first, last), cached.folder, size, request)

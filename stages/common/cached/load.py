@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.cached.coverage import (
     BucketRequest,
     CachedUnits,
+    PrefixIndex,
     UnitKeys,
     bucket_requests,
     cached_units,
     family_in,
     family_name,
+    index_files,
 )
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.load import (
@@ -35,52 +37,26 @@ from amalgam.stages.target_methods import measure_of, objective_inputs, target_m
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from amalgam.stages.common.cached.read import AnswerReader, FamilyIndex, States
+    from amalgam.stages.common.cached.read import AnswerReader, States
     from amalgam.stages.common.inference.states import Encoder
 
+ENCODER = "student.encoder"
 
-def passes_counted(run: Run) -> dict[str, Any]:
-    """Returns the number of cached passes that are used, for the identities of dependent stages."""
-    counted_passes = run.experiment.targets.passes
-    facts: dict[str, Any] = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
-    return facts | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+ENCODER_STATES = "the encoder"
+"""Owner of the encoder's states; no teacher can have this name."""
 
 
-def dtype_of(run: Run) -> str:
-    """Returns the dtype; `auto` keeps the workspace's first choice, so results of two dtypes never mix."""
-    wanted = run.experiment.cache.dtype
-    if wanted != "auto":
-        return wanted
-    pinned = run.store.pinned("dtype", "auto")
-    if pinned is None:
-        raise PendingDependencyError("the dtype is chosen")
-    return pinned
+# ---- families and their units
 
 
-def families_of(run: Run) -> dict[str, str]:
-    return {teacher.name: family_of(run, teacher) for teacher in teachers_of(run)}
+def units_folder(run: Run, stage: str, family: str) -> Path:
+    """Returns the folder of the family's units; the stage is cache-teachers or cache-features."""
+    return run.store.folder(stage, family) / "units"
 
 
-def family_of(run: Run, teacher: ResolvedTeacher) -> str:
-    return family_name(family_key(run, teacher))
-
-
-def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
-    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
-    if run.experiment.execution.on_version_change == "strict":
-        key["libraries"] = library_versions()
-    return key
-
-
-@once
-def units_folder(run: Run, family: str) -> Path:
-    """Returns the folder of the family's units."""
-    return run.store.folder("cache-teachers", family) / "units"
-
-
-def units_of(run: Run, family: str) -> CachedUnits:
+def units_of(run: Run, stage: str, family: str) -> CachedUnits:
     """Returns the complete units of the family."""
-    return cached_units(run.store, units_folder(run, family))
+    return cached_units(run.store, units_folder(run, stage, family))
 
 
 @once
@@ -94,15 +70,51 @@ def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
     return bucket_requests(run.store, part, unit_keys(run))
 
 
-def family_indexes(run: Run) -> dict[str, FamilyIndex]:
-    """Returns the files of the current cache-teachers manifest by family."""
+def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any]) -> None:
+    """Writes family.json, which describes the family to a reader of its folder."""
+    path = run.store.folder(stage, family) / "family.json"
+    if not run.store.has(path):
+        run.store.replace(path, dict(content))
+
+
+# ---- predictions
+
+
+def passes_counted(run: Run) -> dict[str, Any]:
+    """Returns the number of cached passes that are used, for the identities of dependent stages."""
+    counted_passes = run.experiment.targets.passes
+    facts: dict[str, Any] = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
+    return facts | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+
+
+def dtype_of(run: Run) -> str:
+    """Returns the dtype; `auto` keeps the workspace's first choice, so results of two dtypes never mix."""
+    wanted = run.experiment.cache.dtype
+    dtype = run.store.pinned("dtype", "auto") if wanted == "auto" else wanted
+    if dtype is None:
+        raise PendingDependencyError("the dtype is chosen")
+    return dtype
+
+
+def families_of(run: Run) -> dict[str, str]:
+    """Returns the family of each teacher's predictions."""
+    return {teacher.name: family_name(family_key(run, teacher)) for teacher in teachers_of(run)}
+
+
+def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
+    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
+    if run.experiment.execution.on_version_change == "strict":
+        key["libraries"] = library_versions()
+    return key
+
+
+def family_indexes(run: Run) -> dict[str, PrefixIndex[StoredFile]]:
+    """Returns the files of the current cache-teachers manifest by family and bucket."""
     return _indexes(run, run.fingerprint("cache-teachers"))
 
 
 @once
-def _indexes(run: Run, fingerprint: str) -> dict[str, FamilyIndex]:  # noqa: ARG001 - the key of the result
-    from amalgam.stages.common.cached.read import index_files
-
+def _indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
     return index_files(run.result("cache-teachers").files)
 
 
@@ -110,22 +122,18 @@ def answer_reader(run: Run) -> AnswerReader:
     """Returns a reader of the cached predictions of all teachers."""
     from amalgam.stages.common.cached.read import AnswerReader
 
-    cache = run.experiment.cache
     return AnswerReader(
-        run.store,
-        run.result("cache-teachers"),
-        family_indexes(run),
-        families_of(run),
-        run.experiment.targets,
-        cache.passes,
-        cache.adaptive,
+        store=run.store,
+        manifest=run.result("cache-teachers"),
+        indexes=family_indexes(run),
+        families=families_of(run),
+        targets=run.experiment.targets,
+        passes=run.experiment.cache.passes,
+        adaptive=run.experiment.cache.adaptive,
     )
 
 
-ENCODER = "student.encoder"
-
-ENCODER_STATES = "the encoder"
-"""Owner of the encoder's states; no teacher can have this name."""
+# ---- hidden states
 
 
 @dataclass(frozen=True)
@@ -146,19 +154,14 @@ class CachedStates:
 
 def required_states(run: Run) -> list[CachedStates]:
     """Returns every family of states that the experiment reads, in the order of computation."""
-    encoder = [encoder_states(run)] if target_method(run.experiment.targets).reads_features else []
-    return [
-        *encoder,
-        *(_teacher_states(run, teacher, *kind) for kind in state_kinds(run) for teacher in teachers_of(run)),
-    ]
-
-
-def state_kinds(run: Run) -> list[tuple[str, int]]:
-    """Returns (pooled or tokens, blocks) for each kind of teacher states that the experiment reads."""
-    objective = objective_inputs(run.experiment)
+    method, objective = target_method(run.experiment.targets), objective_inputs(run.experiment)
     by_domain = measure_of(run.experiment) is not None and not objective.weighs_by_domain
-    last = [("pooled", LAST_LAYER)] if by_domain or target_method(run.experiment.targets).reads_states else []
-    return [*last, *([(objective.states, blocks_of(run))] if objective.states else [])]
+    families = [encoder_states(run)] if method.reads_features else []
+    if by_domain or method.reads_states:
+        families += [last_states(run, teacher) for teacher in teachers_of(run)]
+    if objective.states:
+        families += [teacher_states(run, teacher) for teacher in teachers_of(run)]
+    return families
 
 
 def encoder_states(run: Run) -> CachedStates:
@@ -172,12 +175,17 @@ def encoder_states(run: Run) -> CachedStates:
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
     """Returns the states that the objective trains on."""
-    return _teacher_states(run, teacher, str(objective_inputs(run.experiment).states), blocks_of(run))
+    experiment = run.experiment
+    blocks = experiment.objective.blocks or experiment.student.layers
+    if not blocks:
+        encoder_digest(run, experiment.student, ENCODER)  # raises while the depth would need a request to the Hub
+        blocks = depth_of(encoder_files(run, experiment.student, ENCODER))
+    return _states_of_teacher(run, teacher, str(objective_inputs(experiment).states), blocks)
 
 
 def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
     """Returns the pooled states of the last layer."""
-    return _teacher_states(run, teacher, "pooled", LAST_LAYER)
+    return _states_of_teacher(run, teacher, "pooled", LAST_LAYER)
 
 
 def statistics_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -185,24 +193,7 @@ def statistics_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
     return (teacher_states if objective_inputs(run.experiment).weighs_by_domain else last_states)(run, teacher)
 
 
-def parts_of(run: Run, states: CachedStates) -> list[Part]:
-    """Returns the parts whose texts need these states: train, and the reference texts of the statistics."""
-    extra = extra_parts(run) if states.teacher else []
-    if extra and states.teacher and states.key != statistics_states(run, states.teacher).key:
-        extra = []
-    return [train_part(run), *extra]
-
-
-def blocks_of(run: Run) -> int:
-    """Returns the number of blocks without any request to the Hub."""
-    objective, student = run.experiment.objective, run.experiment.student
-    if objective.blocks or student.layers:
-        return objective.blocks or student.layers or 0
-    encoder_digest(run, student, ENCODER)
-    return depth_of(encoder_files(run, student, ENCODER))
-
-
-def _teacher_states(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) -> CachedStates:
+def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) -> CachedStates:
     """Passes, dropout and label names do not change the states, so they are not in the key."""
     key = {
         "states": kind,
@@ -212,6 +203,13 @@ def _teacher_states(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) 
         "dtype": dtype_of(run),
     }
     return CachedStates(key, teacher)
+
+
+def parts_of(run: Run, states: CachedStates) -> list[Part]:
+    """Returns the parts whose texts need these states: train, and the reference texts of the statistics."""
+    if states.teacher is None or states.key != statistics_states(run, states.teacher).key:
+        return [train_part(run)]
+    return [train_part(run), *extra_parts(run)]
 
 
 def states_of(
@@ -227,11 +225,11 @@ def state_of(
     """Returns the states of one teacher for the texts with these keys."""
     from amalgam.stages.common.cached.read import open_states
 
-    files = _files_of(run, which(run, teacher))
-    folders = sorted({Path(file.path).parent for file in files})
-    paths = {Path(file.path): run.store.verified_path(file) for file in files}
-    pairs = [(paths[folder / "keys.parquet"], paths[folder / "states.npy"]) for folder in folders]
-    return open_states(teacher.name, pairs, keys)
+    folders: dict[Path, dict[str, Path]] = {}
+    for file in sorted(_files_of(run, which(run, teacher)), key=lambda file: Path(file.path)):
+        path = Path(file.path)
+        folders.setdefault(path.parent, {})[path.name] = run.store.verified_path(file)
+    return open_states(teacher.name, list(folders.values()), keys)
 
 
 def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
@@ -240,6 +238,11 @@ def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
 
     paths = [run.store.verified_path(file) for file in _files_of(run, encoder_states(run))]
     return read_features(run.store, paths, buckets)
+
+
+def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:
+    family = states.family
+    return [file for file in run.result("cache-features").files if family_in(file.path) == family]
 
 
 @once
@@ -252,8 +255,3 @@ def load_encoder(run: Run) -> Encoder:
     new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
     return Encoder(new.model.base_model.to(device).eval(), new, device)
-
-
-def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:
-    family = states.family
-    return [file for file in run.result("cache-features").files if family_in(file.path) == family]

@@ -1,13 +1,13 @@
 """Reads cached predictions and hidden states of texts by key.
 
-A manifest's files are indexed once. All files of one pass range are read as one frame: few large steps for any size.
+A text's rows may be in any file of the family. All files of one pass range are read as one frame: few large steps for
+any size.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,59 +17,35 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax_column, width
-from amalgam.data.keys import ALL
 from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.cached.coverage import family_in, prefix_in
-from amalgam.stages.common.cached.pass_statistics import sums_over_raw
-from amalgam.stages.common.cached.uncertainty import COUNT, confidence, counted, mean_probability, sums_over_passes
+from amalgam.stages.common.cached.coverage import PrefixIndex
+from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
 from amalgam.stages.common.corpus import Bucket, read_bucket
 from amalgam.stages.target_methods import COMPARATIVE, Evidence
 
-COLUMNS = ("key", "logits", "passes")
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Cached predictions for the texts of one unit, from passes first..last-1."""
+    """Cached predictions of some texts, from passes first..last-1."""
 
     first: int
     last: int
     frame: pl.DataFrame
 
 
-@dataclass
-class FamilyIndex:
-    """A family's files by the bits of their bucket."""
-
-    files: dict[str, list[tuple[int, StoredFile]]] = field(default_factory=dict)
-    """Each with its place in the manifest."""
-    order: list[str] = field(default_factory=list)
-
-    def about(self, prefixes: Sequence[str]) -> list[StoredFile]:
-        """Returns each file whose bucket overlaps any of these, once, in the manifest's order."""
-        files = {place: file for prefix in prefixes for bits in self._overlapping(prefix) for place, file in bits}
-        return [files[place] for place in sorted(files)]
-
-    def _overlapping(self, prefix: str) -> Iterator[list[tuple[int, StoredFile]]]:
-        bits = _bits(prefix)
-        yield from (self.files[bits[:size]] for size in range(len(bits)) if bits[:size] in self.files)
-        for inner in self.order[bisect_left(self.order, bits) :]:
-            if not inner.startswith(bits):
-                break
-            yield self.files[inner]
-
-
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads the cached predictions of all teachers by key: a text's rows may be in any file of the family."""
+    """Reads the cached predictions of all teachers."""
 
     store: Store
     manifest: Record
     """The manifest of cache-teachers."""
-    indexes: Mapping[str, FamilyIndex]
+    indexes: Mapping[str, PrefixIndex[StoredFile]]
     families: Mapping[str, str]
     """By teacher."""
     targets: Targets
@@ -88,34 +64,30 @@ class AnswerReader:
         logits = _aligned(_logits(answers), keys, teacher)["logits"]
         full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
-        measure = "entropy" if comparative else targets.uncertainty
+        measure = MEASURES["entropy" if comparative else targets.uncertainty]
         if full == 0 or (comparative and targets.distribution == "deterministic"):
-            sums, full = pl.DataFrame(sums_over_passes([logits], measure)), 0
+            sums, full = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure)), 0
         else:
+            squares = self.adaptive and not comparative
             frames = [
-                _summed(
-                    answers if rows is None else [_only(part, rows) for part in answers],
-                    count,
-                    targets.uncertainty,
-                    adaptive=self.adaptive,
-                )
+                _summed(answers, count, rows, measure, squares=squares)
                 for count, rows in self._pass_counts(prefixes, full)
             ]
             sums = _aligned(pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1]), keys, teacher)
-        distribution = mean_probability(sums) if targets.distribution == "mc-mean" else softmax_column(logits)
+        distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
         return Evidence(teacher, logits, distribution, confidence(sums, measure, full))
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
         ranges = self.manifest.facts["ranges"]  # a unit's own record may be lost
         family = self.families[teacher]
-        files = self.indexes[family].about(prefixes) if family in self.indexes else []
-        tables = [read_table(path, COLUMNS) for path in self.store.verified_paths(files)]
-        alike: dict[tuple[Any, ...], list[pa.Table]] = {}
-        for file, table in zip(files, tables, strict=True):
+        files = self.indexes[family].overlapping(prefixes) if family in self.indexes else []
+        groups: dict[tuple[Any, ...], list[pa.Table]] = {}
+        for file, path in zip(files, self.store.verified_paths(files), strict=True):
+            table = read_table(path, ("key", "logits", "passes"))
             first, last = ranges[file.path]
-            alike.setdefault((int(first), int(last), *table.column_names), []).append(table)
-        answers = [Answers(kind[0], kind[1], _about(pa.concat_tables(group), keys)) for kind, group in alike.items()]
+            groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
+        answers = [Answers(kind[0], kind[1], _rows_of(pa.concat_tables(group), keys)) for kind, group in groups.items()]
         return sorted(answers, key=lambda part: (part.first, part.last))
 
     def _pass_counts(self, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
@@ -130,72 +102,53 @@ class AnswerReader:
         return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
 
 
-def _only(answers: Answers, rows: pl.DataFrame) -> Answers:
-    return replace(answers, frame=answers.frame.join(rows, on="key", how="semi"))
-
-
-def _about(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
+def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     frame = pl.DataFrame(table)
     if frame["key"].equals(keys):  # the usual case: one unit covers the whole bucket
         return frame
     return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
 
 
-def index_files(files: Sequence[StoredFile]) -> dict[str, FamilyIndex]:
-    """Returns the files by family and bucket, in the order of the manifest."""
-    indexes: dict[str, FamilyIndex] = {}
-    for place, file in enumerate(files):
-        index = indexes.setdefault(family_in(file.path), FamilyIndex())
-        index.files.setdefault(_bits(prefix_in(file.path)), []).append((place, file))
-    for index in indexes.values():
-        index.order = sorted(index.files)
-    return indexes
-
-
-def _bits(prefix: str) -> str:
-    return "" if prefix == ALL else prefix
-
-
 def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
-    frames = [one.frame.select("key", "logits") for one in answers if "logits" in one.frame.columns]
+    frames = [part.frame.select("key", "logits") for part in answers if "logits" in part.frame.columns]
     if len(frames) == 1:
         return frames[0]
     return pl.concat(frames).unique("key", keep="first", maintain_order=True) if frames else pl.DataFrame()
 
 
 def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:
-    if frame.is_empty():
-        raise _incomplete(teacher, len(keys), len(keys))
-    if frame["key"].equals(keys):
+    if not frame.is_empty() and frame["key"].equals(keys):
         return frame
-    joined = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
-    absent = joined[joined.columns[1]].null_count()
-    if absent:
-        raise _incomplete(teacher, absent, len(keys))
-    return joined
+    missing = len(keys)
+    if not frame.is_empty():
+        frame = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
+        missing = frame[frame.columns[1]].null_count()
+    if missing:
+        raise WorkError(
+            f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts",
+            fix="`amalgam verify`, then run the same command again",
+        )
+    return frame
 
 
-def _incomplete(teacher: str, absent: int, total: int) -> WorkError:
-    return WorkError(
-        f"teacher {teacher}: the cache lacks {absent} of {total} texts",
-        fix="`amalgam verify`, then run the same command again",
-    )
-
-
-def _summed(answers: Sequence[Answers], take: int, measure: str, *, adaptive: bool) -> pl.DataFrame:
-    """Sums over the first `take` passes of every text. Ranges follow each other: [0, 16), then [16, 24); where they
+def _summed(
+    answers: Sequence[Answers], take: int, texts: pl.DataFrame | None, measure: Measure, *, squares: bool
+) -> pl.DataFrame:
+    """Sums over the first `take` passes of these texts. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once.
     """
     total = pl.DataFrame()
-    for first, last, frame in ((one.first, one.last, one.frame) for one in answers):
-        if "passes" not in frame.columns or first >= take or frame.is_empty():
+    for part in answers:
+        frame, last = part.frame, min(part.last, take)
+        if "passes" not in frame.columns or part.first >= take:
             continue
-        classes = width(frame["passes"]) // (last - first)
+        if texts is not None:
+            frame = frame.join(texts, on="key", how="semi")
+        classes = width(frame["passes"]) // (part.last - part.first)
         for count, rows in _by_count(frame, total):
-            if first <= count < min(last, take):
-                until = min(last, take)
-                raw = rows["passes"].to_numpy()[:, (count - first) * classes : (until - first) * classes]
-                sums = counted(until - count, len(raw)) | sums_over_raw(raw, classes, measure, squares=adaptive)
+            if part.first <= count < last:
+                raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
+                sums = sums_over_passes(raw, last - count, measure, squares=squares)
                 total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
@@ -203,7 +156,7 @@ def _summed(answers: Sequence[Answers], take: int, measure: str, *, adaptive: bo
 def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
     """Groups the texts of a file by the number of passes summed already."""
     if total.is_empty():
-        return [(0, frame)]
+        return [] if frame.is_empty() else [(0, frame)]
     joined = frame.select("key").join(total.select("key", COUNT), on="key", how="left", maintain_order="left")
     counts = joined[COUNT].fill_null(0)
     return [(int(count), frame.filter(counts == count)) for count in counts.unique(maintain_order=True)]
@@ -219,7 +172,7 @@ def _grown(total: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([total.join(sums, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
 
 
-Array = NDArray[Any]
+# ---- hidden states
 
 
 @dataclass(frozen=True)
@@ -257,29 +210,32 @@ class States:
         return states
 
 
-def open_states(teacher: str, pairs: Sequence[tuple[Path, Path]], wanted: NDArray[np.bytes_]) -> States:
-    """Maps the states of the wanted keys from pairs of files: keys.parquet and states.npy."""
-    tables = [read_table(path) for path, _ in pairs]
-    mapped = [np.load(path, mmap_mode="r") for _, path in pairs]
+def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: NDArray[np.bytes_]) -> States:
+    """Maps the states of the wanted keys; each unit has the files keys.parquet and states.npy."""
+    tables = [read_table(files["keys.parquet"]) for files in units]
+    mapped = [np.load(files["states.npy"], mmap_mode="r") for files in units]
     lengths = [table.column("rows").to_numpy().astype(np.int64) for table in tables]
     starts = [np.cumsum(sizes) - sizes for sizes in lengths]
     file_of = [np.full(len(sizes), place) for place, sizes in enumerate(lengths)]
-    keys = np.concatenate([key_array(table.column("key")) for table in tables])
-    order = np.argsort(keys, kind="stable")
-    places = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
-    if not np.array_equal(keys[places], wanted):
-        what = f"the cached states of teacher {teacher} lack texts of the corpus"
-        raise WorkError(what, fix="run `amalgam verify`, then the same command again")
-    columns = [np.concatenate(part)[places] for part in (file_of, starts, lengths)]
-    return States(teacher, mapped, *columns)
+    places = _places(tables, wanted, f"teacher {teacher}")
+    return States(teacher, mapped, *(np.concatenate(part)[places] for part in (file_of, starts, lengths)))
 
 
 def read_features(store: Store, paths: Sequence[Path], buckets: Sequence[Bucket]) -> Array:
     """Returns the encoder's states [texts, width] in float32, in the order of the buckets' texts."""
     tables = [read_table(path) for path in paths]
-    keys = np.concatenate([key_array(table.column("key")) for table in tables])
-    values = np.concatenate([matrix(table.column("features")) for table in tables])
-    order = np.argsort(keys, kind="stable")
     wanted = np.concatenate([key_array(read_bucket(store, bucket, ["key"]).column("key")) for bucket in buckets])
-    features: Array = values[order[np.searchsorted(keys[order], wanted)]].astype(np.float32)
+    values = np.concatenate([matrix(table.column("features")) for table in tables])
+    features: Array = values[_places(tables, wanted, "the encoder")].astype(np.float32)
     return features
+
+
+def _places(tables: Sequence[pa.Table], wanted: NDArray[np.bytes_], owner: str) -> NDArray[np.int64]:
+    """Returns the row of each wanted key in the tables, counted over all of them."""
+    keys = np.concatenate([key_array(table.column("key")) for table in tables])
+    order = np.argsort(keys, kind="stable")
+    places: NDArray[np.int64] = order[np.searchsorted(keys[order], wanted).clip(max=len(order) - 1)]
+    if not np.array_equal(keys[places], wanted):
+        what = f"the cached states of {owner} lack texts of the corpus"
+        raise WorkError(what, fix="run `amalgam verify`, then the same command again")
+    return places

@@ -1,45 +1,131 @@
 """Computes a teacher's confidence in [0, 1] from its cached passes, by the measure in `targets.uncertainty`.
 
-Every measure is computed from sums over passes, so a text's passes may be in several files, and K may differ by text.
-Confidence is 1 - u / (the largest u that C labels allow).
+Confidence is 1 - u / (the largest u that C labels allow). Every measure is computed from sums over passes, so a text's
+passes may be in several files, and K may differ by text. Shapes: K passes, C classes, N texts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from amalgam.data.arrays import entropy_column, flat, shaped, width
-from amalgam.stages.common.cached.pass_statistics import sums_over_raw
+from amalgam.data.arrays import entropy_column, entropy_nats, flat, shaped, softmax, width
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 COUNT = "passes_counted"
 
-
-def sums_over_passes(passes: list[pl.Series], name: str, *, squares: bool = False) -> dict[str, pl.Series]:
-    """Returns the sums that the measure `name` needs; the sums of several files are added."""
-    raw = np.concatenate([logits.to_numpy() for logits in passes], axis=1)
-    return {**counted(len(passes), len(raw)), **sums_over_raw(raw, width(passes[0]), name, squares=squares)}
+BLOCK_TEXTS = 4096
+"""Texts that are computed together; a block stays in the processor's cache through all its steps."""
 
 
-def counted(passes: int, texts: int) -> dict[str, pl.Series]:
-    return {COUNT: pl.Series([float(passes)]).new_from_index(0, texts)}
+@dataclass(frozen=True)
+class Measure:
+    """One uncertainty measure."""
+
+    uncertainty: Callable[[pl.DataFrame], pl.Series]
+    """Function of a frame that has a row per text, with sums over its passes; 0 means certain."""
+    largest: Callable[[int], float] = math.log
+    """The largest uncertainty that C labels allow."""
+    sums: Mapping[str, Callable[[Array, Array], Array]] = field(default_factory=dict)
+    """Sums in addition to `passes_counted` and `probability`: name -> function of a block's logits and probabilities,
+    both [K, C, N], that returns [N] or [C, N]."""
+    is_plug_in: bool = False
+    """Whether it contains the entropy of the mean probability, which is biased low for few passes."""
 
 
-def mean_probability(sums: pl.DataFrame) -> pl.Series:
-    return sums["probability"] / sums[COUNT]
+def mean(sums: pl.DataFrame, name: str) -> pl.Series:
+    return sums[name] / sums[COUNT]
 
 
-def confidence(sums: pl.DataFrame, name: str, full: int = 0) -> pl.Series:
+def _summed_entropy(_logits: Array, probability_KCN: Array) -> Array:  # noqa: N803
+    summed: Array = entropy_nats(probability_KCN, axis=1).sum(axis=0)
+    return summed
+
+
+def _votes(_logits: Array, probability_KCN: Array) -> Array:  # noqa: N803
+    first_KN = probability_KCN.argmax(axis=1)  # noqa: N806
+    return np.stack([(first_KN == label).sum(axis=0) for label in range(probability_KCN.shape[1])]).astype(np.float64)
+
+
+def _bounded_energy(logits_KCN: Array, _probability: Array) -> Array:  # noqa: N803
+    """Sums exp(free energy of the centred logits) x C, in (0, 1]: 1 when all logits are equal.
+
+    Reading: two teachers share no scale of the free energy -logsumexp(z), since softmax does not fix the level of its
+    logits. Centring fixes the level, and the exponential bounds the result.
+    """
+    with np.errstate(invalid="ignore"):
+        top = logits_KCN.max(axis=1)
+        raised = np.exp(logits_KCN - top[:, None]).astype(np.float64)
+        log_sum = np.log(raised.sum(axis=1)) + top - logits_KCN.mean(axis=1, dtype=np.float64)
+        energy: Array = np.exp(math.log(logits_KCN.shape[1]) - log_sum).sum(axis=0)
+    return energy
+
+
+def _one_less_share(classes: int) -> float:
+    return 1 - 1 / classes
+
+
+MEASURES = {
+    "entropy": Measure(lambda sums: entropy_column(mean(sums, "probability")), is_plug_in=True),
+    "expected-entropy": Measure(lambda sums: mean(sums, "entropy"), sums={"entropy": _summed_entropy}),
+    "mutual-information": Measure(
+        lambda sums: entropy_column(mean(sums, "probability")) - mean(sums, "entropy"),
+        sums={"entropy": _summed_entropy},
+        is_plug_in=True,
+    ),
+    "variation-ratio": Measure(
+        lambda sums: 1 - sums["votes"].arr.max() / sums[COUNT], _one_less_share, {"votes": _votes}
+    ),
+    "max-probability": Measure(lambda sums: 1 - mean(sums, "probability").arr.max(), _one_less_share),
+    "energy": Measure(lambda sums: mean(sums, "energy"), lambda _classes: 1.0, {"energy": _bounded_energy}),
+}
+"""The measures by their names in `targets.uncertainty`."""
+
+
+def sums_over_passes(raw: Array, passes: int, measure: Measure, *, squares: bool = False) -> dict[str, pl.Series]:
+    """Returns the measure's sums, which add up over files; `raw` has a row of logits per text, pass after pass."""
+    blocks = [
+        _block_sums(raw[start : start + BLOCK_TEXTS], passes, measure, squares=squares)
+        for start in range(0, max(len(raw), 1), BLOCK_TEXTS)
+    ]
+    count = pl.Series([float(passes)]).new_from_index(0, len(raw))
+    return {COUNT: count, **{name: _series(name, [block[name] for block in blocks]) for name in blocks[0]}}
+
+
+def _block_sums(raw: Array, passes: int, measure: Measure, *, squares: bool) -> dict[str, Array]:
+    """Passes are fp16, and fp32 represents their differences exactly, so exp is vectorised in fp32.
+
+    All later steps use fp64, so that the entropy of a teacher with a probability of 1 - 1e-9 is not lost in rounding.
+    """
+    logits_KCN = np.ascontiguousarray(raw.T).astype(np.float32, copy=False).reshape(passes, -1, len(raw))  # noqa: N806
+    with np.errstate(invalid="ignore"):  # build_targets refuses NaN
+        raised = np.exp(logits_KCN - logits_KCN.max(axis=1, keepdims=True)).astype(np.float64)
+        probability_KCN = raised / raised.sum(axis=1, keepdims=True)  # noqa: N806
+    sums: dict[str, Array] = {"probability": probability_KCN.sum(axis=0)}
+    if squares and measure.is_plug_in:
+        sums["squares"] = (probability_KCN * probability_KCN).sum(axis=0)
+    return sums | {name: function(logits_KCN, probability_KCN) for name, function in measure.sums.items()}
+
+
+def _series(name: str, blocks: list[Array]) -> pl.Series:
+    numbers = np.concatenate(blocks, axis=-1)
+    if numbers.ndim == 1:
+        return pl.Series(name, numbers)
+    return pl.Series(name, np.ascontiguousarray(numbers.T).reshape(-1)).reshape((-1, len(numbers)))
+
+
+def confidence(sums: pl.DataFrame, measure: Measure, full: int = 0) -> pl.Series:
     """Computes the confidence; with squares, the entropy of fewer passes is corrected to `full` = K."""
-    classes = width(sums["probability"])
-    largest = {"variation-ratio": 1 - 1 / classes, "max-probability": 1 - 1 / classes, "energy": 1.0}
-    measured = MEASURES[name](sums)
+    uncertainty = measure.uncertainty(sums)
     if "squares" in sums.columns:
-        measured = measured + _bias(sums, full)
-    return 1 - measured / largest.get(name, math.log(classes))
+        uncertainty = uncertainty + _bias(sums, full)
+    return 1 - uncertainty / measure.largest(width(sums["probability"]))
 
 
 def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
@@ -48,41 +134,38 @@ def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
     The plug-in entropy is biased low by 1/2k of it (second order of the delta method). Without the correction, texts
     that stopped early would get more confidence than those with all K passes. Zero where k = K.
     """
-    count, mean = sums[COUNT], mean_probability(sums)
-    variance = (sums["squares"] / count - mean * mean) * (count / (count - 1))
-    relative = shaped(flat(variance / mean).fill_nan(0.0), width(mean)).arr.sum()
+    count, probability = sums[COUNT], mean(sums, "probability")
+    variance = (sums["squares"] / count - probability * probability) * (count / (count - 1))
+    relative = shaped(flat(variance / probability).fill_nan(0.0), width(probability)).arr.sum()
     return (0.5 / count - 0.5 / full) * relative
 
 
-def _entropy(sums: pl.DataFrame) -> pl.Series:
-    return entropy_column(mean_probability(sums))
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of each text's passes, as columns of the cache."""
+
+    mean_probability: Array
+    entropy_nats: Array
+    confidence: Array
+    confidence_se: Array
+    """NaN for a single pass."""
 
 
-def _expected_entropy(sums: pl.DataFrame) -> pl.Series:
-    return sums["entropy"] / sums[COUNT]
+def statistics(passes_NKC: Array) -> Statistics:  # noqa: N803
+    probability_NKC = softmax(passes_NKC.astype(np.float32))  # noqa: N806
+    mean_NC = probability_NKC.mean(axis=1)  # noqa: N806
+    entropy = entropy_nats(mean_NC)
+    ceiling = np.log(passes_NKC.shape[2])
+    return Statistics(mean_NC, entropy, 1 - entropy / ceiling, _standard_error(probability_NKC) / ceiling)
 
 
-def _mutual_information(sums: pl.DataFrame) -> pl.Series:
-    return _entropy(sums) - _expected_entropy(sums)
-
-
-def _variation_ratio(sums: pl.DataFrame) -> pl.Series:
-    return 1 - sums["votes"].arr.max() / sums[COUNT]
-
-
-def _max_probability(sums: pl.DataFrame) -> pl.Series:
-    return 1 - mean_probability(sums).arr.max()
-
-
-def _energy(sums: pl.DataFrame) -> pl.Series:
-    return sums["energy"] / sums[COUNT]
-
-
-MEASURES: dict[str, Callable[[pl.DataFrame], pl.Series]] = {
-    "entropy": _entropy,
-    "expected-entropy": _expected_entropy,
-    "mutual-information": _mutual_information,
-    "variation-ratio": _variation_ratio,
-    "max-probability": _max_probability,
-    "energy": _energy,
-}
+def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
+    """Returns the standard error of the mean's entropy by the jackknife, which assumes no distribution of passes."""
+    count = probability_NKC.shape[1]
+    if count < 2:
+        return np.full(len(probability_NKC), np.nan)
+    total = probability_NKC.sum(axis=1, keepdims=True)
+    left_out = entropy_nats((total - probability_NKC) / (count - 1))
+    spread = ((left_out - left_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    error: Array = np.sqrt((count - 1) / count * spread)
+    return error

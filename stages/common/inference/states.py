@@ -22,21 +22,18 @@ from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.corpus import Bucket, fields, read_bucket
+from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import model_inputs, token_batches
 from amalgam.stages.common.inference.classifier import BATCH_TOKENS
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.teachers import LAST_LAYER, NewClassifier
-from amalgam.stages.common.token_cache import tokens_of
+from amalgam.stages.common.token_cache import read_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
 """Between the words of a label name: camel case, space, underscore or hyphen."""
-
-SMALL_PART = 4
-"""The tokens of fewer than one text in this many of a bucket are not cached."""
 
 LARGEST = float(np.finfo(np.float16).max)
 
@@ -82,19 +79,13 @@ def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def feature_table(store: Store, console: Console, encoder: Encoder, bucket: Bucket, places: Any) -> pa.Table:
     """Returns the encoder's states of the bucket's texts at these places; None means all texts."""
-    rows = read_bucket(store, bucket)
     new = encoder.classifier
-    if places is not None and SMALL_PART * len(places) < bucket.rows:
-        tokens = encode(new.tokenizer, fields(rows.take(places)), new.limit, types=new.types)
-    else:
-        tokens = tokens_of(
-            store, console, bucket, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types
-        )
-        tokens = tokens if places is None else tokens.take(places)
-    keys = rows.column("key") if places is None else rows.column("key").take(places)
+    rows, tokens = read_tokens(
+        store, console, bucket, places, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types
+    )
     values = encoder.pooled(tokens).astype(np.float16)
     arrays = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    return pa.table([keys, arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
+    return pa.table([rows.column("key"), arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
 
 
 # ---- teachers

@@ -84,6 +84,14 @@ def bank_levels(seed: int) -> NDArray[np.uint16]:
     return levels.reshape(-1)
 
 
+@lru_cache(maxsize=2)
+def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the values of a bank's masks, which teachers share."""
+    kept = bank_levels(seed) >= threshold(rate)
+    mask = torch.from_numpy(np.concatenate([kept, kept[:LONGEST_WINDOW]])).to(device)
+    return mask.to(dtype).mul_(scale(rate))
+
+
 class Bank:
     """Masks (0 where dropped, else 1 / (1 - rate)) on one device and in one dtype, all from the same numbers."""
 
@@ -132,17 +140,12 @@ class Bank:
         """The whole bank at a rate; from any offset on, a window fits."""
         values = self._masks.get(rate)
         if values is None:
-            values = self._masks[rate] = self._whole(rate)
+            values = self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
         return values
 
     def held(self) -> list[torch.Tensor]:
         """What masks are made of."""
         return [*self._masks.values(), *self._steps.values()]
-
-    def _whole(self, rate: float) -> torch.Tensor:
-        kept = bank_levels(self.seed) >= threshold(rate)
-        mask = torch.from_numpy(np.concatenate([kept, kept[:LONGEST_WINDOW]])).to(self.device)
-        return mask.to(self.dtype).mul_(scale(rate))
 
     def _spread(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
         """A word for each place on the leading axes, site by site. Rows that carry heads are spread over two axes."""

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
 
+from amalgam.stages.common.inference.load import TeacherLoader
+from amalgam.stages.common.teachers import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.teacher import Teacher
+
+MOST_TEACHERS = 16
 
 # Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
 # on any machine, and workers that share its cores do not wait for each other's threads.
@@ -47,6 +57,30 @@ def _one_command_tree() -> Iterator[None]:
     """Build the command tree once: Typer builds it for every call, half of the time of `amalgam plan`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _teachers_stay_loaded() -> Iterator[None]:
+    """Keep the latest teachers for later commands of this process: to load and to check one takes most of a command."""
+    latest: OrderedDict[object, tuple[Teacher, tuple[str, ...]]] = OrderedDict()
+    load = TeacherLoader.load
+
+    def load_once(self: TeacherLoader, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+        settings = dataclasses.replace(resolved, files=None, labels=len(resolved.labels))  # type: ignore[arg-type]
+        key = (settings, resolved.files.digest, dtype, self.seed, self.device, passes > 0)
+        if key not in latest:
+            teacher = load(self, resolved, dtype, passes=passes)
+            latest[key] = teacher, teacher.notes
+        latest.move_to_end(key)
+        if len(latest) > MOST_TEACHERS:
+            latest.popitem(last=False)
+        teacher, teacher.notes = latest[key]
+        self.log_notes(teacher)
+        return teacher
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TeacherLoader, "load", load_once)
         yield
 
 

@@ -6,7 +6,8 @@ from its neighbours, and the search makes it fail, which keeps the embeddings di
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,51 +77,40 @@ def search_embeddings(
         )
     table = model.get_input_embeddings().weight.detach().float()
     labels = torch.full((config.count,), label, device=table.device)
-    frozen = [weight for weight in model.parameters() if weight.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _frozen(model):
         torch.default_generator.manual_seed(key64(config.seed, teacher.digest, label, 0) % 2**63)
         noise = torch.randn(config.count, config.tokens, table.shape[1]).to(table.device)
         embeddings = nn.Parameter(table.mean(0) + table.std(0) * noise)
         adversary = Adversary(table.shape[1], config.tokens).to(table.device)
-        try:
-            _freeze(frozen, fixed=True)
-            _search(
-                lambda: model(inputs_embeds=special(embeddings)).logits, embeddings, adversary, labels, config, stop
-            )
-        finally:
-            _freeze(frozen, fixed=False)
+        optimizer = torch.optim.Adam([embeddings], config.learning_rate)
+        adversary_optimizer = torch.optim.Adam(adversary.parameters(), ADVERSARY_RATE)
+        for _ in range(config.steps):  # the adversary learns to predict, then the embeddings to be unpredictable
+            stop()
+            hidden = torch.randint(config.tokens, (config.count,)).to(table.device)
+            adversary_optimizer.zero_grad()
+            adversary(embeddings.detach(), hidden).mean().backward()
+            adversary_optimizer.step()
+            optimizer.zero_grad()
+            hard = adversary(embeddings, hidden).sum()
+            logits = model(inputs_embeds=special(embeddings)).logits.float()
+            loss = cross_entropy(logits, labels, reduction="sum") - config.adversarial * hard
+            loss.backward(inputs=[embeddings])
+            optimizer.step()
     with torch.no_grad():
         logits = model(inputs_embeds=special(embeddings)).logits.float()
     return embeddings.detach().cpu().contiguous(), logits.cpu().contiguous()
 
 
-def _search(  # noqa: PLR0913 - the optimised tensors, their loss and its settings
-    predict: Callable[[], torch.Tensor],
-    embeddings: nn.Parameter,
-    adversary: Adversary,
-    labels: torch.Tensor,
-    config: PseudoEmbeddings,
-    stop: Callable[[], None],
-) -> None:
-    """Alternates: the adversary learns to predict, then the embeddings learn the class and to be unpredictable."""
-    optimizer = torch.optim.Adam([embeddings], config.learning_rate)
-    adversary_optimizer = torch.optim.Adam(adversary.parameters(), ADVERSARY_RATE)
-    for _ in range(config.steps):
-        stop()
-        hidden = torch.randint(config.tokens, (config.count,)).to(embeddings.device)
-        adversary_optimizer.zero_grad()
-        adversary(embeddings.detach(), hidden).mean().backward()
-        adversary_optimizer.step()
-        optimizer.zero_grad()
-        hard = adversary(embeddings, hidden).sum()
-        loss = cross_entropy(predict().float(), labels, reduction="sum") - config.adversarial * hard
-        loss.backward(inputs=[embeddings])
-        optimizer.step()
-
-
-def _freeze(weights: list[nn.Parameter], *, fixed: bool) -> None:
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in weights:
-        weight.requires_grad_(not fixed)
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(True)
 
 
 # ---- from the teacher's space to the student's

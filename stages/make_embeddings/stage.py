@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.config.schema import ExperimentConfig, PseudoEmbeddings
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
@@ -47,16 +47,13 @@ class MakeEmbeddings(Stage):
         return Identity({"pseudo_embeddings": run.experiment.pseudo_embeddings.model_dump()}, {"teachers": teachers})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  shared by all experiments
-        config = run.experiment.pseudo_embeddings
-        folders = {
-            teacher.name: run.store.folder(self.name, f"teacher-{_family(config, teacher.files.digest)}")
-            for teacher in teachers_of(run)
-        }
-        return [
-            Unit(f"{label:04}", folders[teacher.name], config.count, (teacher, label))
-            for teacher in teachers_of(run)
-            for label in range(len(teacher.labels))
-        ]
+        """Returns a unit for each class; names of teachers and labels are no part of its folder."""
+        config, units = run.experiment.pseudo_embeddings, []
+        for teacher in teachers_of(run):
+            family = fingerprint([self.VERSION, config.model_dump(), teacher.files.digest])
+            shared, labels = run.store.folder(self.name, f"teacher-{family}"), range(len(teacher.labels))
+            units += [Unit(f"{label:04}", shared, config.count, (teacher, label)) for label in labels]
+        return units
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of optimization steps, counted once for each embedding."""
@@ -79,12 +76,14 @@ class MakeEmbeddings(Stage):
             draft.made = {"libraries": library_versions()}
 
     def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        by_class = {(record.facts["content"], record.facts["label"]): _class_facts(record) for record in records}
+        classes = {}
+        for record in records:
+            facts = record.facts
+            entry = {"rows": facts["rows"], "taken": facts["taken"], "file": record.files[0].path}
+            classes[facts["content"], facts["label"]] = entry
         return {
             "teachers": {
-                teacher.name: {
-                    label: by_class[teacher.files.digest, index] for index, label in enumerate(teacher.labels)
-                }
+                teacher.name: {name: classes[teacher.files.digest, place] for place, name in enumerate(teacher.labels)}
                 for teacher in teachers_of(run)
             }
         }
@@ -104,16 +103,3 @@ class MakeEmbeddings(Stage):
 
     def describe(self, manifest: Record) -> str:
         return f"pseudo embeddings of {', '.join(manifest.facts['teachers'])}"
-
-
-def _class_facts(record: Record) -> dict[str, Any]:
-    return {
-        "rows": int(record.facts["rows"]),
-        "taken": int(record.facts["taken"]),
-        "file": record.files[0].path,
-    }
-
-
-def _family(config: PseudoEmbeddings, teacher_digest: str) -> str:
-    """Returns the fingerprint of a teacher's embeddings; names of teachers and labels are no part of it."""
-    return fingerprint([MakeEmbeddings.VERSION, config.model_dump(), teacher_digest])

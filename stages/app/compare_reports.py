@@ -101,8 +101,7 @@ def compare(base: Path, reports: Mapping[str, ReportJson], console: Console) -> 
     console.table("", ["", *reports], rows)
     console.sentence(comparison["summary"])
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
-    contents = {".html": page.encode(), ".json": (json.dumps(comparison, indent=1) + "\n").encode()}
-    console.say(f"report: {publish(base, NAME, contents)}")
+    console.say(f"report: {publish(base, NAME, page, comparison)}")
 
 
 def comparison_of(reports: Mapping[str, ReportJson]) -> Row:

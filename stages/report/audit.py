@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
+from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
@@ -48,15 +49,13 @@ class AuditInputs:
     models: Mapping[str, ModelFiles]
     """By teacher."""
     targets: Targets
-    weighed: bool
-    """The teacher weights of stage weigh-teachers exist."""
+    weights: pa.Table | None
+    """The teacher weights of stage weigh-teachers, if it ran, in the order of the training texts."""
     by_domain: bool
     """The confidence of a teacher is its domain score."""
     store: Store
     read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
-    read_weights: Callable[[Bucket, int], Array]
-    """(first bucket, rows) -> teacher weights [rows, teachers]."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,18 @@ class AuditedTexts:
 
 
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
+    """Yields the texts of the first buckets of the training texts."""
+    first = 0
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
         evidence = inputs.read_evidence([bucket.prefix for bucket in group], rows.column("key"))
         distributions = [teacher.distribution.to_numpy() for teacher in evidence]
         confidence = np.stack([teacher.confidence.to_numpy() for teacher in evidence], axis=1)
-        weights = inputs.read_weights(group[0], rows.num_rows) if inputs.weighed else None
+        weights = None
+        if inputs.weights is not None:
+            weights = matrix(inputs.weights.slice(first, rows.num_rows).column("weight")).astype(np.float64)
         gold = gold_indices(inputs.labels, rows)
+        first += len(gold)
         for start in range(0, len(gold), BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
             block_weights = None if weights is None else weights[block]
@@ -101,10 +105,10 @@ def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlo
     return {
         "texts": counts.texts,
         "labelled": counts.labelled,
-        "weights": targets.teacher_weights if inputs.weighed else "muka",
+        "weights": "muka" if inputs.weights is None else targets.teacher_weights,
         "uncertainty": "entropy" if by_entropy else targets.uncertainty,
         "accuracy": _share(counts.right, counts.labelled),
-        "teachers": list(_teachers(counts, labels, weighed=inputs.weighed)),
+        "teachers": list(_teachers(counts, labels, weighed=inputs.weights is not None)),
         "conflicts": {"teachers": list(labels.columns), "confident_from": CONFIDENT, "shares": conflicts},
         "shared_labels": list(_shared(counts, labels)),
         "labels": list(_labels(counts, labels)),

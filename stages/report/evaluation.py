@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
-from amalgam.data.parquet import key_array, parquet_options
+from amalgam.data.parquet import parquet_options
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
@@ -111,7 +111,8 @@ class EvaluationInputs:
 class TestAnswers:
     """Predictions of every system on labelled test texts, in key order; labels are positions in the union."""
 
-    keys: Array
+    rows: Array
+    """Of the test part."""
     gold: Array
     own: dict[str, Array]
     """By teacher: its prediction among its own labels."""
@@ -124,10 +125,10 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
     for buckets in neighbouring_buckets(inputs.test.buckets, GROUP_TEXTS):
         rows = sum(bucket.rows for bucket in buckets)
         similar = similarities.slice(first, rows).select("similarity").collect()["similarity"]
-        groups.append(_predict(inputs, buckets, similar.to_numpy().astype("float64")))
+        groups.append(_predict(inputs, buckets, first, similar.to_numpy().astype("float64")))
         first += rows
     return TestAnswers(
-        np.concatenate([group.keys for group in groups]),
+        np.concatenate([group.rows for group in groups]),
         np.concatenate([group.gold for group in groups]),
         {name: np.concatenate([group.own[name] for group in groups]) for name in groups[0].own},
         {name: Predictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
@@ -140,7 +141,7 @@ def gold_indices(labels: LabelSpace, table: pa.Table) -> Array:
     return np.array([position.get(label, -1) for label in table.column("label").to_pylist()], np.int64)
 
 
-def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], similar: Array) -> TestAnswers:
+def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, similar: Array) -> TestAnswers:
     """Leaves out texts with a gold label of no teacher: an earlier stage refused them or was set to skip them."""
     labels = inputs.labels
     table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
@@ -161,7 +162,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], similar: Array
     systems["zero-shot"] = Predictions.of(softmax(similar), gold)
     if inputs.student is not None:
         systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(fields(table))), gold)
-    return TestAnswers(key_array(table.column("key")), gold, own, systems)
+    return TestAnswers(first + np.flatnonzero(kept), gold, own, systems)
 
 
 def _cached_logits(inputs: EvaluationInputs, teacher: str, buckets: Sequence[Bucket], keys: pa.ChunkedArray) -> Array:

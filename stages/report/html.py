@@ -21,9 +21,7 @@ from markupsafe import Markup, escape
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.storage.store import Store
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures
 from amalgam.stages.report.report_json import ReportJson, Row, interval, total_seconds
@@ -38,9 +36,6 @@ MOST_LETTERS = 600
 
 CLASSES_SHOWN, SYSTEMS_SHOWN, TEACHERS_SHOWN = 30, 16, 12
 """Most rows of a table."""
-
-PAGE_VERSION = 1
-"""Raised when Python code changes the look of the page; a changed template is detected by its digest."""
 
 FOLDER = "reports"
 
@@ -198,35 +193,18 @@ def page_name(settings: ExperimentConfig) -> str:
 
 
 def check_page(base: Path, name: str) -> None:
-    """Refuses, before any work, a page that `publish_page` could not write."""
+    """Refuses, before any work, a page that `publish` could not write."""
     for suffix in MARKERS:
         _target(base, name + suffix)
 
 
-def publish_page(base: Path, store: Store, folder: Path, numbers: ReportJson) -> str:
-    """Renders the page unless the workspace has it, copies it to reports/, and returns its path."""
-    templates = [[path.name, file_digest(path)] for path in [*sorted(TEMPLATES.glob("*.j2")), TEMPLATES / "page.css"]]
-    name = f"page-{fingerprint([PAGE_VERSION, fingerprint(templates), numbers])}"
-    record = store.record(folder / f"{name}.json")
-    if record is None or any(store.check_file(file) for file in record.files):
-        with store.draft(folder, name) as draft:
-            (draft.folder / "report.html").write_text(page(numbers), "utf-8")
-            (draft.folder / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", "utf-8")
-        files = draft.files
-    else:
-        files = record.files
-    contents = {Path(file.path).suffix: store.verified_path(file).read_bytes() for file in files}
-    return publish(base, numbers["name"], contents)
-
-
-def publish(base: Path, name: str, contents: Mapping[str, bytes]) -> str:
-    """Writes reports/NAME with each suffix, leaves equal files untouched, and returns the page's path."""
-    for suffix, content in contents.items():
+def publish(base: Path, name: str, page: str, numbers: Mapping[str, Any]) -> str:
+    """Writes reports/NAME.html and NAME.json, leaves equal files untouched, and returns the page's path."""
+    for suffix, text in ((".html", page), (".json", json.dumps(numbers, indent=1) + "\n")):
         target = _target(base, name + suffix)
-        if target.exists() and target.read_bytes() == content:
-            continue
-        with atomic_write(target) as temporary:
-            temporary.write_bytes(content)
+        if not target.exists() or target.read_bytes() != text.encode():
+            with atomic_write(target) as temporary:
+                temporary.write_bytes(text.encode())
     return f"{FOLDER}/{name}.html"
 
 

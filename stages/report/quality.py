@@ -9,17 +9,16 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
-from amalgam.data.parquet import key_list, matrix
+from amalgam.data.parquet import matrix
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
@@ -150,35 +149,34 @@ def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[Row]:
     predictions, names = answers.systems[inputs.system], inputs.labels.names
     wrong = np.flatnonzero(predictions.label != answers.gold)
     worst = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")[:MOST_ERRORS]]
-    keys = key_list(answers.keys[worst])
-    texts = texts_of(inputs.store, inputs.test, set(keys))
+    texts = texts_at(inputs.store, inputs.test, answers.rows[worst].tolist())
     return [
         {
-            "text": texts[key],
+            "text": texts[answers.rows[row]],
             "gold": names[int(answers.gold[row])],
             "predicted": names[int(predictions.label[row])],
             "probability": float(predictions.confidence[row]),
             "gold_probability": float(predictions.of_gold[row]),
         }
-        for key, row in zip(keys, worst.tolist(), strict=True)
+        for row in worst.tolist()
     ]
 
 
-def texts_of(store: Store, part: Part, wanted: set[bytes]) -> dict[bytes, str]:
-    """Returns shortened texts by key; the two texts of a pair are joined."""
-    texts: dict[bytes, str] = {}
+def texts_at(store: Store, part: Part, rows: Sequence[int]) -> dict[int, str]:
+    """Returns shortened texts by their row in the part."""
+    texts: dict[int, str] = {}
+    first = 0
     for bucket in part.buckets:
-        if len(texts) == len(wanted):
-            break
-        table = read_bucket(store, bucket)
-        keys = table.column("key").to_pylist()
-        rows = [row for row, key in enumerate(keys) if key in wanted]
-        if rows:
-            texts |= zip((keys[row] for row in rows), map(shortened, fields(table.take(rows))), strict=True)
+        inside = [row for row in rows if first <= row < first + bucket.rows]
+        if inside:
+            table = read_bucket(store, bucket).take([row - first for row in inside])
+            texts |= zip(inside, map(shortened, fields(table)), strict=True)
+        first += bucket.rows
     return texts
 
 
 def shortened(texts: tuple[str, ...]) -> str:
+    """Cuts a long text; the two texts of a pair are joined."""
     text = " ‖ ".join(texts)
     return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "…"
 
@@ -186,32 +184,18 @@ def shortened(texts: tuple[str, ...]) -> str:
 # ---- the targets on a sample of the training texts
 
 
-@dataclass(frozen=True)
-class TargetQualityInputs:
-    """Everything that the description of the targets reads, resolved from the run by report/stage.py."""
-
-    train: Part
-    labels: LabelSpace
-    targets: Iterable[pa.Table]
-    """By bucket of `train`."""
-    target_facts: dict[str, Any]
-    """The facts of the build-targets manifest."""
-    audit: AuditInputs | None
-    """None without teachers."""
-    store: Store
-
-
-def target_quality(inputs: TargetQualityInputs) -> TargetQuality:
-    buckets = sample_of(inputs.train, len(inputs.labels.columns), len(inputs.labels.names))
+def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: Row) -> TargetQuality:
+    """Describes the targets, one table for each bucket of `train`; `facts` are those of build-targets."""
+    buckets = sample_of(train, len(inputs.labels.columns), len(inputs.labels.names))
     quality: TargetQuality = {
-        "texts": inputs.train.texts,
+        "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
-        "targets": _targets(inputs, buckets),
+        "targets": _targets(inputs, zip(buckets, targets, strict=False), facts),
     }
-    if inputs.audit:
-        blocks = list(audited_texts(inputs.audit, buckets))
-        quality["audit"] = audit_texts(inputs.audit, blocks)
-        quality |= _teachers(inputs, inputs.audit, blocks)
+    if inputs.labels.columns:
+        blocks = list(audited_texts(inputs, buckets))
+        quality["audit"] = audit_texts(inputs, blocks)
+        quality |= _teachers(inputs, train, blocks)
     return quality
 
 
@@ -226,12 +210,11 @@ def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
     return buckets
 
 
-def _targets(inputs: TargetQualityInputs, buckets: Sequence[Bucket]) -> Row:
+def _targets(inputs: AuditInputs, sample: Iterable[tuple[Bucket, pa.Table]], facts: Row) -> Row:
     """Returns the margins, and how often the target's first label is the gold label."""
-    labels, facts = inputs.labels, inputs.target_facts
-    over_labels = facts["objective"] == "kl"
+    labels, over_labels = inputs.labels, facts["objective"] == "kl"
     parts: list[tuple[Array, Array, Array, Array]] = []
-    for bucket, table in zip(buckets, inputs.targets, strict=False):
+    for bucket, table in sample:
         gold = gold_indices(labels, read_bucket(inputs.store, bucket, ["label"]))
         first = matrix(table.column("target")).argmax(axis=1) if over_labels else np.full(len(gold), -1)
         margin = table.column("margin").to_numpy(zero_copy_only=False).astype(np.float64)
@@ -259,21 +242,21 @@ def _margins(margin: Array, leader_is_right: Array, labelled: Array) -> dict[str
     }
 
 
-def _teachers(inputs: TargetQualityInputs, audit: AuditInputs, blocks: Sequence[AuditedTexts]) -> TargetQuality:
+def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) -> TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(own) for own in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted(columns) for texts in blocks])
     confidence = np.concatenate([texts.confidence_NT for texts in blocks])
-    weights = np.concatenate([_weights(audit, texts) for texts in blocks])
+    weights = np.concatenate([_weights(inputs, texts) for texts in blocks])
     gold = np.concatenate([texts.gold_N for texts in blocks])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
     labelled = owns.any(axis=1)
-    leading = (weights if audit.weighed else confidence).argmax(axis=1)
+    leading = (confidence if inputs.weights is None else weights).argmax(axis=1)
     return {
         "labelled": int(labelled.sum()),
         "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),
         "choice": {
-            "by": "weights" if audit.weighed else "confidence",
+            "by": "confidence" if inputs.weights is None else "weights",
             "n": int(labelled.sum()),
             "right": int((owns[np.arange(len(leading)), leading] & labelled).sum()),
             "chance": float(owns[labelled].mean()) if labelled.any() else None,
@@ -283,22 +266,22 @@ def _teachers(inputs: TargetQualityInputs, audit: AuditInputs, blocks: Sequence[
             "mean": dict(zip(inputs.labels.columns, weights.mean(axis=0).tolist(), strict=True)),
             "largest": histogram(weights.max(axis=1), (0.0, 1.0)),
         },
-        "disputed": _disputed(inputs, predicted, confidence, gold),
+        "disputed": _disputed(inputs, train, predicted, confidence, gold),
     }
 
 
-def _weights(audit: AuditInputs, texts: AuditedTexts) -> Array:
+def _weights(inputs: AuditInputs, texts: AuditedTexts) -> Array:
     """Returns each teacher's weight in the target of each text."""
-    method = target_method(audit.targets)
+    method = target_method(inputs.targets)
     scores = texts.confidence_NT if texts.weights_NT is None else texts.weights_NT
     if method.winner_takes_all:
         one_hot: Array = np.eye(scores.shape[1])[scores.argmax(axis=1)]
         return one_hot
     given = texts.weights_NT is not None or method.confidence_is_weight
-    return scores if given else softmax(scores / audit.targets.temperature)
+    return scores if given else softmax(scores / inputs.targets.temperature)
 
 
-def _disputed(inputs: TargetQualityInputs, predicted: Array, confidence: Array, gold: Array) -> list[Row]:
+def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array) -> list[Row]:
     """Returns the texts on which two teachers with different labels have the highest lower confidence."""
     strength = np.full(len(predicted), -np.inf)
     pair = np.zeros((len(predicted), 2), np.int64)
@@ -308,12 +291,11 @@ def _disputed(inputs: TargetQualityInputs, predicted: Array, confidence: Array, 
         strength[higher], pair[higher] = lower[higher], (a, b)
     order = np.argsort(-strength, kind="stable")[:MOST_DISPUTED]
     rows = [row for row in order.tolist() if np.isfinite(strength[row])]
-    keys = _first_keys(inputs, max(rows, default=-1) + 1)
-    texts = texts_of(inputs.store, inputs.train, {keys[row] for row in rows})
+    texts = texts_at(inputs.store, train, rows)
     teachers, labels = list(inputs.labels.columns), inputs.labels.names
     return [
         {
-            "text": texts[keys[row]],
+            "text": texts[row],
             "gold": labels[int(gold[row])] if gold[row] >= 0 else None,
             "sides": [
                 {
@@ -326,15 +308,6 @@ def _disputed(inputs: TargetQualityInputs, predicted: Array, confidence: Array, 
         }
         for row in rows
     ]
-
-
-def _first_keys(inputs: TargetQualityInputs, count: int) -> list[bytes]:
-    keys: list[bytes] = []
-    for bucket in inputs.train.buckets:
-        if len(keys) >= count:
-            break
-        keys += read_bucket(inputs.store, bucket, ["key"]).column("key").to_pylist()
-    return keys
 
 
 def _uncertainty(confidence: Array, owns: Array) -> Row | None:

@@ -7,12 +7,12 @@ their own, which all methods share.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from amalgam.data.parquet import key_array, matrix
+from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -34,7 +34,7 @@ from amalgam.stages.common.inference.load import load_student
 from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.html import check_page, page_name, publish_page
+from amalgam.stages.report.html import check_page, page, page_name, publish
 from amalgam.stages.report.report_json import (
     MEASURES,
     AuditBlock,
@@ -50,12 +50,9 @@ from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from amalgam.data.tokens import TokenRows
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
-    from amalgam.stages.report.quality import TargetQualityInputs
 
 MOST_INDENTED = 100
 """Labels up to which evaluation.json is indented."""
@@ -143,8 +140,7 @@ class Report(Stage):
         contents = {teacher.name: teacher.files.digest for teacher in teachers_of(run)}
         inputs = ReportInputs(run.experiment, run.store, run.results, run.descriptions, label_space(run), contents)
         numbers = report_json(inputs, scores, findings, page_name(run.experiment))
-        pages = run.store.folder("report", run.fingerprint("report")) / "pages"
-        run.console.say(f"report: {publish_page(run.base, run.store, pages, numbers)}")
+        run.console.say(f"report: {publish(run.base, numbers['name'], page(numbers), numbers)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
@@ -189,7 +185,8 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
     from amalgam.stages.report.evaluation import evaluate_systems, predict_test
     from amalgam.stages.report.quality import script_counts, student_quality, target_quality
 
-    test, train, scores, quality = part_of(run, "test"), _train_part(run), None, None
+    test, train = part_of(run, "test"), _train_part(run)
+    scores, quality, targets = None, None, None
     if test:
         inputs = _evaluation_inputs(run, test)
         answers, names = predict_test(inputs), inputs.labels.names
@@ -207,9 +204,13 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
         if adaptive:
             scores["adaptive"] = adaptive
         quality = student_quality(inputs, answers)
+    if train:
+        compared = run.experiment.model_copy(update={"targets": _compared_by(run.experiment.targets)})
+        audit_inputs = _audit_inputs(replace(run, experiment=compared))
+        targets = target_quality(audit_inputs, train, read_targets(run), run.result("build-targets").facts)
     return scores, {
         "student_quality": quality,
-        "target_quality": target_quality(_target_inputs(run, train)) if train else None,
+        "target_quality": targets,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
 
@@ -231,21 +232,6 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
-    )
-
-
-def _target_inputs(run: Run, train: Part) -> TargetQualityInputs:
-    from amalgam.stages.report.quality import TargetQualityInputs
-
-    targets = _compared_by(run.experiment.targets)
-    compared = replace(run, experiment=run.experiment.model_copy(update={"targets": targets}))
-    return TargetQualityInputs(
-        train=train,
-        labels=label_space(run),
-        targets=read_targets(run),
-        target_facts=run.result("build-targets").facts,
-        audit=_audit_inputs(compared) if teachers_of(run) else None,
-        store=run.store,
     )
 
 
@@ -347,11 +333,11 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
     from amalgam.stages.report.audit import AuditInputs
 
-    labels, targets, reader = label_space(run), run.experiment.targets, answer_reader(run)
+    labels, targets = label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
 
     def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
-        column = pl.Series("key", keys, pl.Binary)
+        column, reader = pl.Series("key", keys, pl.Binary), answer_reader(run)
         evidence = [reader.evidence(name, prefixes, column) for name in labels.columns]
         return with_domain_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
 
@@ -359,19 +345,8 @@ def _audit_inputs(run: Run) -> AuditInputs:
         labels=labels,
         models={teacher.name: teacher.files for teacher in teachers_of(run)},
         targets=targets,
-        weighed="weigh-teachers" in run.results,
+        weights=weights_of(run) if "weigh-teachers" in run.results else None,
         by_domain=by_domain,
         store=run.store,
         read_evidence=read_evidence,
-        read_weights=_weight_reader(run),
     )
-
-
-def _weight_reader(run: Run) -> Callable[[Bucket, int], np.ndarray[Any, np.dtype[Any]]]:
-    import numpy as np
-
-    def read_weights(first: Bucket, rows: int) -> np.ndarray[Any, np.dtype[Any]]:
-        before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < first.prefix)
-        return matrix(weights_of(run).slice(before, rows).column("weight")).astype(np.float64)
-
-    return read_weights

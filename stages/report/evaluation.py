@@ -112,7 +112,7 @@ class TestAnswers:
     """Predictions of every system on labelled test texts, in key order; labels are positions in the union."""
 
     rows: Array
-    """Of the test part."""
+    """Positions in the test part."""
     gold: Array
     own: dict[str, Array]
     """By teacher: its prediction among its own labels."""

@@ -64,7 +64,8 @@ class LocalStorage:
         make_folder(target.parent)
         temporary = temporary_path(target.parent)
         try:
-            _write_synced(temporary, content)
+            temporary.write_bytes(content)
+            sync(temporary)
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -85,7 +86,8 @@ class LocalStorage:
                 content.replace(target)
             else:
                 with replacing(target) as temporary:
-                    _write_synced(temporary, content)
+                    temporary.write_bytes(content)
+                    sync(temporary)
         for folder in sorted(changed):
             sync(folder)
 
@@ -157,10 +159,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

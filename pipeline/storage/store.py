@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,8 +18,8 @@ from typing import Any
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
-from amalgam.pipeline.storage.local import LocalStorage, temporary_path
-from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, may_be_packed
+from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
+from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
 
 MANIFEST = "MANIFEST.json"
 
@@ -61,17 +60,17 @@ class Record:
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
+@dataclass
 class UnitWriter:
     """Holds the temporary folder of a unit's files, and the facts for its record."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.facts: dict[str, Any] = {}
-        self.made: dict[str, Any] = {}
-        self.files: tuple[StoredFile, ...] = ()
-        """The published files, after the block."""
-        self.rival: Record | None = None
-        """The record of another writer that was first and wrote other bytes."""
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+    files: tuple[StoredFile, ...] = ()
+    """The published files, after the block."""
+    rival: Record | None = None
+    """The record of another writer that was first and wrote other bytes."""
 
 
 class Store:
@@ -121,17 +120,15 @@ class Store:
     def records(self, paths: Sequence[Path], *, complete: bool = True) -> dict[Path, Record]:
         """Returns the committed records; `complete`: only those whose files have the right sizes."""
         by_inside = {self.inside(path): path for path in paths}
-        return {
-            by_inside[inside]: record for inside, record in self._records(list(by_inside), complete=complete).items()
-        }
+        records = self._records(list(by_inside), complete=complete)
+        return {by_inside[inside]: record for inside, record in records.items()}
 
     def units(self, folder: Path, names: Iterable[str] | None = None) -> dict[str, Record]:
         """Returns the complete units of a folder by name; without names, all of them."""
         inside = self.inside(folder)
-        if names is None:
-            names = [name.removesuffix(".json") for name in self.backend.names(inside) if name.endswith(".json")]
-        by_inside = {f"{inside}/{name}.json": name for name in names}
-        return {by_inside[path]: record for path, record in self._records(list(by_inside)).items()}
+        paths = self._record_paths(inside) if names is None else [f"{inside}/{name}.json" for name in names]
+        start, end = len(inside) + 1, -len(".json")
+        return {path[start:end]: record for path, record in self._records(paths).items()}
 
     def _records(self, insides: Sequence[str], *, complete: bool = True) -> dict[str, Record]:
         contents, trusts = self.backend.read(insides), self.backend.trusts
@@ -139,24 +136,29 @@ class Store:
         records = {inside: record for inside, record in parsed.items() if record is not None}
         if complete:
             sizes = self.backend.sizes([file.path for record in records.values() for file in record.files])
-            records = {inside: record for inside, record in records.items() if _is_complete(record, sizes)}
+            incomplete = {
+                inside
+                for inside, record in records.items()
+                if any(sizes.get(file.path) != file.bytes for file in record.files)
+            }
+            records = {inside: record for inside, record in records.items() if inside not in incomplete}
         return records
 
     def units_in(self, folder: Path) -> list[Path]:
         """Returns the paths of the units' records in a folder, complete or not."""
-        return [folder / name for name in self.backend.names(self.inside(folder)) if name.endswith(".json")]
+        return [self.root / path for path in self._record_paths(self.inside(folder))]
+
+    def _record_paths(self, folder: str) -> list[str]:
+        return [f"{folder}/{name}" for name in self.backend.names(folder) if name.endswith(".json")]
 
     def missing_files(self, record: Record) -> list[tuple[StoredFile, str]]:
         """Returns the record's absent files ("missing") and those of another size ("damaged ..."); reads no content."""
         sizes = self.backend.sizes([file.path for file in record.files])
-        faults = []
-        for file in record.files:
-            size = sizes.get(file.path)
-            if size is None:
-                faults.append((file, "missing"))
-            elif size != file.bytes:
-                faults.append((file, f"damaged (size {size}, expected {file.bytes})"))
-        return faults
+        return [
+            (file, f"damaged (size {sizes[file.path]}, expected {file.bytes})" if file.path in sizes else "missing")
+            for file in record.files
+            if sizes.get(file.path) != file.bytes
+        ]
 
     def verified_path(self, file: StoredFile) -> Path:
         """Returns the local path of a file; its digest is verified before this process's first use."""
@@ -225,7 +227,9 @@ class Store:
     def _publish_files(self, temporary: Path, folder: Path, name: str, suffix: str) -> tuple[StoredFile, ...]:
         """Publishes one file as NAME-DIGEST.suffix, several files as the folder NAME-DIGEST."""
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-        digests = {path: _synced_digest(path) for path in paths}
+        for path in paths:
+            sync(path)
+        digests = {path: file_digest(path) for path in paths}
         suffix_digest = fingerprint([[str(p.relative_to(temporary)), d] for p, d in digests.items()])[:8]
         single = len(paths) == 1 and bool(suffix)
         target = self.inside(folder / (f"{name}-{suffix_digest}{suffix}" if single else f"{name}-{suffix_digest}"))
@@ -296,10 +300,6 @@ class Store:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
 
 
-def _is_complete(record: Record, sizes: Mapping[str, int]) -> bool:
-    return all(sizes.get(file.path) == file.bytes for file in record.files)
-
-
 def _record(content: bytes | None, *, trusted: bool = False) -> Record | None:
     try:
         return None if content is None else Record.from_json(content, trusted=trusted)
@@ -337,11 +337,10 @@ def open_store(workspace: str, base: Path) -> Store:
 
 def _is_entry(entry: Any) -> bool:
     """Returns whether an entry of HEAD is well formed; the file may have been edited or damaged."""
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("fingerprint"), str)
-        and isinstance(entry.get("overrides"), dict)
-    )
+    match entry:
+        case {"fingerprint": str(), "overrides": dict()}:
+            return True
+    return False
 
 
 def canonical_record(record: Record) -> str:
@@ -352,12 +351,6 @@ def canonical_record(record: Record) -> str:
 
 def _digest_of(raw: Any) -> str:
     return hashlib.sha256(canonical(raw).encode()).hexdigest()
-
-
-def _synced_digest(path: Path) -> str:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-    return file_digest(path)
 
 
 # ---- many small units
@@ -375,18 +368,11 @@ AT_ONCE = 256
 """Number of units whose files are fetched together."""
 
 
-@dataclass(frozen=True)
-class PackCandidates:
-    """The small units of a folder, by the paths of their records."""
+def loose_units(store: Store, entries: Iterable[FileInfo]) -> dict[str, list[str]]:
+    """Returns the folders with many small units, and the paths of their records.
 
-    folder: str
-    new: tuple[str, ...]
-    packed: tuple[str, ...]
-    """Units that are packed already: an earlier run was stopped before it removed their loose files."""
-
-
-def loose_units(store: Store, entries: Iterable[FileInfo]) -> Iterator[PackCandidates]:
-    """Yields the folders with many small units."""
+    Some may be packed already: an earlier run was stopped before it removed their loose files.
+    """
     large: set[str] = set()
     records: dict[str, list[str]] = {}
     for entry in entries:
@@ -396,15 +382,14 @@ def loose_units(store: Store, entries: Iterable[FileInfo]) -> Iterator[PackCandi
                 records.setdefault(folder, []).append(entry.path)
             elif entry.bytes > SMALL:
                 large.add(entry.path.rpartition("-")[0] + ".json")
-    for folder, paths in sorted(records.items()):
-        texts = store.backend.index(folder, refresh=True).texts
-        packed = tuple(path for path in sorted(paths) if path in texts)
-        new = tuple(path for path in sorted(paths) if path not in large and path not in texts)
-        if packed or len(new) >= LEAST:
-            yield PackCandidates(folder, new if len(new) >= LEAST else (), packed)
+    small = {folder: [path for path in sorted(paths) if path not in large] for folder, paths in sorted(records.items())}
+    packed = {folder: store.backend.index(folder, refresh=True).texts.keys() for folder in small}
+    return {
+        folder: paths for folder, paths in small.items() if len(paths) >= LEAST or not packed[folder].isdisjoint(paths)
+    }
 
 
-def compact(store: Store, candidates: PackCandidates) -> int:
+def compact(store: Store, folder: str, paths: Sequence[str]) -> int:
     """Packs the units and returns their number; damaged and incomplete units stay loose.
 
     A kill loses nothing, because the index with the units is complete before their loose records are removed.
@@ -412,17 +397,18 @@ def compact(store: Store, candidates: PackCandidates) -> int:
     texts: dict[str, str] = {}
     pieces: dict[str, tuple[str, int, int]] = {}
     packs: dict[str, int] = {}
-    for group in _groups(_small_units(store, candidates.new)):
+    index = store.backend.index(folder)
+    for group in _groups(_small_units(store, [path for path in paths if path not in index.texts])):
         content = b"".join(data for _, _, _, data in group)
-        pack = f"{candidates.folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
+        pack = f"{folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
         store.backend.put({pack: content})
         packs[pack], offset = len(content), 0
         for path, text, file, data in group:
             texts[path], pieces[file.path] = text.decode(), (pack, offset, len(data))
             offset += len(data)
     if texts:
-        store.backend.add(candidates.folder, texts=texts, pieces=pieces, packs=packs)
-    _remove_loose(store, candidates)
+        store.backend.add(folder, texts=texts, pieces=pieces, packs=packs)
+    _remove_loose(store, index, paths)
     return len(texts)
 
 
@@ -456,15 +442,15 @@ def _groups(units: Iterable[SmallUnit]) -> Iterator[list[SmallUnit]]:
         yield group
 
 
-def _remove_loose(store: Store, candidates: PackCandidates) -> None:
+def _remove_loose(store: Store, index: PackIndex, paths: Sequence[str]) -> None:
     """Removes loose records that equal their packed ones, and the units' files in an object store.
 
     On a disk the files stay for a day, for processes that are about to read them; object stores' readers have copies.
     """
-    backend, index = store.backend, store.backend.index(candidates.folder)
-    contents = backend.inner.read([path for path in (*candidates.packed, *candidates.new) if path in index.texts])
+    inner = store.backend.inner
+    contents = inner.read([path for path in paths if path in index.texts])
     same = [path for path, content in contents.items() if content == index.texts[path]]
-    backend.inner.delete(same)
-    if backend.is_remote:
+    inner.delete(same)
+    if inner.is_remote:
         files = {file.path for path in same for file in Record.from_json(index.texts[path], trusted=True).files}
-        backend.inner.delete(sorted(files & index.pieces.keys()))
+        inner.delete(sorted(files & index.pieces.keys()))

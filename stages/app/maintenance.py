@@ -101,10 +101,9 @@ def verify(run: Run) -> dict[str, Any]:
 
 def compact(run: Run, *, write: bool) -> dict[str, Any]:
     """Counts the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
-    candidates = list(store.loose_units(run.store, run.store.backend.list()))
-    units = sum(store.compact(run.store, folder) if write else len(folder.new) for folder in candidates)
-    folders = [folder.folder for folder in candidates]
-    return {"units": units, "folders": folders, "loose": not run.store.backend.is_remote}
+    loose = store.loose_units(run.store, run.store.backend.list())
+    units = sum(store.compact(run.store, folder, paths) if write else len(paths) for folder, paths in loose.items())
+    return {"units": units, "folders": list(loose), "loose": not run.store.backend.is_remote}
 
 
 # ---- garbage

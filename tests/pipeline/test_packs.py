@@ -63,7 +63,7 @@ def filled(workspace: str, units: int = UNITS) -> dict[Path, Record]:
 
 def pack_all(workspace: str) -> int:
     store = opened(workspace)
-    return sum(compact(store, loose) for loose in loose_units(store, store.backend.list()))
+    return sum(compact(store, *folder) for folder in loose_units(store, store.backend.list()).items())
 
 
 def without_loose_files(store: Store) -> None:

@@ -122,11 +122,6 @@ class TargetMethod:
         return self.weighted and self.targets.teacher_weights != "muka"
 
     @property
-    def reads_neighbours(self) -> bool:
-        """Returns whether weigh-teachers averages evidence over similar texts."""
-        return self.weighs_together and self.targets.neighbours > 0
-
-    @property
     def reads_states(self) -> bool:
         """Returns whether the teachers' last hidden states are evidence for weigh-teachers."""
         return self.weighs_together and self.targets.weight_signal == "all"
@@ -134,7 +129,7 @@ class TargetMethod:
     @property
     def reads_features(self) -> bool:
         """Returns whether the student's encoder embeds the texts, for neighbours or next to teachers' states."""
-        return self.reads_neighbours or self.reads_states
+        return self.reads_states or (self.weighs_together and self.targets.neighbours > 0)
 
     def checks(self) -> Checks:
         """Yields the checks of settings that can contradict the method."""

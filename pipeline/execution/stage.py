@@ -208,7 +208,7 @@ class Stage:
         return True
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002 - a default for subclasses
-        """Returns the names of the stages whose results this stage reads; any order."""
+        """Returns the stages whose results this stage reads, in any order; those not in the experiment are ignored."""
         return ()
 
     def resolve_inputs(self, run: Run) -> None:

@@ -49,11 +49,10 @@ class BuildTargets(Stage):
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         method = target_method(experiment.targets)
-        trained = ("train-teachers",) if experiment.train_teachers else ()
         answers = ("cache-teachers",) if method.reads_teachers else ()
         by_domain = ("cache-features", "fit-statistics") if method.weighs_by_domain else ()
         weighed = ("weigh-teachers",) if method.weighs_together else ()
-        return ("read-corpus", *trained, *answers, *by_domain, *weighed)
+        return ("read-corpus", "train-teachers", *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
         if not teachers_of(run):  # with teachers, cache-teachers has checked it

@@ -50,8 +50,8 @@ class CacheFeatures(Stage):
         reads_states = objective_inputs(experiment).states is not None or measure_of(experiment) is not None
         return experiment.student.learns and (reads_states or target_method(experiment.targets).reads_features)
 
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        return ("read-corpus", *(("train-teachers",) if experiment.train_teachers else ()))
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return ("read-corpus", "train-teachers")
 
     def resolve_inputs(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)

@@ -34,8 +34,8 @@ class MakeEmbeddings(Stage):
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not reads_texts(experiment)
 
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        return ("train-teachers",) if experiment.train_teachers else ()
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return ("train-teachers",)
 
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)

@@ -27,8 +27,8 @@ class ReadCorpus(Stage):
     unit_label = "parts"
     sections = ("corpus",)
 
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        return ("generate",) if experiment.generate and reads_texts(experiment) else ()
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
+        return ("generate",)
 
     def resolve_inputs(self, run: Run) -> None:
         """Downloads remote files once and pins their content."""

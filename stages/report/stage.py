@@ -71,11 +71,8 @@ class Report(Stage):
     unit_label = "evaluations"
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        trained = ("train-teachers",) if experiment.train_teachers else ()
         answers = ("cache-teachers",) if experiment.teacher_names else ()
-        student = ("train-student",) if experiment.student.learns else ()
-        targets = ("build-targets",) if student and reads_texts(experiment) else ()
-        return ("read-corpus", *trained, *answers, *targets, *student)
+        return ("read-corpus", "train-teachers", *answers, "build-targets", "train-student")
 
     def resolve_inputs(self, run: Run) -> None:
         check_page(run.base, page_name(run.experiment))

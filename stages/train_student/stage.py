@@ -56,11 +56,9 @@ class TrainStudent(Stage):
         return experiment.student.learns
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        trained = ("train-teachers",) if experiment.train_teachers else ()
         states = ("cache-features",) if experiment.objective.states else ()
         statistics = ("fit-statistics",) if objective_inputs(experiment).weighs_by_domain else ()
-        targets_stage = "build-targets" if reads_texts(experiment) else "make-embeddings"
-        return ("read-corpus", *trained, *states, *statistics, targets_stage)
+        return ("read-corpus", "train-teachers", *states, *statistics, "build-targets", "make-embeddings")
 
     def resolve_inputs(self, run: Run) -> None:
         check_target(run.base, "students", run.experiment.student.name)

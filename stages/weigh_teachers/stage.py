@@ -13,7 +13,7 @@ from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_array, read_table, write_table
 from amalgam.data.schemas import WEIGHTS, arrow_schema
-from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.load import (
@@ -50,12 +50,16 @@ class WeighTeachers(Stage):
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         generated = ("generate",) if are_written(experiment) else ()
-        trained = ("train-teachers",) if experiment.train_teachers else ()
         features = ("cache-features",) if target_method(experiment.targets).reads_features else ()
-        return (*generated, "read-corpus", *trained, "cache-teachers", *features)
+        return (*generated, "read-corpus", "train-teachers", "cache-teachers", *features)
 
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
+        settings = targets.model_dump(include={"teacher_weights", "weight_signal", "uncertainty", "temperature"})
+        if targets.neighbours:
+            settings["neighbours"] = targets.neighbours
+            if targets.weight_signal != "all":
+                settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
         run.result("cache-teachers")
         inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
         inputs |= passes_counted(run)
@@ -63,7 +67,7 @@ class WeighTeachers(Stage):
             inputs["written"] = generated_file(run).sha256
         upstream = ["cache-features"] if target_method(targets).reads_features else []
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
-        return Identity({"targets": weight_settings(targets)}, inputs, fingerprints)
+        return Identity({"targets": settings}, inputs, fingerprints)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("weights", folder)]
@@ -208,13 +212,3 @@ def weights_of(run: Run) -> pa.Table:
 @once
 def _read_weights(run: Run, file: StoredFile) -> pa.Table:
     return read_table(run.store.verified_path(file))
-
-
-def weight_settings(targets: Targets) -> dict[str, Any]:
-    """Returns the target settings that weights depend on; the fallback uses confidences and their temperature."""
-    settings = targets.model_dump(include={"teacher_weights", "weight_signal", "uncertainty", "temperature"})
-    if target_method(targets).reads_neighbours:
-        settings["neighbours"] = targets.neighbours
-        if targets.weight_signal != "all":
-            settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
-    return settings

@@ -268,16 +268,13 @@ class Experiment:
 
     def _current(self, stage: str) -> Run:
         """Returns the run with the stage's result; raises if the stage is not current."""
+        states = {} if stage in self._run.results else {state.stage: state for state in self.plan()}
         if stage in self._run.results:
             return self._run
-        states = {state.stage: state for state in self.plan()}
-        if stage not in states:
-            what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"
-            raise ExperimentError(what, where=str(self._path), fix=fix)
-        if stage not in self._run.results:
+        what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"
+        if stage in states:
             what, fix = f"{stage} is not up to date ({states[stage].why})", f"experiment.run(until={stage!r})"
-            raise ExperimentError(what, where=str(self._path), fix=fix)
-        return self._run
+        raise ExperimentError(what, where=str(self._path), fix=fix)
 
     def __repr__(self) -> str:
         return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
@@ -176,7 +177,8 @@ def _measured(run: Run, stage: Stage, missing: Sequence[Unit]) -> Rate | None:
     """
     run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")
     rates, began = list[Rate](), time.monotonic()
-    for _, units in groupby(sorted(missing, key=_folder), key=_folder):
+    folder = attrgetter("folder")
+    for _, units in groupby(sorted(missing, key=folder), key=folder):
         if not rates or time.monotonic() - began < MEASURING_SECONDS:
             rates.append(_rate_of_unit(run, stage, min(units, key=lambda unit: unit.size)))
     workload = sum(rate.workload for rate in rates)
@@ -185,10 +187,6 @@ def _measured(run: Run, stage: Stage, missing: Sequence[Unit]) -> Rate | None:
     rate = Rate(workload, seconds * workload, size * workload)
     run.store.replace(run.store.root / RATES, {**_measured_rates(run), stage.name: asdict(rate)})
     return rate if rate.workload > 0 else None
-
-
-def _folder(unit: Unit) -> str:
-    return str(unit.folder)
 
 
 def _rate_of_unit(run: Run, stage: Stage, unit: Unit) -> Rate:

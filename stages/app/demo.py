@@ -50,9 +50,6 @@ ROWS = (
 )
 """(method, source of its texts); as-dfd has no texts, but embeddings made by the teachers."""
 
-SOURCES: Mapping[str | None, list[str]] = {"cross-domain": ["generate.corpus=texts/general.parquet"]}
-"""Further overrides of a source."""
-
 THREE_TEACHERS = """\
 train_teachers:                    # three teachers with different labels
   texts: texts/teachers.parquet    # not the texts of the student
@@ -164,46 +161,44 @@ student:
 
 def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     write_demo(folder)
-    console, config, evaluations = Console(quiet=quiet), folder / "amalgam.yaml", dict[str, Evaluation]()
+    students: dict[str, Student] = {}
     for method in METHODS_SHOWN:
-        console.say(f"== {method}")
-        settings = [f"student.method={method}", f"student.name={method}", *overrides]
         name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
-        evaluations[name] = evaluation(_run(config, settings, quiet=quiet))
-    _run(config, overrides, quiet=True)  # HEAD is the experiment of the file, from which later commands continue
-    _show(console, evaluations, folder)
-    console.result(f"Its student on one page: {folder}/reports/student.html")
+        settings = [f"student.method={method}", f"student.name={method}", *overrides]
+        students[name] = folder / "amalgam.yaml", settings
+    _compare(folder, students, overrides, quiet=quiet)
+    Console(quiet=quiet).result(f"Its student on one page: {folder}/reports/student.html")
 
 
 def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     """Trains three teachers and a small language model, which generates texts in four ways, and students on them."""
-    console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
+    console, with_texts = Console(quiet=quiet), folder / "with-texts.yaml"
     write_data_free(folder, console)
-    with_texts, config = folder / "with-texts.yaml", folder / "amalgam.yaml"
     console.say("== teachers")
     _run(with_texts, [], quiet=quiet, target="train-teachers")
+    students: dict[str, Student] = {}
     for method, source in ROWS:
+        settings = [f"student.method={method}", f"student.name={method}{f'-{source}' if source else ''}"]
+        settings += [f"generate.source={source}"] if source else []
+        settings += ["generate.corpus=texts/general.parquet"] if source == "cross-domain" else []
         name = f"{method} on {source} texts" if source else f"{method}, no texts"
+        students[name] = folder / "amalgam.yaml", [*settings, *overrides]
+    students["supervised student (real texts and labels)"] = with_texts, []
+    _compare(folder, students, overrides, quiet=quiet)
+
+
+Student = tuple[Path, list[str]]
+"""The experiment file of a student, and its overrides."""
+
+
+def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str], *, quiet: bool) -> None:
+    """Prints the teachers and baselines of the first evaluation, and the student of each, in one table."""
+    console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
+    for name, (config, settings) in students.items():
         console.say(f"== {name}")
-        student = f"{method}-{source}" if source else method
-        settings = [f"student.method={method}", f"student.name={student}"]
-        settings += [f"generate.source={source}", *SOURCES.get(source, [])] if source else []
-        evaluations[name] = evaluation(_run(config, [*settings, *overrides], quiet=quiet))
-    console.say("== supervised")
-    evaluations["supervised student (real texts and labels)"] = evaluation(_run(with_texts, [], quiet=quiet))
-    _run(config, overrides, quiet=quiet)  # HEAD is the experiment of the file, from which later commands continue
-    _show(console, evaluations, folder)
-
-
-def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None = None) -> Run:
-    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
-    with working(run):
-        update(STAGES, run, target=target)
-    return run
-
-
-def _show(console: Console, evaluations: Mapping[str, Evaluation], folder: Path) -> None:
-    """Prints the teachers and baselines of the first evaluation, and the student of each."""
+        evaluations[name] = evaluation(_run(config, settings, quiet=quiet))
+    # HEAD is the experiment of the file, from which later commands continue.
+    _run(folder / "amalgam.yaml", overrides, quiet=True)
     first = next(iter(evaluations.values()))
     systems = {name: system for name, system in first["systems"].items() if "student" not in name}
     for name, scores in evaluations.items():
@@ -212,6 +207,13 @@ def _show(console: Console, evaluations: Mapping[str, Evaluation], folder: Path)
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in first["groups"])]
     console.table(f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels", header, rows)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
+
+
+def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None = None) -> Run:
+    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
+    with working(run):
+        update(STAGES, run, target=target)
+    return run
 
 
 # ---- files

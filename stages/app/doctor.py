@@ -49,9 +49,8 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         yield Check("experiment", error.what, error.fix or "")
         return
     yield Check("experiment", config.name)
-    for name, check in {"texts": _texts, "teachers": _teachers, "models": _models, "workspace": _workspace}.items():
-        if name == "workspace" and not run.store.backend.is_remote:
-            continue
+    checks = {"texts": _texts, "teachers": _teachers, "models": _models}
+    for name, check in (checks | ({"workspace": _workspace} if run.store.backend.is_remote else {})).items():
         try:
             yield Check(name, check(run))
         except PendingDependencyError as pending:

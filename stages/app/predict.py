@@ -68,20 +68,14 @@ class StudentFolder:
 
     def positions(self, labels: Sequence[str]) -> dict[str, list[int]]:
         """Returns the positions of each teacher's labels in the student's outputs."""
-        if not self.teachers:
-            raise ModelError(
-                "the student's folder lists no labels of its teachers",
-                where=f"no teachers in {self.folder / METADATA}",
-                fix="run `amalgam train-student`, which trains nothing again, or omit --explain",
-            )
         position = {label: index for index, label in enumerate(labels)}
         missing = [label for own in self.teachers.values() for label in own if label not in position]
-        if missing:
-            raise ModelError(
-                f"the student lacks the label of a teacher: {shown(missing[0])}",
-                where=str(self.folder / METADATA),
-                fix="run `amalgam train-student`, which writes the file again",
-            )
+        if missing or not self.teachers:
+            what = "the student's folder lists no labels of its teachers"
+            if missing:
+                what = f"the student lacks the label of a teacher: {shown(missing[0])}"
+            fix = "run `amalgam train-student`, which writes the file again and trains nothing, or omit --explain"
+            raise ModelError(what, where=str(self.folder / METADATA), fix=fix)
         return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}
 
 

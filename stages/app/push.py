@@ -34,6 +34,7 @@ from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import read_contents, read_metadata
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
+from amalgam.stages.report.html import size
 from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation_if_any
 
@@ -65,13 +66,13 @@ def push(  # noqa: PLR0913 - the options of the command
         console.result(written if written is not None else files[CARD].read_text("utf-8"))
         return
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    rows = [[name, _size(size), ""] for name, size in sizes.items()]
+    rows = [[name, size(count), ""] for name, count in sizes.items()]
     if written is not None:
-        rows.append([CARD, _size(len(written.encode())), "written from the report: --card shows it"])
+        rows.append([CARD, size(len(written.encode())), "written from the report: --card shows it"])
     kind = "public" if public else "private"
     console.table(f"{finished.folder} -> {hub.address(repo_id)} ({kind})", ["file", "size", ""], rows)
     if not yes:
-        console.result(f"{_size(sum(sizes.values()))} in {len(rows)} files; nothing was uploaded: add --yes")
+        console.result(f"{size(sum(sizes.values()))} in {len(rows)} files; nothing was uploaded: add --yes")
         return
     console.result(_upload(repo_id, files, written, public=public))
 
@@ -88,14 +89,11 @@ def _files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
-
-
 # ---- the upload
 
 
 def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public: bool) -> str:
+    """Uploads the files in one commit; creates the repository, or refuses a public one unless --public agrees."""
     if get_token() is None:
         raise ModelError("no Hub token is set", where="amalgam push", fix="run `hf auth login`, or set HF_TOKEN")
     operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
@@ -104,7 +102,14 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
     api = HfApi()
     try:
         with hub.silent():
-            _make_repository(api, repo_id, public=public)
+            existing = None
+            with suppress(RepositoryNotFoundError):
+                existing = api.model_info(repo_id, timeout=hub.SECONDS_TO_ANSWER)
+            if existing is None:
+                api.create_repo(repo_id, private=not public, repo_type="model")
+            elif not existing.private and not public:
+                fix = "add --public, or name another repository"
+                raise ExperimentError(f"{repo_id} is public", where=hub.address(repo_id), fix=fix)
             commit = api.create_commit(repo_id, operations, commit_message="amalgam push", repo_type="model")
     except HfHubHTTPError as error:
         status = error.response.status_code
@@ -117,18 +122,6 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
         what = f"the upload failed ({type(error).__name__})"
         raise WorkError(what, where=repo_id, fix="run the command again; uploaded files are not sent twice") from None
     return str(commit.commit_url)
-
-
-def _make_repository(api: Any, repo_id: str, *, public: bool) -> None:
-    """Creates the repository; refuses a public one unless --public agrees."""
-    existing = None
-    with suppress(RepositoryNotFoundError):
-        existing = api.model_info(repo_id, timeout=hub.SECONDS_TO_ANSWER)
-    if existing is None:
-        api.create_repo(repo_id, private=not public, repo_type="model")
-    elif not existing.private and not public:
-        what = f"{repo_id} is public"
-        raise ExperimentError(what, where=hub.address(repo_id), fix="add --public, or name another repository")
 
 
 # ---- the model card
@@ -160,10 +153,11 @@ def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo
     metadata = read_metadata(finished.folder) or {}
     if run.results.get("train-student", ("",))[0] != metadata.get("fingerprint"):
         return replace(info, why_not="the experiment file has changed since this student was trained")
-    experiment = run.experiment
+    experiment, encoder = run.experiment, run.experiment.student.encoder
+    is_path = not hub.is_model_id(encoder.removeprefix("hub:")) or (run.base / encoder).exists()
     facts = {
         "method": method_name(experiment),
-        "encoder": _public_name(experiment.student.encoder, run.base),
+        "encoder": "a model that is not on the Hub" if is_path else encoder,
         "training texts": f"{run.result('train-student').facts['texts']:,}",
         "epochs": str(experiment.student.epochs),
         "fingerprint": str(metadata["fingerprint"]),
@@ -173,12 +167,6 @@ def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo
     evaluation = evaluation_if_any(run) if "report" in run.results else None
     why_not = "the report is not up to date, or there are no labelled test texts"
     return replace(info, evaluation=evaluation, why_not=why_not, facts=facts)
-
-
-def _public_name(encoder: str, base: Path) -> str:
-    """Returns the Hub id of the encoder, never a path."""
-    here = not hub.is_model_id(encoder.removeprefix("hub:")) or (base / encoder).exists()
-    return "a model that is not on the Hub" if here else encoder
 
 
 def card(info: CardInfo, repo_id: str) -> str:

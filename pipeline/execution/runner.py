@@ -56,7 +56,8 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
     needed = [stage for stage in stages if stage.is_needed(run.experiment)]
     names = [stage.name for stage in needed]
     if target is not None and target not in names:
-        raise ExperimentError(f"this experiment has no stage {target}", fix=f"its stages: {', '.join(names)}")
+        fix = next((stage.enabled_by for stage in stages if stage.name == target), "")
+        raise ExperimentError(f"this experiment has no stage {target}", fix=fix or f"its stages: {', '.join(names)}")
     return needed if target is None else needed[: names.index(target) + 1]
 
 

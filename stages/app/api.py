@@ -209,11 +209,6 @@ class Experiment:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
         return maintenance.compact(self._run, write=write)
 
-    @property
-    def quarantine(self) -> str:
-        """The folder of damaged files."""
-        return self._run.store.where(self._run.store.root / "quarantine")
-
     # ---- results of current stages
 
     def texts(self, part: str = "train") -> pl.LazyFrame:
@@ -287,17 +282,10 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, 
         identity = identity_of(stage, run) if state else None
     except PendingDependencyError:
         identity = None
-    changes = differences(old.identity, identity) if old and identity else ()
-    return {
-        "stage": stage.name,
-        "state": state.state if state else "not part of this experiment",
-        "reason": state.reason if state else None,
-        "detail": state.detail if state else "",
-        "fingerprint": state.fingerprint if state else None,
-        "last": last,
-        "changes": [{"field": field, "change": change} for field, change in changes],
-        "identity": identity,
-    }
+    differing = differences(old.identity, identity) if old and identity else ()
+    absent = {"stage": stage.name, "state": "not part of this experiment", "reason": None, "fingerprint": None}
+    changes = [{"field": field, "change": change} for field, change in differing]
+    return {**(state.to_json() if state else absent), "last": last, "changes": changes, "identity": identity}
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:

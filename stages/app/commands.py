@@ -11,7 +11,7 @@ from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.app.doctor import Check, diagnose
@@ -33,9 +33,6 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 ) -> Experiment:
     repeated = _remembered(config, overrides, target) if target else []
     experiment = Experiment(config, [*repeated, *overrides], Console(quiet=quiet), part)
-    for stage in STAGES:
-        if stage.name == target and stage.enabled_by and not stage.is_needed(experiment.said):
-            raise ExperimentError(f"this experiment has no stage {target}", fix=stage.enabled_by)
     if experiment.run(target, only=only, force=force) and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
@@ -134,19 +131,19 @@ def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
 def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
     results = experiment.verify()
+    damaged = results["damaged"]
     if as_json:
         console.json(results)
     else:
-        for fault in results["damaged"]:
+        for fault in damaged:
             console.result(f"{fault['path']}: {fault['fault']}; quarantined")
-        console.result(
-            f"{results['files']:,} files, {results['bytes'] / 1e6:,.1f} MB checked, {len(results['damaged'])} damaged"
-        )
-    if results["damaged"]:
+        megabytes = f"{results['bytes'] / 1e6:,.1f} MB"
+        console.result(f"{results['files']:,} files, {megabytes} checked, {len(damaged)} damaged")
+    if damaged:
         raise DamagedError(
-            f"{len(results['damaged'])} stored files are damaged and quarantined",
-            path=results["damaged"][0]["path"],
-            where=experiment.quarantine,
+            f"{len(damaged)} stored files are damaged and quarantined",
+            path=damaged[0]["path"],
+            where=results["quarantine"],
             fix="run `amalgam run`: it recomputes only these",
         )
 

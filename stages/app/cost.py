@@ -25,7 +25,6 @@ from amalgam.stages.registry import STAGES
 from amalgam.stages.train_teachers.stage import encoders_of
 
 MEGABYTE = 1e6
-
 RATES = "rates.json"
 """The measured rates by stage."""
 
@@ -40,9 +39,6 @@ INFERENCE_COPIES = 2
 
 TRAINING_COPIES = 5
 """Weights in memory while a model trains: weights, gradients, two moments of AdamW, the best checkpoint."""
-
-NOT_MEASURED = "`amalgam plan --estimate` runs and times one unit"
-NOT_RECORDED = "known after its first run"
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,8 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
     if rate is None:
         if state.total is None:
             return state.detail
-        return NOT_MEASURED if stage.parallelism == "units" else NOT_RECORDED
+        can_measure = stage.parallelism == "units"
+        return "`amalgam plan --estimate` runs and times one unit" if can_measure else "known after its first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
     scale = 1.0 if workload is None else workload / rate.workload
     grows = stage.parallelism == "units"  # other stages write one model or table, however long they take

@@ -32,11 +32,8 @@ TEXTS: dict[str, tuple[Part, int, int]] = {
 """file: (part of the embedded corpus, texts, seed). Teachers and students train on different texts."""
 
 GENERAL_TEXTS = 8000
-
 FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
-
 WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml"}
-
 METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 ROWS = (

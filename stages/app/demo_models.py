@@ -31,15 +31,10 @@ def _by_frequency(counts: Counter[str]) -> list[str]:
 # ---- the encoder
 
 ENCODER_POSITIONS = 64
-
 DROPOUT = 0.1
-
 VOCABULARY = 2000
-
 WORD_SCALE = 0.1  # size of an entry of a word vector; five times BERT's random one, so that words outweigh positions
-
 _WORDS = "embeddings.word_embeddings.weight"
-
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -111,17 +106,11 @@ def _word_vectors(random: torch.Tensor, encoded: Sequence[Sequence[int]]) -> tor
 # ---- the language model
 
 POSITIONS = 128
-
 WINDOW = 40  # tokens of a training row
-
 BATCH = 32
-
 STEPS = 500
-
 RATE = 3e-3
-
 WARM_UP = 0.1
-
 _END, _UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 

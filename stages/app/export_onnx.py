@@ -31,9 +31,7 @@ from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.common.models.model_folder import light_names
 
 MODEL, FACTS = "model.onnx", "export.json"
-
 TEXTS, AT_ONCE = 32, 8
-
 MOST_APART = 1e-3
 """Largest difference of a logit, relative to the largest logit; it allows another order of float32 operations."""
 

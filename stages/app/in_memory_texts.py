@@ -22,9 +22,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
-
 ROWS = 65_536
-
 NAME_LENGTH = 20
 
 

@@ -23,9 +23,7 @@ from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import ModelFiles, for_all, label_names, place_of
 
 LABELS_SHOWN = 20
-
 WHERE = "--from-teachers"
-
 NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 

@@ -96,7 +96,9 @@ def verify(run: Run) -> dict[str, Any]:
         if fault:
             damaged.append({"path": file.path, "fault": fault})
             run.store.quarantine(run.store.path(file))
-    return {"files": len(files), "bytes": sum(file.bytes for file in files.values()), "damaged": damaged}
+    size = sum(file.bytes for file in files.values())
+    quarantine = run.store.where(run.store.root / QUARANTINE)
+    return {"files": len(files), "bytes": size, "damaged": damaged, "quarantine": quarantine}
 
 
 def compact(run: Run, *, write: bool) -> dict[str, Any]:

@@ -37,13 +37,9 @@ SHOWN = 200
 """Largest number of characters of a text on a terminal."""
 
 BLOCK_ROWS = 8192
-
 BLOCK_CHARACTERS = 1 << 24
-
 PIPE = "-"
-
 OUTPUTS = (".parquet", ".csv")
-
 DIGITS = 6
 """Decimals of a probability in csv."""
 

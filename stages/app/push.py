@@ -39,11 +39,8 @@ from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation_if_any
 
 CARD = "README.md"
-
 TEMPLATE = Path(__file__).parent / "card.md.j2"
-
 LABELS_SHOWN = 100
-
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
 
 

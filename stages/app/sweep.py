@@ -31,7 +31,6 @@ from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import row
 
 STUDENT = next(stage for stage in STAGES if stage.name == "train-student")
-
 MOST = 200
 """Largest number of students in a sweep."""
 

@@ -178,7 +178,7 @@ def test_two_runs_at_once_both_end_well_and_equal_one(fresh: Workspace, built: W
 
 # ---- signals. More passes than the tests use elsewhere, so that there is time to interrupt them.
 
-MANY = ("cache.passes=128", "execution.batch_tokens=2048")
+MANY = ("cache.passes=64", "execution.batch_tokens=2048")
 
 
 def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, str]:

@@ -314,7 +314,7 @@ def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
 def test_an_unreached_class_is_reported_with_its_figure_and_the_rest_kept(fresh: Workspace) -> None:
     bias = {"classifier.bias": -1000.0}  # of the first class
     shift_weights(fresh.folder / "models/first", bias)
-    result = fresh("run")
+    result = fresh("read-corpus")
     assert re.search(f"first, banking: 0 of {TEXTS} ", result.err)
     assert "second, law" not in result.err
     assert len(trained_on(fresh)) > 20
@@ -332,7 +332,7 @@ def test_a_language_model_that_repeats_itself_leaves_texts_that_a_gate_finds(fre
     folder = fresh.folder / "models/lm"
     scale_weights(folder, "transformer.wte.weight", 30.0)  # as good as greedy: it falls into a loop
     result = fresh.attempt(
-        "run", "generate.steering_strength=0", "generate.max_tokens=30", "generate.min_class_probability=0"
+        "read-corpus", "generate.steering_strength=0", "generate.max_tokens=30", "generate.min_class_probability=0"
     )
     failed = re.search(r"max_repetition (\d+)", result.err)
     assert failed

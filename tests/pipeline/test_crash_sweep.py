@@ -17,7 +17,7 @@ from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST
 from amalgam.stages.app.maintenance import find_garbage
-from amalgam.tests.pipeline.crashing import killed_at
+from amalgam.tests.pipeline.crashing import in_small_process, killed_at
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 
 UNITS = ["a", "b", "c", "joined", "pair"]
@@ -53,10 +53,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome(_complete(toy_base(tmp_path_factory.mktemp("whole"))))
 
 
-def test_killed_at_every_change_a_run_resumes_and_ends_the_same(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+def kill_at_every_change(folder: Path) -> None:
+    uninterrupted = outcome(_complete(toy_base(folder / "whole")))
     points, only_manifest_missing, leftovers = 0, 0, 0
     while True:
-        base = toy_base(tmp_path / str(points))
+        base = toy_base(folder / str(points))
         if not killed_at(points + 1, base / "artifacts", lambda base=base: _complete(base)):  # type: ignore[misc]
             break
         points += 1
@@ -71,17 +72,21 @@ def test_killed_at_every_change_a_run_resumes_and_ends_the_same(tmp_path: Path, 
     assert leftovers > 10
 
 
-def test_killed_at_every_change_while_mending_a_run_still_ends_the_same(tmp_path: Path) -> None:
+def test_killed_at_every_change_a_run_resumes_and_ends_the_same(tmp_path: Path) -> None:
+    in_small_process(kill_at_every_change, tmp_path)
+
+
+def kill_at_every_change_while_mending(folder: Path) -> None:
     changed = {"targets": {"temperature": 0.5}}
-    expected = outcome(_complete(toy_base(tmp_path / "whole"), **changed))
-    damaged = toy_base(tmp_path / "damaged")
+    expected = outcome(_complete(toy_base(folder / "whole"), **changed))
+    damaged = toy_base(folder / "damaged")
     run = _complete(damaged)
     first, second, _ = [run.store.path(file) for file in run.result("letters").files]
     first.write_bytes(first.read_bytes()[:-1])
     second.write_bytes(b"X" + second.read_bytes()[1:])
     points = 0
     while True:
-        base = tmp_path / str(points)
+        base = folder / str(points)
         shutil.copytree(damaged, base)
         work = lambda base=base: _complete(base, **changed)  # noqa: E731
         if not killed_at(points + 1, base / "artifacts", work):
@@ -90,6 +95,10 @@ def test_killed_at_every_change_while_mending_a_run_still_ends_the_same(tmp_path
         assert outcome(_complete(base, **changed)) == expected
         assert calls(base).count("c") == 1  # complete units were not computed again
     assert points > 60
+
+
+def test_killed_at_every_change_while_mending_a_run_still_ends_the_same(tmp_path: Path) -> None:
+    in_small_process(kill_at_every_change_while_mending, tmp_path)
 
 
 @pytest.mark.parametrize("changes", [40, 57])

@@ -226,7 +226,7 @@ class Nothing(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - part of the interface
         return ()
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...

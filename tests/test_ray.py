@@ -79,7 +79,7 @@ class Errands(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return ()
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {}
 
     def run_unit(self, run: Run, unit: Unit) -> None:

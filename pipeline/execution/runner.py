@@ -185,7 +185,7 @@ def _finish(  # noqa: PLR0913 - the facts of one build
         "bytes": sum(file.bytes for _, record in work for file in record.files),
     }
     run.store.commit(folder / TIMING, Record("timing", (), timing))
-    facts = {**stage.finish(run, folder, records), "units": len(records)}
+    facts = {**stage.finish(run, records), "units": len(records)}
     files = tuple(file for record in records for file in record.files)
     made = {"libraries": library_versions()}
     run.store.commit(folder / MANIFEST, Record(stage.name, files, facts, made, identity_of(stage, run)))

@@ -186,7 +186,7 @@ def once(work: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P]
 class Stage:
     """Defines one stage: its place in the command line, its identity, its units and the work on each.
 
-    A stage overrides `identity`, `units`, `finish` and either `run_unit` or `run_units`; the rest has defaults.
+    A stage overrides `identity`, `units`, and `run_unit` or `run_units`; with several units `finish`, too.
     """
 
     name: ClassVar[str]
@@ -253,9 +253,9 @@ class Stage:
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
-        """Returns the manifest's facts, computed from the units' records."""
-        raise NotImplementedError
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002 - a default
+        """Returns the manifest's facts, computed from the units' records; by default those of a single unit."""
+        return dict(records[0].facts)
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         """Prints the result and copies it to its public folder; `fresh`: this run built it."""

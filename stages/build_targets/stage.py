@@ -95,7 +95,7 @@ class BuildTargets(Stage):
             write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
             draft.facts = summarise(batch, rows, label_space(run))
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         targets, space = run.experiment.targets, label_space(run)
         method = target_method(targets)
         return {

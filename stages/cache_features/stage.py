@@ -87,7 +87,7 @@ class CacheFeatures(Stage):
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
                 run.console.advance(unit.size)
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         families: dict[str, list[str]] = {}
         for states in required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"

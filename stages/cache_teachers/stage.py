@@ -115,7 +115,7 @@ class CacheTeachers(Stage):
                 return [key.hex() for key in key_list(keys if request.rows is None else keys[request.rows])]
         return []
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         families = families_of(run)
         truncated: dict[str, int] = dict.fromkeys(families, 0)
         by_family = {family: teacher for teacher, family in families.items()}

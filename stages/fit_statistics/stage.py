@@ -94,7 +94,7 @@ class FitStatistics(Stage):
                 "same": (statistics.deviation == 0).all(axis=1).tolist(),
             }
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:

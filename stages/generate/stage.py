@@ -94,7 +94,7 @@ class Generate(Stage):
             if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
                 with_retries(partial(_collect, run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         collected = next(record for record in records if record.name == ALL_TEXTS)
         families = [family.name for family in text_plan(run).families]
         return {"families": families, "file": collected.files[0].path, **collected.facts}

@@ -75,7 +75,7 @@ class MakeEmbeddings(Stage):
             draft.facts = {"rows": len(logits), "taken": taken, "content": teacher.files.digest, "label": label}
             draft.made = {"libraries": library_versions()}
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         classes = {}
         for record in records:
             facts = record.facts

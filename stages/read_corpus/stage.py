@@ -71,7 +71,7 @@ class ReadCorpus(Stage):
             draft.facts = {"part": unit.name, **asdict(facts), **gates}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
 
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}

@@ -120,7 +120,7 @@ class Report(Stage):
                     (draft.folder / name).write_text(_json(block), "utf-8")
             draft.facts, draft.made = scores, {"executed": sorted(run.executed), "teacher_costs": costs}
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {"method": method_name(run.experiment), **records[-1].facts}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - shown after every run

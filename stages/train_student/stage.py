@@ -113,9 +113,6 @@ class TrainStudent(Stage):
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return dict(records[0].facts)
-
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         student = run.experiment.student
         about = {

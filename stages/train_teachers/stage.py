@@ -109,7 +109,7 @@ class TrainTeachers(Stage):
             for own in self.units(run, unit.folder):
                 yield (own, *trained[own.name])
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:

@@ -82,9 +82,6 @@ class WeighTeachers(Stage):
             write_table(table, draft.folder / "weights.parquet")
             draft.facts = facts
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return dict(records[0].facts)
-
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return

@@ -38,7 +38,7 @@ class Toy(Stage):
         if self._before:
             self._before(run, unit)
 
-    def finish(self, run: Run, folder: Path, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {"lines": sum(record.facts["lines"] for record in records)}
 
 

@@ -1,23 +1,36 @@
-"""Stage read-corpus: each part of the corpus is a unit, recognised by the digests of its source files."""
+"""Stage read-corpus: each part of the corpus is a unit, recognised by the digests of its source files.
+
+Generated texts are filtered as they are read. The student learns from most of them; the rest is held out, to fit
+statistics of the teachers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.corpus import leaks, read_part
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.data.parquet import read_table, write_table
+from amalgam.pipeline.config.schema import ExperimentConfig, Generate
+from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.corpus import GENERATED, corpus_for, corpus_settings, gates_of, sources_of
-from amalgam.stages.common.load import fetch, generated_file, local_files, part_identity
-from amalgam.stages.read_corpus.generated import gate_lines, write_kept
+from amalgam.stages.common.corpus import GENERATED, HELD_OUT, corpus_for, corpus_settings, gates_of, sources_of
+from amalgam.stages.common.load import fetch, local_files, part_identity
 from amalgam.stages.target_methods import reads_texts, target_method
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 KEPT = "kept.parquet"
+"""Temporary file of the generated texts that pass the filters."""
+
+FEW = 0.1
+"""A class with less than this fraction of its texts kept is reported."""
 
 
 class ReadCorpus(Stage):
@@ -51,28 +64,27 @@ class ReadCorpus(Stage):
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the bytes of the source files."""
-        sources = sources_of(run.experiment)
-        parts = sources if units is None else [unit.name for unit in units]
-        paths = [path for part in parts for source in sources[part] for path in local_files(run, source)]
-        return float(sum(path.stat().st_size for path in paths))
+        parts = sources_of(run.experiment) if units is None else [unit.name for unit in units]
+        return float(sum(path.stat().st_size for part in parts for path in _files(run, part)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-
+        files = _files(run, unit.name)
         with run.store.draft(unit.folder, unit.name) as draft:
-            files, gates = _files(run, unit.name, draft.folder)
-            needs_label = unit.name == "train" and _train_needs_label(run.experiment)
+            gates: dict[str, Any] = {}
+            if GENERATED in sources_of(run.experiment)[unit.name] and run.experiment.generate:
+                gates = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
+                files = [draft.folder / KEPT]
             facts = read_part(
                 files,
                 corpus_for(run.experiment, unit.name),
                 part=unit.payload,
                 folder=draft.folder,
-                require_label=needs_label,
+                require_label=unit.name == "train" and _train_needs_label(run.experiment),
             )
             draft.facts = {"part": unit.name, **asdict(facts), **gates}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
-
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
         leaked = {
@@ -87,43 +99,22 @@ class ReadCorpus(Stage):
             return
         for part, facts in manifest.facts["parts"].items():
             run.console.say(f"  {part}: {_counts(facts)}")
-            _say_gates(run, part, facts)
+            if "accepted" in facts:
+                run.console.say(f"    {_passed_texts(facts)}")
+            if part == "train":  # a held-out part is small, so its classes without texts get no note
+                for note in _poor_classes(facts.get("accepted", {})):
+                    run.console.note(note)
         for part, (count, which) in manifest.facts["leaks"].items():
             if count:
-                run.console.note(
-                    f"{count} {part} texts are also in train: {', '.join(which)}{', ...' if count > len(which) else ''}"
-                )
+                more = ", ..." if count > len(which) else ""
+                run.console.note(f"{count} {part} texts are also in train: {', '.join(which)}{more}")
 
     def describe(self, manifest: Record) -> str:
         return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in manifest.facts["parts"].items())
 
 
-def _say_gates(run: Run, part: str, facts: dict[str, Any]) -> None:
-    """Prints the filters' counts; a held-out part is small, so its classes without texts get no note."""
-    if "accepted" in facts:
-        summary, poor = gate_lines(facts)
-        run.console.say(f"    {summary}")
-        for line in poor if part == "train" else []:
-            run.console.note(line)
-
-
-def _files(run: Run, part: str, folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Returns the part's files and facts; generated texts that pass are written to a temporary file."""
-    sources = sources_of(run.experiment)[part]
-    if sources == [GENERATED] and run.experiment.generate:
-        source = run.store.verified_path(generated_file(run))
-        return [folder / KEPT], write_kept(source, run.experiment.generate, part, folder / KEPT)
-    return [path for source in sources for path in local_files(run, source)], {}
-
-
-def _counts(facts: dict[str, Any]) -> str:
-    counts = [f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"]
-    counts += [f"{facts['duplicates']:,} duplicate rows"] if facts["duplicates"] else []
-    counts += [f"{facts['conflicts']:,} texts with contradicting labels"] if facts["conflicts"] else []
-    skipped = sum(facts["skipped"].values())
-    counts += [f"{skipped:,} rows skipped (skipped.parquet)"] if skipped else []
-    counts += [f"{len(facts['labels'])} labels"] if facts["labels"] else []
-    return ", ".join(counts)
+def _files(run: Run, part: str) -> list[Path]:
+    return [path for source in sources_of(run.experiment)[part] for path in local_files(run, source)]
 
 
 def _part_fingerprint(run: Run, part: str) -> str:
@@ -135,3 +126,81 @@ def _part_fingerprint(run: Run, part: str) -> str:
 def _train_needs_label(experiment: ExperimentConfig) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
     return trains or target_method(experiment.targets).reads_gold
+
+
+def _counts(facts: Mapping[str, Any]) -> str:
+    skipped = sum(facts["skipped"].values())
+    counts = {
+        f"{facts['duplicates']:,} duplicate rows": facts["duplicates"],
+        f"{facts['conflicts']:,} texts with contradicting labels": facts["conflicts"],
+        f"{skipped:,} rows skipped (skipped.parquet)": skipped,
+        f"{len(facts['labels'])} labels": facts["labels"],
+    }
+    texts = f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"
+    return ", ".join([texts, *(count for count, occurs in counts.items() if occurs)])
+
+
+# ---- generated texts
+
+
+def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, Any]:
+    """Writes the generated texts that pass all filters; returns the counts by filter and by class.
+
+    A text without a class probability passes that filter, and a text may fail several.
+    """
+    import numpy as np
+
+    table = read_table(source)
+    held_out = _numbers(table, "draw", 1.0) < settings.held_out
+    own = table.filter(held_out if part == HELD_OUT else ~held_out)
+    gates = {
+        "min_words": _numbers(own, "words", 0) >= settings.min_words,
+        "min_class_probability": _numbers(own, "class_probability", 1.0) >= settings.min_class_probability,
+        "max_duplicate": _numbers(own, "near_duplicate", 0.0) <= settings.max_duplicate,
+        "max_repetition": _numbers(own, "repetition", 0.0) <= settings.max_repetition,
+    }
+    failed = {name: int((~passes).sum()) for name, passes in gates.items()}
+    kept = own.filter(np.logical_and.reduce(list(gates.values())))
+    if not kept.num_rows:
+        raise DataError(
+            f"none of {own.num_rows:,} generated texts is left for the {part} part",
+            where=f"the gates of generate; texts that fail: {_failures(failed) or 'none'}",
+            fix="raise generate.texts or generate.steering_strength, or relax a filter (no new text is generated)",
+        )
+    write_table(kept, target)
+    good = _by_class(kept)
+    return {"failed": failed, "accepted": {name: [good[name], count] for name, count in _by_class(own).items()}}
+
+
+def _numbers(table: pa.Table, column: str, absent: float) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
+
+
+def _by_class(table: pa.Table) -> Counter[str]:
+    origins = zip(*(table.column(name).to_pylist() for name in ("source", "teacher", "class")), strict=True)
+    return Counter(
+        source if teacher is None else teacher if label is None else f"{teacher}, {label}"
+        for source, teacher, label in origins
+    )
+
+
+def _failures(failed: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in failed.items() if count)
+
+
+def _passed_texts(facts: Mapping[str, Any]) -> str:
+    kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
+    failures = _failures(facts["failed"])
+    return f"{kept:,} of {total:,} generated texts pass the gates" + (f" (fail: {failures})" if failures else "")
+
+
+def _poor_classes(accepted: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Yields a note for each class with hardly any texts left."""
+    for name, (kept, total) in accepted.items():
+        if kept < FEW * total:
+            yield (
+                f"{name}: {kept} of {total} generated texts pass the gates ({100 * kept / total:.0f}%); a larger "
+                "generate.steering_strength, more generate.texts or another language model may reach it"
+            )

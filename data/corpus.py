@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, text_key
+from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.parquet import (
     ExternalKeySort,
     key_array,
@@ -197,7 +197,7 @@ class _PartReader:
             text, second = row.fields[0], row.fields[1] if len(row.fields) > 1 else None
             spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
         if not usable:
-            names = ", ".join(shown(name) for name in list(self.names.values())[:MOST_REPORTED])
+            names = shown_names(self.names.values(), MOST_REPORTED)
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.most_common())
             where = f"the {self.part} texts"
             raise DataError(f"no rows left in {names}: {reasons}", where=where, fix="mend them, or name other files")

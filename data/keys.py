@@ -6,7 +6,7 @@ Nothing here needs more than the standard library: `plan` reads keys without ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import pairwise
@@ -50,6 +50,13 @@ def shown(text: str, limit: int = 80) -> str:
     """Formats text for a message: one line of at most `limit` printable characters."""
     escaped = "".join(map(_printable, text[: limit + 1]))
     return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
+
+
+def shown_names(names: Iterable[str], most: int = 20) -> str:
+    """Formats at most `most` names for a message, with the number of the others."""
+    listed = [shown(name) for name in names]
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def _printable(character: str) -> str:

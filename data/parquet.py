@@ -34,19 +34,12 @@ def parquet_options(schema: Any) -> dict[str, Any]:
     from pyarrow import types
 
     strings = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
-    floats = [_leaf(field) for field in schema if types.is_floating(_value_type(field.type))]
+    floats = []
+    for field in schema:
+        nested = types.is_list(field.type) or types.is_fixed_size_list(field.type)
+        if types.is_floating(field.type.value_type if nested else field.type):
+            floats.append(f"{field.name}.list.element" if nested else field.name)
     return {"compression": "zstd", "use_dictionary": strings or False, "use_byte_stream_split": floats or False}
-
-
-def _value_type(arrow_type: Any) -> Any:
-    from pyarrow import types
-
-    nested = types.is_list(arrow_type) or types.is_fixed_size_list(arrow_type)
-    return arrow_type.value_type if nested else arrow_type
-
-
-def _leaf(field: Any) -> str:
-    return str(field.name) if _value_type(field.type) == field.type else f"{field.name}.list.element"
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
@@ -64,13 +57,25 @@ def read_keys(path: Path, column: str = "key") -> NDArray[np.bytes_]:
 def key_array(column: Any) -> NDArray[np.bytes_]:
     """Returns a view of a fixed-binary column; only a column of several chunks is copied."""
     import numpy as np
-    import pyarrow as pa
 
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    column = _one_chunk(column)
     if not len(column):  # no rows may come without a buffer
         return np.empty(0, f"S{KEY_BYTES}")
     return np.frombuffer(column.buffers()[1], f"S{KEY_BYTES}", len(column), column.offset * KEY_BYTES)
+
+
+def matrix(column: Any) -> NDArray[Any]:
+    """Returns a column of fixed-length arrays as rows of numbers."""
+    column = _one_chunk(column)
+    rows: NDArray[Any] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return rows
+
+
+def _one_chunk(column: Any) -> Any:
+    chunks = getattr(column, "chunks", None)
+    if chunks is None:
+        return column
+    return chunks[0] if len(chunks) == 1 else column.combine_chunks()
 
 
 def key_column(keys: bytes | NDArray[np.bytes_]) -> Any:
@@ -83,16 +88,6 @@ def key_column(keys: bytes | NDArray[np.bytes_]) -> Any:
 def key_list(keys: NDArray[np.bytes_]) -> list[bytes]:
     data = keys.tobytes()
     return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
-
-
-def matrix(column: Any) -> NDArray[Any]:
-    """Returns a column of fixed-length arrays as rows of numbers."""
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    rows: NDArray[Any] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return rows
 
 
 class ExternalKeySort:

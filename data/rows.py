@@ -14,14 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.data.sources import nearest
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 SAMPLE_LINES = 64
-BATCH_ROWS = 4096
+BATCH_ROWS = 1024
 BOM = b"\xef\xbb\xbf"
 
 Reason = Literal["not UTF-8", "broken", "ragged", "missing", "null", "not text", "empty", "lone surrogate", "bad label"]
@@ -128,7 +128,7 @@ class _Table:
         return [name for names in wanted.values() for name in names]
 
     def _check_column(self, name: str, available: list[str], setting: str) -> None:
-        where = f"{self.name} has the columns: {', '.join(shown(column) for column in available[:20])}"
+        where = f"{self.name} has the columns: {shown_names(available)}"
         if available.count(name) > 1:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         if name not in available:
@@ -177,7 +177,7 @@ class _Table:
         at += f", field {shown(field)}" if field else ""
         value = _shown_value(value)
         where = f"{self.name} {unit} {number}{at}: {detail or reason}" + (f": {value}" if value else "")
-        labels = ", ".join(map(shown, (self.corpus.labels or [])[:20]))
+        labels = shown_names(self.corpus.labels or [])
         fix = FIXES[reason].format(name=self.name, copy=self.name.replace("/", "-"), labels=labels)
         own_id = None if _why_not_text(identity) else shown(str(identity))
         return BadRow(self.name, number, own_id, field, reason, value, where, fix)

@@ -16,6 +16,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+KINDS = ", ".join(SUFFIXES)
 
 INSTEAD = {
     ".txt": "; lines of plain text become a csv of one column by `text` as its first line",
@@ -34,30 +35,24 @@ def find_files(source: str, base: Path) -> list[Path]:
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     else:
         matches = glob.glob(source, root_dir=base, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
-        files = sorted(base / match for match in matches)
-        files = [file for file in files if file.is_file()]
+        files = sorted(base / match for match in matches if (base / match).is_file())
     if not files:
         raise _no_files(source, path)
     suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
-        kinds = ", ".join(SUFFIXES)
-        raise DataError(
-            f"{shown(source)} is of no kind that can be read",
-            where=shown(str(files[0]), 200),
-            fix=f"the kinds are {kinds}{INSTEAD.get(suffixes[0], '')}",
-        )
+        fix = f"the kinds are {KINDS}{INSTEAD.get(suffixes[0], '')}"
+        raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(files[0]), 200), fix=fix)
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
-        raise DataError(
-            f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}", where=shown(str(path), 200), fix=fix
-        )
+        what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
+        raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
 
 
 def _no_files(source: str, path: Path) -> DataError:
     if path.is_dir():
-        fix = f"the kinds are {', '.join(SUFFIXES)}"
-        return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
+        where = shown(str(path), 200)
+        return DataError(f"no file of texts in {shown(source)}", where=where, fix=f"the kinds are {KINDS}")
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
@@ -81,7 +76,7 @@ def fetch_remote(url: str, folder: Path) -> Path:
     suffix = Path(name).suffix.lower()
     address = shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)  # an address may carry a secret
     if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
-        fix = f"end it in one of {', '.join(SUFFIXES)}; of csv and tsv, name one file at a time"
+        fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
         raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)

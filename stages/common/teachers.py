@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.common.corpus import Part
@@ -66,7 +66,7 @@ def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
         if difference:
             raise ExperimentError(
                 f"{mode} needs teachers with one label set: {first.name} and {teacher.name} do not share "
-                f"{', '.join(shown(label) for label in difference[:LABELS_SHOWN])}",
+                f"{shown_names(difference, LABELS_SHOWN)}",
                 where=f"targets.mode: {mode}",
                 fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
             )
@@ -78,19 +78,18 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str]) -> str | None
     unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in union}
     if not unknown:
         return None
-    names = ", ".join(shown(label) for label in list(unknown)[:LABELS_SHOWN])
-    more = f" and {len(unknown) - LABELS_SHOWN} more" if len(unknown) > LABELS_SHOWN else ""
+    names = shown_names(unknown, LABELS_SHOWN)
     count = sum(unknown.values())
     texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
     if corpus.on_bad_row == "error" or len(unknown) == len(counts):
         raise DataError(
-            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}{more}",
+            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}; "
-            f"the union is {', '.join(shown(label) for label in sorted(union))}",
+            f"the union is {shown_names(sorted(union), len(union))}",
             fix=f"rename a teacher's labels ({_suggested_renames(unknown, union)}), or leave such texts out: "
             "corpus.on_bad_row: skip",
         )
-    return f"{texts} left out: no teacher has the label {names}{more}"
+    return f"{texts} left out: no teacher has the label {names}"
 
 
 def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:

@@ -12,10 +12,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Literal
 
-import pytest
-
 from amalgam.data.demo_corpus import ANYWHERE, SHARED_WORDS, TOPICS, generate, mixture, topics
-from amalgam.pipeline.errors import ExperimentError
 
 SHARED = {word: topics for words in SHARED_WORDS.values() for word, topics in words.items()}
 GROUPS = (topics()[:2], topics()[2:5], topics()[5:])
@@ -63,11 +60,6 @@ def test_texts_are_sentences_of_eight_to_thirty_five_words() -> None:
 def test_no_person_is_joined_with_themselves() -> None:
     for text, _ in generate(2000, 2):
         assert not re.search(r"\b([a-z]+) and the \1\b", text), text
-
-
-def test_an_unknown_part_is_refused_with_the_parts_there_are() -> None:
-    with pytest.raises(ExperimentError, match=r"'dev'.*\nfix: .*train, validation, test"):
-        generate(1, 0, part="dev")  # type: ignore[arg-type]
 
 
 def test_no_two_topics_share_their_own_words() -> None:

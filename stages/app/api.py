@@ -80,6 +80,14 @@ class QuietTables(Console):
     def table(self, title: str, header: Any, rows: Any) -> None: ...
 
 
+def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, target: str | None = None) -> Run:
+    """Runs an experiment, or its stages up to `target`, as `amalgam run` does."""
+    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
+    with working(run):
+        update(STAGES, run, target=target)
+    return run
+
+
 # ---- the experiment
 
 

@@ -15,11 +15,8 @@ import pyarrow.parquet as pq
 from amalgam.data.demo_corpus import Part, generate, mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.runner import update
-from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.api import QuietTables, open_run, working
+from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
-from amalgam.stages.registry import STAGES
 from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import row
@@ -172,7 +169,7 @@ def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     console, with_texts = Console(quiet=quiet), folder / "with-texts.yaml"
     write_data_free(folder, console)
     console.say("== teachers")
-    _run(with_texts, [], quiet=quiet, target="train-teachers")
+    run_without_tables(with_texts, [], quiet=quiet, target="train-teachers")
     students: dict[str, Student] = {}
     for method, source in ROWS:
         settings = [f"student.method={method}", f"student.name={method}{f'-{source}' if source else ''}"]
@@ -193,9 +190,9 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
     console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
     for name, (config, settings) in students.items():
         console.say(f"== {name}")
-        evaluations[name] = evaluation(_run(config, settings, quiet=quiet))
+        evaluations[name] = evaluation(run_without_tables(config, settings, quiet=quiet))
     # HEAD is the experiment of the file, from which later commands continue.
-    _run(folder / "amalgam.yaml", overrides, quiet=True)
+    run_without_tables(folder / "amalgam.yaml", overrides, quiet=True)
     first = next(iter(evaluations.values()))
     systems = {name: system for name, system in first["systems"].items() if "student" not in name}
     for name, scores in evaluations.items():
@@ -204,13 +201,6 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
     header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in first["groups"])]
     console.table(f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels", header, rows)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
-
-
-def _run(config: Path, overrides: list[str], *, quiet: bool, target: str | None = None) -> Run:
-    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
-    with working(run):
-        update(STAGES, run, target=target)
-    return run
 
 
 # ---- files

@@ -24,7 +24,7 @@ from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.api import QuietTables, open_run, working
+from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation_if_any
@@ -56,10 +56,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
     results = []
     for sweep_run in sweep_runs:
         Console(quiet=quiet).say(f"== {sweep_run.name}")
-        run = open_run(config, sweep_run.overrides, console=QuietTables(quiet=quiet))
-        with working(run):
-            update(STAGES, run)
-            results.append(_result(sweep_run, run))
+        results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
     _show(Console(quiet=quiet), results, as_json=as_json)
 
 

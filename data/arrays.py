@@ -95,7 +95,7 @@ def first_label(probability: pl.Series) -> pl.Series:
     import polars as pl
 
     first = probability.arr.arg_max()
-    return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))], probability.name)
+    return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))])
 
 
 def total(columns: Iterable[pl.Series]) -> pl.Series:
@@ -113,16 +113,9 @@ def columns_of(arrays: pl.Series) -> list[pl.Series]:
     return [column(arrays, index) for index in range(width(arrays))]
 
 
-def side_by_side(columns: list[pl.Series], name: str) -> pl.Series:
+def side_by_side(columns: list[pl.Series]) -> pl.Series:
     """Returns a column of arrays from one column per position."""
     import polars as pl
 
     frame = pl.DataFrame({str(index): series for index, series in enumerate(columns)})
-    return frame.select(pl.concat_arr(pl.all()).alias(name)).to_series()
-
-
-def constant(value: float | str | None, dtype: pl.DataType | type[pl.DataType], rows: int) -> pl.Series:
-    """Returns a column that repeats one value."""
-    import polars as pl
-
-    return pl.Series([value], dtype=dtype).new_from_index(0, rows)
+    return frame.select(pl.concat_arr(pl.all())).to_series()

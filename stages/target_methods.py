@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 from amalgam.data.arrays import (
     column,
     columns_of,
-    constant,
     first_label,
     side_by_side,
     softmax_column,
@@ -261,7 +260,7 @@ class VanillaKD(TargetMethod):
         import polars as pl
 
         logits = [logit.cast(pl.Float64) for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
-        share = softmax_column(side_by_side(logits, "logits") / self.targets.kd_temperature)
+        share = softmax_column(side_by_side(logits) / self.targets.kd_temperature)
         owners = [label for evidence in inputs.evidence for label in inputs.space.columns[evidence.teacher]]
         return unweighted(add_up(zip(owners, columns_of(share), strict=True), inputs.space))
 
@@ -274,7 +273,7 @@ class UHC(TargetMethod):
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         distributions = self.tempered_distributions(inputs)
-        return unweighted(side_by_side([share for own in distributions for share in columns_of(own)], "target"))
+        return unweighted(side_by_side([share for own in distributions for share in columns_of(own)]))
 
 
 class Scores(TargetMethod):
@@ -284,7 +283,7 @@ class Scores(TargetMethod):
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         logits = [logit for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
-        return unweighted(side_by_side(logits, "target"))
+        return unweighted(side_by_side(logits))
 
 
 class MTBert(TargetMethod):
@@ -330,7 +329,7 @@ class MTBert(TargetMethod):
             entries += zip(own, shares, strict=True)
         taught = columns_of(add_up(entries, space))
         gold_parts = [part * float(self.targets.task_loss) for part in columns_of(gold)]
-        batch = unweighted(side_by_side([*taught, *gold_parts], "target"))
+        batch = unweighted(side_by_side([*taught, *gold_parts]))
         return replace(batch, weight=has_label) if self.reads_gold else batch
 
 
@@ -376,7 +375,7 @@ def one_hot(gold: pl.Series, space: LabelSpace) -> pl.Series:
     """Returns 1 at the gold label and 0 elsewhere; all 0 for a label outside the union."""
     import polars as pl
 
-    return side_by_side([(gold == name).cast(pl.Float64) for name in space.names], "target")
+    return side_by_side([(gold == name).cast(pl.Float64) for name in space.names])
 
 
 def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Series:
@@ -384,7 +383,7 @@ def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Se
     columns: list[list[pl.Series]] = [[] for _ in space.names]
     for label, values in entries:
         columns[label].append(values)
-    return side_by_side([total(parts) for parts in columns], "target")
+    return side_by_side([total(parts) for parts in columns])
 
 
 def _weighted_sum(
@@ -412,7 +411,7 @@ def _scores(inputs: TargetInputs) -> pl.Series:
     """Returns one number for each text and teacher: the given weight, else the confidence."""
     if inputs.weights is not None:
         return inputs.weights
-    return side_by_side([evidence.confidence for evidence in inputs.evidence], "confidence")
+    return side_by_side([evidence.confidence for evidence in inputs.evidence])
 
 
 def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> pl.Series:
@@ -421,7 +420,7 @@ def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> p
 
     logits = [logit.cast(pl.Float64) for logit in columns_of(evidence.logits)]
     of_gold = total(column(gold, label) * logit for label, logit in zip(own, logits, strict=True))
-    top = side_by_side(logits, "logits").arr.max()
+    top = side_by_side(logits).arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
 
 
@@ -437,7 +436,7 @@ def _margin(scores: pl.Series) -> pl.Series:
 def _ones(texts: int) -> pl.Series:
     import polars as pl
 
-    return constant(1.0, pl.Float64, texts)
+    return pl.Series([1.0], dtype=pl.Float64).new_from_index(0, texts)
 
 
 def _without(name: str, omitted: Mapping[str, bool]) -> str:

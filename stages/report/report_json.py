@@ -18,6 +18,7 @@ from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.methods import method_name
+from amalgam.stages.target_methods import TARGET_METHODS
 
 FORMAT = 2
 
@@ -310,8 +311,8 @@ class OtherStudent:
     """A report of this workspace on the same labelled test texts."""
 
     scores: Row
-    mode: str
-    """`targets.mode`; empty for a method without targets."""
+    supervised: bool
+    """Whether its targets are gold labels alone."""
     encoder: Any
     temperature: float | None
     rest: str
@@ -329,11 +330,12 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
         targets = _upstream(store, student, "build-targets")
         settings = dict(targets.get("config", {}).get("targets", {}))
         temperature = settings.pop("temperature", None)
+        mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         own = {key: value for key, value in student.items() if key != "upstream"}
         yield OtherStudent(
             scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
-            mode=str(settings.get("mode", "")),
+            supervised=mode is not None and not mode.reads_teachers,
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
@@ -351,9 +353,7 @@ def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | Non
     """Returns the scores of the best student of the same encoder that was trained on gold labels."""
     encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
     candidates = [
-        student.scores
-        for student in students
-        if student.mode == "supervised" and (encoder is None or student.encoder == encoder)
+        student.scores for student in students if student.supervised and (encoder is None or student.encoder == encoder)
     ]
     return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
 
@@ -362,7 +362,7 @@ def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Ro
     """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
     groups: dict[str, list[Row]] = {}
     for student in students:
-        if student.mode == "soft" and student.temperature is not None:
+        if student.temperature is not None:
             ours = student.scores["fingerprint"] == fingerprint
             point = {"temperature": student.temperature, "ours": ours, **student.scores}
             groups.setdefault(student.rest, []).append(point)

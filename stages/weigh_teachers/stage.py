@@ -32,7 +32,6 @@ from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     import numpy as np
-    import polars as pl
     import pyarrow as pa
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -124,16 +123,15 @@ def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
     import polars as pl
 
     reader, parts = answer_reader(run), []
-
-    def of_teacher(teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Array:
-        evidence = reader.evidence(teacher, prefixes, keys)
-        logits = evidence.logits.to_numpy()
-        margin = top_margin(logits.astype(np.float64))
-        return np.stack([evidence.confidence.to_numpy(), margin, logits.max(axis=1)], axis=1)
-
     for group in neighbouring_buckets(buckets):
         keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        parts.append(np.stack([of_teacher(name, prefixes, keys) for name in label_space(run).columns], axis=2))
+        by_teacher = []
+        for teacher in label_space(run).columns:
+            evidence = reader.evidence(teacher, prefixes, keys)
+            logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
+            margin = top_margin(logits.astype(np.float64))
+            by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
+        parts.append(np.stack(by_teacher, axis=2))
     joined = np.concatenate(parts)
     return {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
 
@@ -196,9 +194,8 @@ def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
     """Returns the keys of the buckets' texts."""
     import pyarrow as pa
 
-    return (
-        pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets).column("key").combine_chunks()
-    )
+    table = pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets)
+    return table.column("key").combine_chunks()
 
 
 def weights_of(run: Run) -> pa.Table:

@@ -63,7 +63,7 @@ def test_teachers_of_other_depth_and_width_than_the_student_serve(fresh: Workspa
 def test_teachers_may_share_some_labels(fresh: Workspace, method: str) -> None:
     second_teacher(fresh, ["football", "gardening", "law", "medicine", "music"])
     fresh.edit("targets:\n  mode: soft\n", "")
-    fresh("run", f"student.method={method}")
+    fresh("train-student", f"student.method={method}")
     assert len(fresh.targets()[min(fresh.targets())][0]) == (9 if method == "layerwise" else 8)
 
 

@@ -67,8 +67,11 @@ def _teachers_stay_loaded() -> Iterator[None]:
     load = TeacherLoader.load
 
     def load_once(self: TeacherLoader, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+        from torch import is_inference_mode_enabled
+
         settings = dataclasses.replace(resolved, files=None, labels=len(resolved.labels))  # type: ignore[arg-type]
-        key = (settings, resolved.files.digest, dtype, self.seed, self.device, passes > 0)
+        # Weights that were loaded in inference mode allow no gradients.
+        key = (settings, resolved.files.digest, dtype, self.seed, self.device, passes > 0, is_inference_mode_enabled())
         if key not in latest:
             teacher = load(self, resolved, dtype, passes=passes)
             latest[key] = teacher, teacher.notes

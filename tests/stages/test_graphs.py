@@ -231,9 +231,9 @@ def test_buffers_that_a_capture_reads_by_address_outlive_larger_ones() -> None:
     addresses = {one.data_ptr() for one in captured.kept}
     lean = teacher.lean
     assert lean is not None
-    assert {one.data_ptr() for one in lean.buffers.held()} <= addresses
+    assert {one.data_ptr() for one in lean.buffers.tensors()} <= addresses
     teacher.run(rows_of(teacher, [9] * 8, list(range(8))))
-    assert not {one.data_ptr() for one in lean.buffers.held()} <= addresses
+    assert not {one.data_ptr() for one in lean.buffers.tensors()} <= addresses
 
 
 # --- what may be captured --------------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ class Bank:
             values = self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
         return values
 
-    def held(self) -> list[torch.Tensor]:
-        """What masks are made of."""
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that masks are made of."""
         return [*self._masks.values(), *self._steps.values()]
 
     def _spread(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:

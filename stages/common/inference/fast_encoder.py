@@ -74,7 +74,7 @@ class Buffers:
             flat = self._flat[name] = torch.empty(size, device=self._device, dtype=self._dtype)
         return flat[:size].view(shape)
 
-    def held(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         return list(self._flat.values())
 
     def drop(self) -> None:

@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
@@ -33,6 +34,7 @@ from amalgam.stages.common.inference.cuda import (
 )
 from amalgam.stages.common.inference.dropout import (
     Bank,
+    Call,
     KeyedDropout,
     Recorder,
     Site,
@@ -108,8 +110,6 @@ class Teacher:
         self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
-        self._sites: tuple[Site, ...] | None = None
-        self._lean: tuple[FastEncoder | None] | None = None
         self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
         self.compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
         self._launches = 0
@@ -117,15 +117,12 @@ class Teacher:
     def _choose_pad(self) -> int:
         """The config's pad id comes first: models read positions and the last token by it."""
         config = self.model.config.get_text_config()
-        candidates = {"config": config.pad_token_id, "tokenizer": self.tokenizer.pad_token_id}
         eos = config.eos_token_id if isinstance(config.eos_token_id, int) else self.tokenizer.eos_token_id
-        for pad in candidates.values():
-            if pad is not None and 0 <= pad < self._vocabulary:
-                config.pad_token_id = pad
-                return int(pad)
-        pad = eos if eos is not None and 0 <= eos < self._vocabulary else 0
-        token = self.tokenizer.convert_ids_to_tokens(pad)
-        self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
+        pads, others = (config.pad_token_id, self.tokenizer.pad_token_id), (eos, 0)
+        pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < self._vocabulary)
+        if pad not in pads:
+            token = self.tokenizer.convert_ids_to_tokens(pad)
+            self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
         config.pad_token_id = pad
         return int(pad)
 
@@ -161,13 +158,16 @@ class Teacher:
 
     def start(self, rows: Rows) -> PendingTransfer:
         """Starts `run`; on a GPU the host continues while the device computes."""
-        off = int(rows.passes[0]) == DROPOUT_OFF
         with torch.inference_mode():
-            sites = () if off else self.sites
-            self._count(off=off)
-            inputs = self.inputs(rows, None if off else sites)
-            forward = partial(self.forward if off else partial(self.forward_with_dropout, sites=sites), lean=self.lean)
-            kind = "dropout off" if off else "keyed dropout"
+            if int(rows.passes[0]) == DROPOUT_OFF:
+                kind, inputs, forward = "dropout off", self.inputs(rows), self.forward
+            else:
+                kind, inputs = "keyed dropout", self.inputs(rows, self.sites)
+                forward = partial(self.forward_with_dropout, sites=self.sites)
+                self._launches += 1
+                if self._launches == FUSE_AFTER and self.compiler is not None:
+                    self.fuse(self.compiler)
+            forward = partial(forward, lean=self.lean)
             logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
             return start_transfer(logits.float())
 
@@ -182,22 +182,25 @@ class Teacher:
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 
-    def _count(self, *, off: bool) -> None:
-        """Compiling takes seconds, which a few launches do not win back."""
-        self._launches += not off
-        if self._launches == FUSE_AFTER and self.compiler is not None:
-            self.fuse(self.compiler)
-
     def fuse(self, compiler: Compiler) -> None:
-        """From here on the lean encoder's dropout is compiled, if mask is one and it stays right."""
+        """From here on the fast encoder's dropout is compiled, if there is one and the numbers stay the model's."""
         self.compiler = None
-        if self.lean is None or not may_compile():
+        lean = self.lean
+        if lean is None or not may_compile():
             return
-        why = fuse(self, self.lean, compiler)
-        if why:
-            self._note(f"dropout is not compiled: {why}")
-        elif self.graphs is not None:
-            self.graphs.forget()
+        lean.fused = Fused(compiler)
+        why = "their numbers are not the model's"
+        try:
+            if _agrees(self, lean):
+                if self.graphs is not None:
+                    self.graphs.forget()
+                return
+        except torch.OutOfMemoryError:
+            why = "memory does not suffice"
+        except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+        lean.fused = None
+        self._note(f"dropout is not compiled: {why}")
 
     def _note(self, message: str) -> None:
         self.notes += (f"teacher {self.name}: {message}",)
@@ -205,10 +208,10 @@ class Teacher:
     def captured_by(self, capture: Capture) -> Graphs:
         """Returns launches of recurring shapes, captured that way, with the tensors that they read by address."""
 
-        def kept() -> list[torch.Tensor]:
-            return [*self._bank.held(), *(self._lean[0].buffers.held() if self._lean and self._lean[0] else ())]
+        def tensors() -> list[torch.Tensor]:
+            return [*self._bank.tensors(), *(self.lean.buffers.tensors() if self.lean else ())]
 
-        return Graphs(capture, close_enough=partial(close_enough, dtype=self.dtype), kept=kept, note=self._note)
+        return Graphs(capture, close_enough=partial(close_enough, dtype=self.dtype), kept=tensors, note=self._note)
 
     def forward(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
@@ -233,27 +236,24 @@ class Teacher:
             named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
         return self.model(**named).logits  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def lean(self) -> FastEncoder | None:
         """Returns a faster form of this model's encoder, or None if none gives the model's own numbers."""
-        if self._lean is None:
-            self._lean = (build_fast_encoder(self),)
-        return self._lean[0]
+        return build_fast_encoder(self)
 
     def trials(self) -> Iterator[Rows]:
         """Yields launches to compare two forms of a model by: random texts of two lengths, without and with padding."""
         low, high = (min(self.limit, length) for length in PROBE_TOKENS)
         random = np.random.default_rng(0)
         for width in (0, high):
-            tokens = [self._random_tokens(random, low if not width or i % 2 else width) for i in range(TRIAL_ROWS)]
+            tokens = []
+            for row in range(TRIAL_ROWS):
+                [probe] = self._probe_tokens([low if not width or row % 2 else width])
+                ids = random.integers(0, self._vocabulary, len(probe), dtype=np.int32)
+                ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
+                ids[[0, -1]] = probe.ids[[0, -1]]
+                tokens.append(Tokens(ids, probe.type_ids, truncated=False))
             yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(TRIAL_ROWS)], np.arange(TRIAL_ROWS), width)
-
-    def _random_tokens(self, random: np.random.Generator, length: int) -> Tokens:
-        ids = random.integers(0, self._vocabulary, length, dtype=np.int32)
-        ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
-        [like] = self._probe_tokens([length])
-        ids[[0, -1]] = like.ids[[0, -1]]
-        return Tokens(ids, like.type_ids, truncated=False)
 
     def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
         words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
@@ -267,12 +267,18 @@ class Teacher:
 
     def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
         """Returns the model's inputs, padded on the right, with an attention mask only where rows differ in length."""
-        lengths = np.array([len(one) for one in rows.tokens])
+        lengths = np.array([len(tokens) for tokens in rows.tokens])
         width = max(int(lengths.max()), rows.width)
         mask = np.arange(width) < lengths[:, None]
-        arrays = {"input_ids": _filled(mask, [one.ids for one in rows.tokens], self._pad)}
+
+        def padded(parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
+            filled = np.full(mask.shape, pad, np.int64)
+            filled[mask] = np.concatenate(parts)
+            return filled
+
+        arrays = {"input_ids": padded([tokens.ids for tokens in rows.tokens], self._pad)}
         if rows.tokens[0].type_ids is not None:
-            arrays["token_type_ids"] = _filled(mask, [one.type_ids for one in rows.tokens], 0)
+            arrays["token_type_ids"] = padded([tokens.type_ids for tokens in rows.tokens], 0)
         if (lengths < width).any():
             arrays["attention_mask"] = mask.astype(np.int64)
         tensors = {name: to_device(array, self.device) for name, array in arrays.items()}
@@ -292,13 +298,17 @@ class Teacher:
         """Whether several passes may share a launch, because no site is shared by all rows."""
         return all(site.kind != "shared" for site in self.sites)
 
-    @property
+    @cached_property
     def sites(self) -> tuple[Site, ...]:
-        if self._sites is None:
-            sites = self._find_sites()
-            self._rehearse(sites)
-            self._sites = sites
-        return self._sites
+        """The dropout calls of a forward pass, in order."""
+        low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
+        calls = []
+        for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
+            tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
+            calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
+        sites = sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+        self._rehearse(sites)
+        return sites
 
     def describe_sites(self) -> tuple[str, ...]:
         """The active dropout sites, named by the module that calls them."""
@@ -333,18 +343,18 @@ class Teacher:
         self.check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
         return tokens
 
-    def _find_sites(self) -> tuple[Site, ...]:
-        low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
-        calls = []
-        for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
-            tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
-            calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
-        return sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Call]:
+        names = {module: name for name, module in self.model.named_modules()}
+        running: list[str] = []
 
-    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Any]:
-        stack: list[str] = []
-        recorder = Recorder(inside=lambda: stack[-1] if stack else "model")
-        hooks = list(self._watch(stack))
+        def leave(*_: Any) -> None:
+            running.pop()
+
+        hooks = [
+            register_module_forward_pre_hook(lambda module, _: running.append(names.get(module) or "model")),
+            register_module_forward_hook(leave),
+        ]
+        recorder = Recorder(inside=lambda: running[-1])
         before = self._generators()
         self._switch(training=True)
         try:
@@ -356,19 +366,6 @@ class Teacher:
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
             raise unsupported_dropout("a library function draws them inside")
         return recorder.calls
-
-    def _watch(self, stack: list[str]) -> Iterator[Any]:
-        """Keeps the name of the running module on the stack."""
-        for name, module in self.model.named_modules():
-
-            def enter(_module: Any, _args: Any, name: str = name) -> None:
-                stack.append(name or "model")
-
-            def leave(_module: Any, _args: Any, _output: Any) -> None:
-                stack.pop()
-
-            yield module.register_forward_pre_hook(enter)
-            yield module.register_forward_hook(leave)
 
     def _generators(self) -> list[torch.Tensor]:
         on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
@@ -386,13 +383,6 @@ class Teacher:
                 raise
             what = f"teacher {self.name} cannot read {length} tokens: {str(error).splitlines()[0]}"
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
-
-
-def _filled(mask: NDArray[np.bool_], parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
-    """The rows' numbers where mask are any, else `pad`."""
-    filled = np.full(mask.shape, pad, np.int64)
-    filled[mask] = np.concatenate(parts)
-    return filled
 
 
 # ---- a faster encoder is used only if its numbers are the model's own: tried on texts of two lengths, padded and not
@@ -415,42 +405,24 @@ def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
     return None
 
 
-def fuse(teacher: Teacher, lean: FastEncoder, compiler: Compiler) -> str:
-    """Compiled kernels for the lean encoder, if they can be had and agree; else why not."""
-    lean.fused = Fused(compiler)
-    why = "their numbers are not the model's"
-    try:
-        if _agrees(teacher, lean):
-            return ""
-    except torch.OutOfMemoryError:
-        why = "memory does not suffice"
-    except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-    lean.fused = None
-    return why
-
-
 def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
     for rows in teacher.trials():
         with torch.inference_mode():
             inputs = teacher.inputs(rows)
-            ways = [teacher.forward(inputs, None), teacher.forward(inputs, lean)]
-            if _can_be_keyed(teacher):
-                keyed = teacher.inputs(rows, teacher.sites)
-                ways += [
-                    teacher.forward_with_dropout(keyed, teacher.sites),
-                    teacher.forward_with_dropout(keyed, teacher.sites, lean),
-                ]
-        if not all(
-            close_enough(a.float(), b.float(), teacher.dtype) for a, b in zip(ways[::2], ways[1::2], strict=True)
-        ):
+            pairs = [(teacher.forward(inputs, None), teacher.forward(inputs, lean))]
+            sites = _keyed_sites(teacher)
+            if sites:
+                inputs = teacher.inputs(rows, sites)
+                keyed = partial(teacher.forward_with_dropout, inputs, sites)
+                pairs.append((keyed(None), keyed(lean)))
+        if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
             return False
     return True
 
 
-def _can_be_keyed(teacher: Teacher) -> bool:
-    """A model whose dropout cannot be keyed may still answer with dropout off."""
+def _keyed_sites(teacher: Teacher) -> tuple[Site, ...]:
+    """Returns no site for a model whose dropout cannot be keyed: it may still run with dropout off."""
     try:
-        return bool(teacher.sites)
+        return teacher.sites
     except ModelError:
-        return False
+        return ()

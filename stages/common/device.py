@@ -6,14 +6,10 @@ Each process chooses by itself: stage 1 must never wait for a process without wo
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
 from amalgam.pipeline.errors import ExperimentError
-
-if TYPE_CHECKING:
-    pass
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -10,6 +10,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,6 @@ def never_stop() -> None:
     """Never raises: the default of `stop`."""
 
 
-def no_progress(_rows: int) -> None:
-    """Ignores progress: the default of `on_progress`."""
-
-
 def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     teacher: Teacher,
     tokens: Sequence[Tokens],
@@ -91,95 +88,84 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     *,
     deterministic: bool,
     batch_tokens: int,
-    on_progress: Callable[[int], None] = no_progress,
+    on_progress: Callable[[int], None] = lambda _rows: None,
     stop: Callable[[], None] = never_stop,
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
-    """Logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
+    """Returns the logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
     `on_progress` receives the rows of each finished launch; `stop` runs before each launch and may raise.
     """
-    work = _Work(teacher, tokens, keys, on_progress, stop)
-    lengths = [len(one) for one in tokens]
+    launcher = _Launcher(teacher, tokens, keys, on_progress, stop)
+    teacher.oom_splits = 0
+    lengths = [len(text) for text in tokens]
+    plan = partial(plan_launches, lengths, batch_tokens=batch_tokens, padding=teacher.padding)
     logits = np.empty((len(tokens), teacher.labels), np.float32) if deterministic else None
     if logits is not None:
-        off = range(DROPOUT_OFF, 0)
-        launches = plan_launches(lengths, off, batch_tokens=batch_tokens, fold=True, padding=teacher.padding)
-        for part, values in work.done(launches):
+        for part, values in launcher.run(plan(range(DROPOUT_OFF, 0), fold=True)):
             logits[part.texts] = values
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
     if len(passes):
-        launches = plan_launches(
-            lengths, passes, batch_tokens=batch_tokens, fold=teacher.can_batch_passes, padding=teacher.padding
-        )
-        for part, values in work.done(launches):
-            raw[part.texts, part.passes - passes.start] = _rounded(values, part, teacher, keys)
+        for part, values in launcher.run(plan(passes, fold=teacher.can_batch_passes)):
+            what = "logits are beyond 65504, the largest number the cache keeps"
+            launcher.refuse(part, np.abs(values) > np.finfo(np.float16).max, what)
+            raw[part.texts, part.passes - passes.start] = values.astype(np.float16)
     return logits, raw
 
 
-class _Work:
-    """Launches of one call, and the number of tokens that has proven too many."""
+@dataclass
+class _Launcher:
+    """Runs the launches of one call; lowers the number of tokens at once where memory does not suffice."""
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        tokens: Sequence[Tokens],
-        keys: Sequence[bytes],
-        on_progress: Callable[[int], None],
-        stop: Callable[[], None],
-    ) -> None:
-        self.teacher = teacher
-        self.tokens = tokens
-        self.keys = keys
-        self.on_progress = on_progress
-        self.stop = stop
-        self.ceiling: int | None = None
-        teacher.oom_splits = 0
+    teacher: Teacher
+    tokens: Sequence[Tokens]
+    keys: Sequence[bytes]
+    on_progress: Callable[[int], None]
+    stop: Callable[[], None]
+    ceiling: int | None = None
 
-    def done(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
-        """The launches' logits, in parts if memory does not suffice. While a GPU computes, the next is prepared."""
+    def run(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
+        """Yields the launches' logits, in parts if memory does not suffice. On a GPU, the next ones are under way."""
         started: deque[tuple[Launch, PendingTransfer]] = deque()
         for launch in launches:
             waiting = [launch]
             while waiting:
                 part = waiting.pop()
                 size = len(part) * len(self.tokens[part.texts[0]])
-                if self.ceiling is not None and size > self.ceiling and len(part) > 1:
-                    waiting += reversed(part.halves())
-                    continue
-                self.stop()
-                values = self._tried(part)
-                if values is None:
-                    yield from self._arrived(started, 0)
-                    self._halve(part)
-                    waiting += reversed(part.halves())
-                    continue
-                started.append((part, values))
-                yield from self._arrived(started, self.teacher.prefetch)
-        yield from self._arrived(started, 0)
+                if self.ceiling is None or size <= self.ceiling or len(part) == 1:
+                    self.stop()
+                    transfer = self._start(part)
+                    if transfer is not None:
+                        started.append((part, transfer))
+                        yield from self._finished(started, self.teacher.prefetch)
+                        continue
+                    yield from self._finished(started, 0)
+                    self._lower_ceiling(part)
+                waiting += reversed(part.halves())
+        yield from self._finished(started, 0)
 
-    def _arrived(
+    def _finished(
         self, started: deque[tuple[Launch, PendingTransfer]], but: int
     ) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
-        """In their order, all `but` the last few."""
+        """Waits for the launches in their order, all `but` the last few."""
         while len(started) > but:
             part, transfer = started.popleft()
             values = transfer.wait().numpy()
-            _check_finite(values, part, self.teacher, self.keys)
+            self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
             self.on_progress(len(part))
             yield part, values
 
-    def _tried(self, part: Launch) -> PendingTransfer | None:
-        """None: not enough memory. The error is dropped here, and with it all that its traceback keeps alive."""
+    def _start(self, part: Launch) -> PendingTransfer | None:
+        """Returns None without enough memory. The error is dropped, and with it all that its traceback keeps alive."""
         tokens, keys = [self.tokens[i] for i in part.texts], [self.keys[i] for i in part.texts]
         try:
             return self.teacher.start(Rows(tokens, keys, part.passes))
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             is_oom = isinstance(error, torch.OutOfMemoryError)
             if not is_oom and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
                 raise
             return None
 
-    def _halve(self, part: Launch) -> None:
+    def _lower_ceiling(self, part: Launch) -> None:
         if self.teacher.graphs is not None:
             self.teacher.graphs.close("the memory they hold was wanted for launches")
         gc.collect()
@@ -195,30 +181,22 @@ class _Work:
         self.teacher.oom_splits += 1
         self.ceiling = (len(part) + 1) // 2 * length
 
-
-def _check_finite(values: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> None:
-    broken = np.logical_not(np.isfinite(values).all(axis=1)).reshape(-1)
-    if broken.any():
-        raise _unusable("logits are NaN or infinite", broken, part, teacher, keys)
-
-
-def _rounded(values: NDArray[np.float32], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> NDArray[np.float16]:
-    broken = (np.abs(values) > np.finfo(np.float16).max).any(axis=1).reshape(-1)
-    if broken.any():
-        raise _unusable("logits are beyond 65504, the largest number the cache keeps", broken, part, teacher, keys)
-    return values.astype(np.float16)
-
-
-def _unusable(what: str, broken: NDArray[np.bool_], part: Launch, teacher: Teacher, keys: Sequence[bytes]) -> WorkError:
-    numbers = sorted(set(part.passes[broken].tolist()))
-    when = "dropout off" if numbers == [DROPOUT_OFF] else f"pass {', '.join(map(str, numbers))}"
-    texts = list(dict.fromkeys(keys[i].hex() for i in part.texts[broken]))
-    more = f" and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
-    return WorkError(
-        f"teacher {teacher.name}: {what} ({when})",
-        where=f"texts {', '.join(texts[:KEYS_SHOWN])}{more}",
-        fix="set cache.dtype: fp32" if teacher.dtype != torch.float32 else "leave the texts or this teacher out",
-    )
+    def refuse(self, part: Launch, broken: NDArray[np.bool_], what: str) -> None:
+        """Raises an error that names the texts and passes whose logits are broken."""
+        rows = broken.any(axis=1)
+        if not rows.any():
+            return
+        passes = sorted(set(part.passes[rows].tolist()))
+        when = "dropout off" if passes == [DROPOUT_OFF] else f"pass {', '.join(map(str, passes))}"
+        texts = list(dict.fromkeys(self.keys[i].hex() for i in part.texts[rows]))
+        more = f" and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
+        raise WorkError(
+            f"teacher {self.teacher.name}: {what} ({when})",
+            where=f"texts {', '.join(texts[:KEYS_SHOWN])}{more}",
+            fix="set cache.dtype: fp32"
+            if self.teacher.dtype != torch.float32
+            else "leave the texts or this teacher out",
+        )
 
 
 Ids = npt.NDArray[np.integer[Any]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,17 +29,12 @@ Words: TypeAlias = NDArray[np.uint64]
 # A window has 2**23 possible starts, so two windows are the same with probability 2**-23 = 1.2e-7.
 # Other windows overlap at a shift, so equal positions of a model never use the same draw.
 BANK_BITS = 23
-
 BANK_SIZE = 1 << BANK_BITS
-
 LONGEST_WINDOW = 1 << 16
-
 LEVELS = 1 << 16
 
 GOLDEN = 0x9E3779B97F4A7C15
-
 MIX_A = 0xBF58476D1CE4E5B9
-
 MIX_B = 0x94D049BB133111EB
 
 
@@ -87,9 +83,11 @@ def bank_levels(seed: int) -> NDArray[np.uint16]:
 @lru_cache(maxsize=2)
 def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values of a bank's masks, which teachers share."""
-    kept = bank_levels(seed) >= threshold(rate)
+    dropped = min(max(round(rate * LEVELS), 1), LEVELS)  # never no level: a rate does not silently become zero
+    kept = bank_levels(seed) >= dropped
     mask = torch.from_numpy(np.concatenate([kept, kept[:LONGEST_WINDOW]])).to(device)
-    return mask.to(dtype).mul_(scale(rate))
+    share = dropped / LEVELS
+    return mask.to(dtype).mul_(1 / (1 - share) if share < 1 else 0.0)
 
 
 class Bank:
@@ -124,24 +122,20 @@ class Bank:
     ) -> torch.Tensor:
         """The mask of one site whose windows start there."""
         length = math.prod(shape[leading(axes) :])
-        return self.windows(offsets, length, rate, None if out is None else out.view(-1, length)).view(*shape)
-
-    def windows(self, offsets: torch.Tensor, length: int, rate: float, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[offsets, length]: the mask values from each offset on."""
         if length > LONGEST_WINDOW:
             raise ModelError(
                 f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}",
                 fix="set a lower max_tokens for this teacher, cache.passes: 0, or leave it out",
             )
         windows = self.values(rate).as_strided((BANK_SIZE, length), (1, 1))
-        return torch.index_select(windows, 0, offsets.reshape(-1), out=out)
+        out = None if out is None else out.view(-1, length)
+        return torch.index_select(windows, 0, offsets.reshape(-1), out=out).view(*shape)
 
     def values(self, rate: float) -> torch.Tensor:
         """The whole bank at a rate; from any offset on, a window fits."""
-        values = self._masks.get(rate)
-        if values is None:
-            values = self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
-        return values
+        if rate not in self._masks:
+            self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
+        return self._masks[rate]
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that masks are made of."""
@@ -169,16 +163,6 @@ class Bank:
         return steps[:size].view([size if i == number else 1 for i in range(dims)])
 
 
-def threshold(rate: float) -> int:
-    """How many of the 65536 levels are dropped: never none, so that no rate silently becomes zero."""
-    return min(max(round(rate * LEVELS), 1), LEVELS)
-
-
-def scale(rate: float) -> float:
-    dropped = threshold(rate) / LEVELS
-    return 1 / (1 - dropped) if dropped < 1 else 0.0
-
-
 def leading(axes: Sequence[Axis]) -> int:
     """How many axes come before the window: the last axis, and the fixed ones before it while they fit."""
     lead = len(axes)
@@ -197,11 +181,8 @@ def scattered(words: torch.Tensor) -> torch.Tensor:
     return words.mul_(MIX_B - (1 << 64)).bitwise_right_shift_(64 - BANK_BITS).bitwise_and_(BANK_SIZE - 1)
 
 
-# Scores computed at once. On a CPU a block stays in cache and in mapped memory, which plain attention does not.
-# An accelerator is fastest with large launches.
-SCORES_AT_ONCE = {"cpu": 1 << 19}
-
-SCORES_AT_ONCE_ELSEWHERE = 1 << 27
+SCORES_AT_ONCE = {"cpu": 1 << 19, "accelerator": 1 << 27}
+"""On a CPU a block stays in cache and in mapped memory, which plain attention does not."""
 
 WITHOUT_DROPOUT = "set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out"
 
@@ -220,6 +201,13 @@ class Site:
         if "rows" not in roles:
             return "shared"
         return ("pooled", "hidden", "attention")[min(roles.count("tokens"), 2)]
+
+    def fits(self, shape: tuple[int, ...], *, rows: int) -> bool:
+        """Returns whether a call with this shape may be this site in a launch of so many rows."""
+        return len(shape) == len(self.axes) and all(
+            axis.role == "tokens" or size == (rows * axis.size if axis.role == "rows" else axis.size)
+            for axis, size in zip(self.axes, shape, strict=True)
+        )
 
 
 class Call(NamedTuple):
@@ -258,9 +246,8 @@ def _attention_call(  # noqa: PLR0913  torch's own signature
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    return Attention(
-        query, key, value, attn_mask, dropout_p, 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    )
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return Attention(query, key, value, attn_mask, dropout_p, scale)
 
 
 class Attention(NamedTuple):
@@ -279,9 +266,8 @@ class Attention(NamedTuple):
         mask = self.mask
         if mask is not None and mask.dim() == self.query.dim() and mask.shape[0] > 1:
             mask = mask[first:end]
-        return self._replace(
-            query=self.query[first:end], key=self.key[first:end], value=self.value[first:end], mask=mask
-        )
+        query, key, value = (part[first:end] for part in (self.query, self.key, self.value))
+        return Attention(query, key, value, mask, self.rate, self.scale)
 
 
 def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
@@ -302,48 +288,26 @@ def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 def scores_at_once(device: torch.device) -> int:
-    return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE_ELSEWHERE)
+    return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["accelerator"])
 
 
 DROPOUT = {functional.dropout, torch.dropout, torch.dropout_}
 
-# These drop whole channels: the mask has one value for each.
-CHANNEL_DROPOUT = {
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    torch.feature_dropout,
-    torch.feature_dropout_,
-}
+CHANNEL_DROPOUT: set[Any] = {functional.dropout1d, functional.dropout2d, functional.dropout3d}
+CHANNEL_DROPOUT |= {torch.feature_dropout, torch.feature_dropout_}
+"""These drop whole channels: the mask has one value for each."""
 
-ATTENTION = {functional.scaled_dot_product_attention}
+RANDOM = re.compile(
+    r"rand\w*|(bernoulli|exponential|geometric|multinomial|normal|poisson|uniform)_?"
+    r"|(feature_)?alpha_dropout_?|native_dropout|gumbel_softmax"
+)
+"""Names of functions that draw random numbers, other than those above."""
 
 REFUSED = {
-    functional.alpha_dropout,
-    functional.feature_alpha_dropout,
-    functional.gumbel_softmax,
-    torch.alpha_dropout,
-    torch.feature_alpha_dropout,
-    torch.native_dropout,
-    torch.bernoulli,
-    torch.multinomial,
-    torch.normal,
-    torch.poisson,
-    torch.rand,
-    torch.rand_like,
-    torch.randint,
-    torch.randint_like,
-    torch.randn,
-    torch.randn_like,
-    torch.randperm,
-    torch.Tensor.bernoulli,
-    torch.Tensor.bernoulli_,
-    torch.Tensor.exponential_,
-    torch.Tensor.geometric_,
-    torch.Tensor.multinomial,
-    torch.Tensor.normal_,
-    torch.Tensor.random_,
-    torch.Tensor.uniform_,
+    getattr(module, name)
+    for module in (torch, torch.Tensor, functional)
+    for name in dir(module)
+    if RANDOM.fullmatch(name)
 }
 
 
@@ -360,7 +324,7 @@ class DropoutMode(TorchFunctionMode):
             if rate:
                 return self.dropped(x, rate, shape, inplace=inplace or func in {torch.dropout_, torch.feature_dropout_})
             return x
-        if func in ATTENTION:
+        if func is functional.scaled_dot_product_attention:
             rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return self.attention(_attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
         if func in REFUSED:
@@ -375,10 +339,7 @@ class DropoutMode(TorchFunctionMode):
 
 
 def unsupported_dropout(what: str) -> ModelError:
-    return ModelError(
-        f"this model draws random numbers that amalgam cannot key: {what}",
-        fix=WITHOUT_DROPOUT,
-    )
+    return ModelError(f"this model draws random numbers that amalgam cannot key: {what}", fix=WITHOUT_DROPOUT)
 
 
 class Recorder(DropoutMode):
@@ -450,40 +411,26 @@ class KeyedDropout(DropoutMode):
 
     def claim(self, shape: tuple[int, ...], rate: float) -> MaskClaim:
         """The next site's masks, for a tensor of this shape. Sites alike are hashed together, at the first of them."""
-        number, site = self._site(rate, shape)
+        number, self._next = self._next, self._next + 1
+        site = self._sites[number] if number < len(self._sites) else None
+        if site is None or site.rate != rate or not site.fits(shape, rows=self._words.shape[1]):
+            seen = f"call {number + 1} of {len(self._sites)}, shape {list(shape)}, rate {rate:g}"
+            expected = f"expected {site.kind} at {site.name}, rate {site.rate:g}" if site else "expected no more"
+            raise site_mismatch(f"{seen}; {expected}")
         words = self._words[:, :1] if site.kind == "shared" else self._words
         kind = site.axes, shape
         if kind not in self._offsets:
             self._offsets[kind] = self._bank.offsets(words, site.axes, shape)
         return MaskClaim(self._bank, site, self._offsets[kind][number], shape)
 
-    def _site(self, rate: float, shape: tuple[int, ...]) -> tuple[int, Site]:
-        number, self._next = self._next, self._next + 1
-        site = self._sites[number] if number < len(self._sites) else None
-        if site is None or site.rate != rate or not fits(site, shape, rows=self._words.shape[1]):
-            seen = f"call {number + 1} of {len(self._sites)}, shape {list(shape)}, rate {rate:g}"
-            expected = f"expected {site.kind} at {site.name}, rate {site.rate:g}" if site else "expected no more"
-            raise site_mismatch(f"{seen}; {expected}")
-        return number, site
-
     def finish(self) -> None:
         if self._next != len(self._sites):
             raise site_mismatch(f"{self._next} dropout calls instead of {len(self._sites)}")
 
 
-def site_mismatch(what: str) -> ModelError:
-    return ModelError(
-        "this model's dropout calls change from text to text, so they cannot be keyed",
-        where=what,
-        fix=WITHOUT_DROPOUT,
-    )
-
-
-def fits(site: Site, shape: tuple[int, ...], *, rows: int) -> bool:
-    expected = (rows * axis.size if axis.role == "rows" else axis.size for axis in site.axes)
-    return len(shape) == len(site.axes) and all(
-        axis.role == "tokens" or have == want for axis, have, want in zip(site.axes, shape, expected, strict=True)
-    )
+def site_mismatch(where: str) -> ModelError:
+    what = "this model's dropout calls change from text to text, so they cannot be keyed"
+    return ModelError(what, where=where, fix=WITHOUT_DROPOUT)
 
 
 def sites_of(calls: Sequence[Sequence[Call]], *, rows: tuple[int, int], tokens: tuple[int, int]) -> tuple[Site, ...]:

@@ -20,14 +20,11 @@ from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import parquet_options
 from amalgam.data.schemas import SIMILARITIES, arrow_schema
-from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
-from amalgam.stages.common.inference.states import Encoder, words_of
 from amalgam.stages.report.report_json import Scores
 
 if TYPE_CHECKING:
@@ -40,29 +37,18 @@ GROUP_TEXTS = 4096
 # ---- zero-shot: the label name nearest to the text in the encoder's space
 
 
-@dataclass(frozen=True)
-class ZeroShotInputs:
-    store: Store
-    test: Part
-    labels: LabelSpace
-    encoder: Encoder
-    read_tokens: Callable[[Bucket], TokenRows]
-
-
-def write_similarities(inputs: ZeroShotInputs, unit: Unit) -> None:
+def write_similarities(
+    folder: Path, store: Store, test: Part, label_states: Array, pooled_states: Callable[[Bucket], Array]
+) -> None:
     """Writes the cosine similarity of every test text to every label name, in key order."""
-    names = inputs.labels.names
-    states = inputs.encoder.name_states(names)
-    schema = arrow_schema(SIMILARITIES, {"similarity": len(names)})
-    with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
-        with pq.ParquetWriter(draft.folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
-            for buckets in neighbouring_buckets(inputs.test.buckets, GROUP_TEXTS):
-                keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
-                texts = [inputs.encoder.pooled(inputs.read_tokens(bucket)) @ states.T for bucket in buckets]
-                values = pa.array(np.concatenate(texts).astype(np.float32).reshape(-1))
-                columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(names))]
-                writer.write_table(pa.table(columns, schema=schema))
-        draft.facts = {"labels": {name: words_of(name) for name in names}}
+    schema = arrow_schema(SIMILARITIES, {"similarity": len(label_states)})
+    with pq.ParquetWriter(folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
+        for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
+            keys = pa.concat_tables(read_bucket(store, bucket, ["key"]) for bucket in buckets).column("key")
+            texts = [pooled_states(bucket) @ label_states.T for bucket in buckets]
+            values = pa.array(np.concatenate(texts).astype(np.float32).reshape(-1))
+            columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(label_states))]
+            writer.write_table(pa.table(columns, schema=schema))
 
 
 # ---- predictions of all systems

@@ -200,7 +200,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "data": _data(inputs, findings),
         "stages": list(_stages(inputs, set(history.get("executed", ())))),
         "teacher_costs": list(history.get("teacher_costs", ())),
-        "student": _student(*inputs.results["train-student"]) if "train-student" in inputs.results else None,
+        "student": _student(inputs.results["train-student"][1]) if inputs.settings.student.learns else None,
         "libraries": manifest.made.get("libraries", {}),
         "test": test,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
@@ -252,7 +252,7 @@ def _data(inputs: ReportInputs, findings: Findings) -> Row:
     }
 
 
-def _student(_: str, manifest: Record) -> Row:
+def _student(manifest: Record) -> Row:
     weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
     facts = {key: manifest.facts.get(key) for key in ("steps", "best_step", "best_score", "selected_by", "dtype")}
     return facts | {"bytes": weights, "libraries": manifest.made.get("libraries", {})}

@@ -7,7 +7,7 @@ their own, which all methods share.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -50,12 +50,9 @@ from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    from amalgam.data.tokens import TokenRows
+    from amalgam.data.arrays import Array
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
-
-MOST_INDENTED = 100
-"""Labels up to which evaluation.json is indented."""
 
 EVALUATION, FINDINGS = "evaluation.json", "findings.json"
 
@@ -96,7 +93,8 @@ class Report(Stage):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the units in order: the report reads the zero-shot similarities."""
-        return [*([_zero_shot_unit(run)] if part_of(run, "test") else []), Unit("report", folder)]
+        test = part_of(run, "test")
+        return [*([_zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of test texts, counted once for each evaluation."""
@@ -117,7 +115,7 @@ class Report(Stage):
         with run.store.draft(unit.folder, unit.name) as draft:
             for name, block in ((EVALUATION, evaluation), (FINDINGS, findings)):
                 if block is not None:
-                    (draft.folder / name).write_text(_json(block), "utf-8")
+                    (draft.folder / name).write_text(json.dumps(block, ensure_ascii=False) + "\n", "utf-8")
             draft.facts, draft.made = scores, {"executed": sorted(run.executed), "teacher_costs": costs}
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
@@ -141,12 +139,6 @@ class Report(Stage):
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
-
-
-def _json(block: Mapping[str, Any]) -> str:
-    """Indents unless matrices of many labels make up most of the file."""
-    indent = None if len(block.get("labels", ())) > MOST_INDENTED else 1
-    return json.dumps(block, indent=indent, ensure_ascii=False) + "\n"
 
 
 # ---- stored results
@@ -217,7 +209,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
     indexes = family_indexes(run) if labels.columns else {}
-    similarities = run.store.record(_zero_shot_unit(run).record_path)
+    similarities = run.store.record(_zero_shot_unit(run, test).record_path)
     if similarities is None:
         raise AssertionError("the zero-shot unit is complete before the report")
     return EvaluationInputs(
@@ -280,29 +272,28 @@ def _zero_shot_identity(run: Run) -> dict[str, Any]:
     return {"encoder": digest, "max_tokens": student.max_tokens, "version": ZERO_SHOT_VERSION}
 
 
-def _zero_shot_unit(run: Run) -> Unit:
-    test = part_of(run, "test")
-    texts = test.texts_digest if test else None
-    name = fingerprint([_zero_shot_identity(run), texts, list(label_space(run).names)])
-    return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"))
+def _zero_shot_unit(run: Run, test: Part) -> Unit:
+    name = fingerprint([_zero_shot_identity(run), test.texts_digest, list(label_space(run).names)])
+    return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"), payload=test)
 
 
 def _write_similarities(run: Run, unit: Unit) -> None:
+    from amalgam.stages.common.inference.states import words_of
     from amalgam.stages.common.token_cache import tokens_of
-    from amalgam.stages.report.evaluation import ZeroShotInputs, write_similarities
+    from amalgam.stages.report.evaluation import write_similarities
 
-    encoder, test = load_encoder(run), part_of(run, "test")
-    if test is None:
-        raise AssertionError("the zero-shot unit exists only with test texts")
+    encoder, names = load_encoder(run), label_space(run).names
 
-    def read_tokens(bucket: Bucket) -> TokenRows:
+    def pooled_states(bucket: Bucket) -> Array:
         how = encoder.classifier
-        return tokens_of(
+        tokens = tokens_of(
             run.store, run.console, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types
         )
+        return encoder.pooled(tokens)
 
-    inputs = ZeroShotInputs(run.store, test, label_space(run), encoder, read_tokens)
-    write_similarities(inputs, unit)
+    with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
+        write_similarities(draft.folder, run.store, unit.payload, encoder.name_states(names), pooled_states)
+        draft.facts = {"labels": {name: words_of(name) for name in names}}
 
 
 # ---- the teachers' audit

@@ -134,7 +134,7 @@ class AuditCounts:
         }
         self.texts = self.labelled = self.right = 0
         self.confidence = np.zeros(teachers)
-        self.wins, self.heaviest, self.changed, self.gained, self.lost = np.zeros((5, teachers), np.int64)
+        self.wins, self.wins_by_weights, self.changed, self.gained, self.lost = np.zeros((5, teachers), np.int64)
         # By pair: confident conflicts, and texts on which both predict a shared label, the same or another one. The
         # distance is summed for teachers with the same labels.
         self.conflicts, self.met, self.differed = np.zeros((3, teachers, teachers), np.int64)
@@ -150,26 +150,16 @@ class AuditCounts:
         self.only_with, self.only_without = np.zeros((2, teachers), np.int64)
 
     def add(self, texts: AuditedTexts) -> None:
-        predicted_NT, teachers = texts.predicted(self.columns), range(len(self.columns))  # noqa: N806
-        padded = [np.zeros((len(predicted_NT), self.width)) for _ in teachers]
+        predicted_NT = texts.predicted(self.columns)  # noqa: N806
+        padded = [np.zeros((len(predicted_NT), self.width)) for _ in self.columns]
         for union, own, rows in zip(padded, self.columns, texts.distributions, strict=True):
             union[:, own] = rows
-        self.texts += len(predicted_NT)
-        self.confidence += texts.confidence_NT.sum(axis=0)
-        winner_N = self._count_wins(texts, predicted_NT)  # noqa: N806
+        whole_N = self._union(texts, padded)  # noqa: N806
+        self._count_wins(texts, predicted_NT, whole_N)
         for a, b in self.shared:
             self._count_pair(texts, predicted_NT, padded, a, b)
-        whole_N = self._union(texts, padded)  # noqa: N806
-        self._count_gold(texts.gold_N, whole_N, winner_N)
-        if len(teachers) > 1:
-            without = [self._union(texts, padded, left_out) for left_out in teachers]
-            for left_out in teachers:
-                self._count_left_out(texts.gold_N, whole_N, without[left_out], left_out)
-            for a, b in self.shared if len(teachers) > 2 else ():
-                both_out = self._union(texts, padded, a, b)
-                for left_out, held_out in ((a, b), (b, a)):
-                    held_out_N, unions = predicted_NT[:, held_out], (without[held_out], both_out)  # noqa: N806
-                    self._count_agreement(held_out_N, self.columns[held_out], unions, left_out)
+        if len(self.columns) > 1:
+            self._count_left_out(texts, padded, whole_N)
 
     def weights(self, texts: AuditedTexts, teachers: Sequence[int]) -> Array:
         """Returns the weights of some of the teachers [N, len(teachers)]; every row sums to 1."""
@@ -190,17 +180,25 @@ class AuditCounts:
         label_N: Array = np.asarray(total).argmax(axis=1)  # noqa: N806
         return label_N
 
-    def _count_wins(self, texts: AuditedTexts, predicted_NT: Array) -> Array:  # noqa: N803
-        """Returns each text's winner: the largest weight, else the largest confidence; the first of equals."""
-        winner_N: Array = texts.confidence_NT.argmax(axis=1)  # noqa: N806
-        self.wins += np.bincount(winner_N, minlength=len(self.wins))
+    def _count_wins(self, texts: AuditedTexts, predicted_NT: Array, whole_N: Array) -> None:  # noqa: N803
+        """Counts the winners: the largest weight of a text, else the largest confidence; the first of equals."""
+        most_confident_N = winner_N = texts.confidence_NT.argmax(axis=1)  # noqa: N806
         if texts.weights_NT is not None:
             winner_N = texts.weights_NT.argmax(axis=1)  # noqa: N806
-            self.heaviest += np.bincount(winner_N, minlength=len(self.wins))
+        self.texts += len(predicted_NT)
+        self.confidence += texts.confidence_NT.sum(axis=0)
+        self.wins += np.bincount(most_confident_N, minlength=len(self.wins))
+        self.wins_by_weights += np.bincount(winner_N, minlength=len(self.wins))
         for teacher, label_N in enumerate(predicted_NT.T):  # noqa: N806
             self.predicted[teacher] += np.bincount(label_N, minlength=self.width)
             self.predicted_and_won[teacher] += np.bincount(label_N[winner_N == teacher], minlength=self.width)
-        return winner_N
+        labelled, right = texts.gold_N >= 0, texts.gold_N == whole_N
+        gold_N = texts.gold_N[labelled]  # noqa: N806
+        self.labelled += len(gold_N)
+        self.right += int(right.sum())
+        self.gold_texts += np.bincount(gold_N, minlength=self.width)
+        self.gold_right += np.bincount(texts.gold_N[right], minlength=self.width)
+        np.add.at(self.gold_won, (gold_N, winner_N[labelled]), 1)
 
     def _count_pair(self, texts: AuditedTexts, predicted_NT: Array, padded: Sequence[Array], a: int, b: int) -> None:  # noqa: N803
         differ = predicted_NT[:, a] != predicted_NT[:, b]
@@ -215,31 +213,25 @@ class AuditCounts:
     def same_labels(self, a: int, b: int) -> bool:
         return len(self.shared[a, b]) == len(self.columns[a]) == len(self.columns[b])
 
-    def _count_gold(self, gold_N: Array, whole_N: Array, winner_N: Array) -> None:  # noqa: N803
-        labelled = gold_N >= 0
-        right = labelled & (whole_N == gold_N)
-        self.labelled += int(labelled.sum())
-        self.right += int(right.sum())
-        self.gold_texts += np.bincount(gold_N[labelled], minlength=self.width)
-        self.gold_right += np.bincount(gold_N[right], minlength=self.width)
-        np.add.at(self.gold_won, (gold_N[labelled], winner_N[labelled]), 1)
-
-    def _count_left_out(self, gold_N: Array, whole_N: Array, without_N: Array, left_out: int) -> None:  # noqa: N803
-        """Compares the union's label with and without a teacher."""
-        right, right_without = whole_N == gold_N, without_N == gold_N  # gold is -1 where there is none
-        self.changed[left_out] += (without_N != whole_N).sum()
-        self.gained[left_out] += (right_without & ~right).sum()
-        self.lost[left_out] += (right & ~right_without).sum()
-
-    def _count_agreement(self, held_out_N: Array, own: Array, unions: tuple[Array, Array], left_out: int) -> None:  # noqa: N803
-        """Counts agreement of a held-out teacher with two unions of other teachers, with and without `left_out`."""
-        comparable = np.isin(unions[0], own) & np.isin(unions[1], own)
-        agrees, agrees_without = (comparable & (union_N == held_out_N) for union_N in unions)
-        self.comparable[left_out] += comparable.sum()
-        self.agreed_with[left_out] += agrees.sum()
-        self.agreed_without[left_out] += agrees_without.sum()
-        self.only_with[left_out] += (agrees & ~agrees_without).sum()
-        self.only_without[left_out] += (agrees_without & ~agrees).sum()
+    def _count_left_out(self, texts: AuditedTexts, padded: Sequence[Array], whole_N: Array) -> None:  # noqa: N803
+        """Compares the label of the union with that of the union without each teacher and each pair."""
+        predicted_NT = texts.predicted(self.columns)  # noqa: N806
+        without = np.stack([self._union(texts, padded, teacher) for teacher in range(len(padded))])
+        right, right_without = whole_N == texts.gold_N, without == texts.gold_N  # gold is -1 where there is none
+        self.changed += (without != whole_N).sum(axis=1)
+        self.gained += (right_without & ~right).sum(axis=1)
+        self.lost += (right & ~right_without).sum(axis=1)
+        for a, b in self.shared if len(padded) > 2 else ():
+            both_out = self._union(texts, padded, a, b)
+            for left_out, held_out in ((a, b), (b, a)):
+                own, label_N = self.columns[held_out], predicted_NT[:, held_out]  # noqa: N806
+                comparable = np.isin(without[held_out], own) & np.isin(both_out, own)
+                agrees, agrees_without = (comparable & (union == label_N) for union in (without[held_out], both_out))
+                self.comparable[left_out] += comparable.sum()
+                self.agreed_with[left_out] += agrees.sum()
+                self.agreed_without[left_out] += agrees_without.sum()
+                self.only_with[left_out] += (agrees & ~agrees_without).sum()
+                self.only_without[left_out] += (agrees_without & ~agrees).sum()
 
 
 # ---- from sums to shares
@@ -252,7 +244,7 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
             "labels": len(own),
             "mean_confidence": _share(counts.confidence[index], counts.texts),
             "wins": _share(counts.wins[index], counts.texts),
-            "wins_by_weights": _share(counts.heaviest[index], counts.texts) if weighed else None,
+            "wins_by_weights": _share(counts.wins_by_weights[index], counts.texts) if weighed else None,
             "left_out": _left_out(counts, index) if len(labels.columns) > 1 else None,
         }
 

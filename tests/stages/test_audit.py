@@ -94,7 +94,7 @@ def test_given_weights_replace_confidences() -> None:
     one = block([[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2], [[0.9, 0.1, 0.1]] * 2)
     weights = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
     counts.add(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N))
-    assert (counts.wins.tolist(), counts.heaviest.tolist()) == ([2, 0, 0], [1, 0, 1])
+    assert (counts.wins.tolist(), counts.wins_by_weights.tolist()) == ([2, 0, 0], [1, 0, 1])
     assert counts.changed.tolist() == [1, 0, 1]
     alone = counts.weights(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N), [1, 2])
     assert alone.tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]

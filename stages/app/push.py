@@ -31,7 +31,8 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import read_contents, read_metadata
+from amalgam.stages.common.models.model_folder import read_metadata
+from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import size
@@ -51,7 +52,7 @@ def push(  # noqa: PLR0913 - the options of the command
         what = f"{shown(repo_id)} is no repository name"
         raise ExperimentError(what, where="amalgam push", fix="run `amalgam push YOUR-NAME/a-model`")
     console, finished = Console(), finished_student(config, student)
-    read_contents(finished.folder, where="amalgam push", allow_pickle=False, trust_remote_code=False)  # it is a model
+    read_model(finished.folder, "amalgam push")  # it is a model
     files = _files(finished.folder)
     written = None
     if CARD not in files:

@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import WeightedKL
 from amalgam.stages.common.training.run import Score, accuracy_on
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 
@@ -38,42 +37,10 @@ class TeacherEmbeddings:
     files: Sequence[Path]
 
 
-@dataclass(frozen=True)
-class EmbeddingData:
-    embeddings: torch.Tensor
-    """[B, T, W] in the student's space, special tokens included."""
-    targets: torch.Tensor
-    """[B, labels of the union]."""
-
-    def take(self, rows: Any) -> EmbeddingData:
-        return EmbeddingData(self.embeddings[rows], self.targets[rows])
-
-    @property
-    def examples(self) -> Examples:
-        """Examples whose token ids only give the number of tokens."""
-        count, tokens = self.embeddings.shape[:2]
-        ids = [np.zeros(tokens, np.int64)] * count
-        return Examples(ids, None, self.targets.numpy(), np.ones(count, np.float32))
-
-
-@dataclass(frozen=True, eq=False)
-class FromEmbeddings(Objective):
-    """The loss on the targets for an encoder that reads embeddings."""
-
-    data: EmbeddingData
-    targets: WeightedKL
-
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
-        return self.targets(logits, batch)
-
-    def extra_batch(self, rows: RowNumbers, /) -> dict[str, torch.Tensor]:
-        return {"inputs_embeds": self.data.embeddings[torch.from_numpy(rows)]}
-
-
 def projected_embeddings(
     new: NewClassifier, teachers: Iterable[TeacherEmbeddings], *, labels: int, tokens: int, temperature: float
-) -> EmbeddingData:
-    """Returns the pseudo embeddings of every teacher and class in the student's space."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pseudo embeddings of every teacher and class in the student's space, and their targets."""
     special = SpecialTokens(new.model, new.tokenizer)
     if tokens + len(special) > new.limit:
         raise ExperimentError(
@@ -91,33 +58,42 @@ def projected_embeddings(
             padded[:, list(own.columns)] = torch.softmax(tensors["logits"] / temperature, dim=-1)
             embeddings.append(special(aligned(tensors["embeddings"]) @ projection))
             targets.append(padded)
-    return EmbeddingData(torch.cat(embeddings), torch.cat(targets))
+    return torch.cat(embeddings), torch.cat(targets)
 
 
-def split_embeddings(
-    data: EmbeddingData, validation: Examples | None, objective: WeightedKL, *, pad_id: int, held_out: float
-) -> tuple[EmbeddingData, str, Score]:
+def split_embeddings(  # noqa: PLR0913 - the data and the ways to select
+    embeddings: torch.Tensor,
+    targets: torch.Tensor,
+    validation: Examples | None,
+    objective: WeightedKL,
+    *,
+    pad_id: int,
+    held_out: float,
+) -> tuple[Examples, str, Score]:
     """Returns the embeddings to learn from, and the name and the score by which checkpoints are selected."""
-    is_held_out = np.random.default_rng(0).random(len(data.targets)) < (0.0 if validation else held_out)
-    learned, rest = data.take(torch.from_numpy(~is_held_out)), data.take(torch.from_numpy(is_held_out))
+    is_held_out = np.random.default_rng(0).random(len(targets)) < (0.0 if validation else held_out)
+    learned = torch.from_numpy(~is_held_out)
+    ids = [np.zeros(embeddings.shape[1], np.int64)] * int(learned.sum())
+    weights = np.ones(len(ids), np.float32)
+    examples = Examples(ids, None, targets[learned].numpy(), weights, embeddings[learned])
     if validation:
-        return learned, "accuracy on labelled validation", accuracy_on(validation, pad_id)
+        return examples, "accuracy on labelled validation", accuracy_on(validation, pad_id)
     source = "held-out pseudo embeddings" if is_held_out.any() else "the pseudo embeddings themselves"
-    score = negative_embedding_loss(rest if is_held_out.any() else learned, objective)
-    return learned, f"KL to the teachers on {source}, no labels used", score
+    rows = torch.from_numpy(is_held_out) if is_held_out.any() else learned
+    score = _negative_loss(embeddings[rows], targets[rows], objective)
+    return examples, f"KL to the teachers on {source}, no labels used", score
 
 
-def negative_embedding_loss(data: EmbeddingData, objective: WeightedKL) -> Score:
+def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL) -> Score:
     """Returns a score: minus the mean loss on the embeddings."""
 
     def score(model: Any) -> float:
         device, total = next(model.parameters()).device, 0.0
         with torch.no_grad():
-            for start in range(0, len(data.targets), SCORED):
-                rows = data.take(slice(start, start + SCORED))
-                logits = model(inputs_embeds=rows.embeddings.to(device)).logits.double().cpu()
+            for inputs, wanted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):
+                logits = model(inputs_embeds=inputs.to(device)).logits.double().cpu()
                 weights = torch.ones(len(logits), dtype=torch.float64)
-                total += float(objective(logits, {"targets": rows.targets.double(), "weights": weights}).sum())
-        return -total / len(data.targets)
+                total += float(objective(logits, {"targets": wanted.double(), "weights": weights}).sum())
+        return -total / len(targets)
 
     return score

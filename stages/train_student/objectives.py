@@ -134,8 +134,7 @@ class MTBertObjective(StateLearning):
             error = logits.new_zeros(len(logits))
             for states, maps in zip(self.teachers(batch), self.maps, strict=True):
                 error = error + distance(student, maps(states), mask)
-            loss: torch.Tensor = self.targets(logits, batch) + error
-            return loss
+            return self.targets(logits, batch) + error
 
 
 class CFLObjective(StateLearning):

@@ -191,7 +191,7 @@ def _text_training(run: Run) -> StudentTraining:
 def _embedding_training(run: Run) -> StudentTraining:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
-    from amalgam.stages.train_student.from_embeddings import FromEmbeddings, projected_embeddings, split_embeddings
+    from amalgam.stages.train_student.from_embeddings import projected_embeddings, split_embeddings
     from amalgam.stages.train_student.training import StudentTraining
 
     student, labels = run.experiment.student, list(label_space(run).names)
@@ -202,12 +202,12 @@ def _embedding_training(run: Run) -> StudentTraining:
         new, _teacher_embeddings(run), labels=len(labels), tokens=tokens, temperature=targets.temperature
     )
     learned, selected_by, score = split_embeddings(
-        data, _validation(run, new, labels), targets, pad_id=new.pad_id, held_out=student.held_out
+        *data, _validation(run, new, labels), targets, pad_id=new.pad_id, held_out=student.held_out
     )
     return StudentTraining(
         new,
-        learned.examples,
-        [("", FromEmbeddings(learned, targets))],
+        learned,
+        [("", targets)],
         score,
         training_of(student),
         {"selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0},

@@ -34,9 +34,8 @@ class ObjectiveContext:
     """The loss on the targets alone."""
     states: Sequence[States]
     """Each teacher's states of the training texts, in their order."""
-    layers: int
-    """Layers of the student."""
     width: int
+    """Width of the student."""
     labels: int = 0
     """Labels of the union."""
     confidence: NDArray[Any] | None = None

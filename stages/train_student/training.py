@@ -12,12 +12,12 @@ import pyarrow as pa
 import torch
 
 from amalgam.data.parquet import key_array, matrix
-from amalgam.data.tokens import TokenRows, join
+from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.teachers import NewClassifier
-from amalgam.stages.common.training.batches import Examples, TrainingData, split
+from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective
 from amalgam.stages.common.training.run import Score, TrainingServices, accuracy_on, learn, negative_loss
@@ -64,18 +64,15 @@ def targeted(
     texts: Iterable[tuple[pa.Table, TokenRows]], targets: Iterable[pa.Table], *, held_out: float
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
-    all_tokens, keys, values, weights = [], [], [], []
-    for (rows, tokens), own_targets in zip(texts, targets, strict=True):
-        if not rows.column("key").equals(own_targets.column("key")):
-            raise WorkError(
-                "texts and targets do not have the same keys",
-                fix="run `amalgam verify`, then `amalgam build-targets --force`",
-            )
-        all_tokens.append(tokens)
-        keys.append(key_array(rows.column("key")))
-        values.append(matrix(own_targets.column("target")))
-        weights.append(own_targets.column("weight").to_numpy())
-    return split(keys, join(all_tokens), np.concatenate(values), np.concatenate(weights), held_out)
+
+    def read(rows: pa.Table, tokens: TokenRows, own: pa.Table) -> Bucket:
+        if not rows.column("key").equals(own.column("key")):
+            fix = "run `amalgam verify`, then `amalgam build-targets --force`"
+            raise WorkError("texts and targets do not have the same keys", fix=fix)
+        keys, values = key_array(rows.column("key")), matrix(own.column("target"))
+        return keys, tokens, values, own.column("weight").to_numpy()
+
+    return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out)
 
 
 def selection(
@@ -100,10 +97,8 @@ def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
     confidence: np.ndarray[Any, Any] | None = None,
 ) -> Phases:
     """Returns the phases of the training; the objective's own weights are drawn from the student's seed."""
-    shape = new.model.config.get_text_config()
-    layers, width = int(shape.num_hidden_layers), int(shape.hidden_size)
-    labels = int(new.model.config.num_labels)
-    context = ObjectiveContext(config, targets, states, layers, width, labels, confidence)
+    width, labels = int(new.model.config.get_text_config().hidden_size), int(new.model.config.num_labels)
+    context = ObjectiveContext(config, targets, states, width, labels, confidence)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return OBJECTIVES[config.name](context)

@@ -6,7 +6,7 @@ Co-trained teachers are separate units; the first missing one trains all of them
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,12 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
-from amalgam.stages.common.teachers import NewClassifier
 
 if TYPE_CHECKING:
-    from amalgam.stages.train_teachers.training import TeacherTraining
+    from amalgam.stages.train_teachers.training import Encoders
 
 
 ENCODER = "train_teachers.encoder"
-
 NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 
@@ -88,26 +86,19 @@ class TrainTeachers(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
+        from amalgam.stages.common.training.loop import training_of
+        from amalgam.stages.train_teachers.training import co_train, train
 
-        for own, learned, facts in self._trained(run, unit):
-            if run.share.is_leader:
+        settings, checkpoint = settings_of(run), unit.folder / "checkpoint"
+        method, units = (co_train, self.units(run, unit.folder)) if settings.co_train else (train, [unit])
+        trained = method(_encoders(run, unit), unit.payload, training_of(settings), training_services(run), checkpoint)
+        if run.share.is_leader:
+            for own in units:
+                learned, facts = trained[own.name]
                 with run.store.draft(own.folder, own.name) as draft:
                     save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
                     draft.facts, draft.made = facts, {"libraries": library_versions()}
-        if run.share.is_leader:
-            shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
-
-    def _trained(self, run: Run, unit: Unit) -> Iterator[tuple[Unit, NewClassifier, dict[str, Any]]]:
-        """Yields the unit's teacher and those that were co-trained with it."""
-        from amalgam.stages.train_teachers.training import co_train, train
-
-        checkpoint, services = unit.folder / "checkpoint", training_services(run)
-        if not settings_of(run).co_train:
-            yield (unit, *train(_training(run, unit.payload), services, checkpoint))
-        else:
-            trained = co_train(_training(run, unit.payload), services, checkpoint)
-            for own in self.units(run, unit.folder):
-                yield (own, *trained[own.name])
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {"teachers": {record.name: dict(record.facts) for record in records}}
@@ -159,25 +150,22 @@ def groups_of(run: Run) -> dict[str, list[str]]:
     for name, labels in groups.items():
         unknown = sorted(set(labels) - set(known_labels))
         if unknown or len(labels) < 2:
-            raise ExperimentError(
+            what = (
                 f"{', '.join(unknown)} is not a label of the texts"
                 if unknown
-                else "a teacher needs at least two labels",
-                where=f"train_teachers.groups.{name}",
-                fix=f"use these labels: {', '.join(known_labels)}",
+                else "a teacher needs at least two labels"
             )
+            where, fix = f"train_teachers.groups.{name}", f"use these labels: {', '.join(known_labels)}"
+            raise ExperimentError(what, where=where, fix=fix)
     return {name: list(labels) for name, labels in groups.items()}
 
 
-def _training(run: Run, labels: Sequence[str]) -> TeacherTraining:
-    from amalgam.stages.common.training.loop import training_of
-    from amalgam.stages.train_teachers.training import TeacherTraining
-
+def _encoders(run: Run, unit: Unit) -> Encoders:
     part, encoders = _labelled_part(run), {}
     for name, (settings, where) in encoders_of(run).items():
-        new = load_new_classifier(run, settings, labels, where)
-        encoders[name] = new, tokenized_buckets(run, part, new, ["key", "label"])
-    return TeacherTraining(encoders, list(labels), training_of(settings_of(run)))
+        new = load_new_classifier(run, settings, unit.payload, where)
+        encoders[name or unit.name] = new, tokenized_buckets(run, part, new, ["key", "label"])
+    return encoders
 
 
 def _labelled_part(run: Run) -> Part:

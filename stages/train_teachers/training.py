@@ -8,7 +8,7 @@ token ids for each encoder, offset by the sizes of the vocabularies before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,37 +34,33 @@ HELD_OUT = 0.05
 """Share of the texts on which the best checkpoint is selected."""
 
 
-@dataclass(frozen=True)
-class TeacherTraining:
-    """Everything that a training of teachers reads; several encoders are trained jointly."""
-
-    encoders: Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
-    """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
-    labels: list[str]
-    settings: Training
+Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
+"""By teacher: its encoder under a new head, and the labelled texts in its tokens."""
+Trained = dict[str, tuple[NewClassifier, dict[str, Any]]]
+"""Each trained teacher and the facts of its training."""
 
 
 def train(
-    training: TeacherTraining, services: TrainingServices, checkpoint: Path
-) -> tuple[NewClassifier, dict[str, Any]]:
-    """Returns the trained teacher and the facts of its training."""
-    [(new, texts)] = training.encoders.values()
-    data = labelled(texts, training.labels, held_out=HELD_OUT)
+    encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
+) -> Trained:
+    """Fine-tunes one teacher alone."""
+    [(name, (new, texts))] = encoders.items()
+    data = labelled(texts, labels, held_out=HELD_OUT)
     score = accuracy_on(data.held_out or data.learn, new.pad_id)
-    result = learn(services, new, data.learn, training.settings, score, checkpoint)
-    return new, {**result.facts, **_facts(training, data.learn, data.held_out)}
+    result = learn(services, new, data.learn, settings, score, checkpoint)
+    return {name: (new, {**result.facts, **_facts(labels, data.learn, data.held_out)})}
 
 
 def co_train(
-    training: TeacherTraining, services: TrainingServices, checkpoint: Path
-) -> dict[str, tuple[NewClassifier, dict[str, Any]]]:
-    """Returns each trained teacher and the facts of its training."""
-    news = {name: new for name, (new, _) in training.encoders.items()}
-    labels, first = training.labels, next(iter(news.values()))
+    encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
+) -> Trained:
+    """Fine-tunes all teachers jointly."""
+    news = {name: new for name, (new, _) in encoders.items()}
+    first = next(iter(news.values()))
     _check_widths(news)
-    data = [labelled(texts, labels, held_out=HELD_OUT) for _, texts in training.encoders.values()]
+    data = [labelled(texts, labels, held_out=HELD_OUT) for _, texts in encoders.values()]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.settings.seed)
+        torch.manual_seed(settings.seed)
         head = head_for(first.model.config, len(labels))
     model = CoTrainedTeachers([without_pooler(new.model.base_model) for new in news.values()], head, len(labels))
     examples = concatenated([part.learn for part in data], model.starts)
@@ -77,8 +73,8 @@ def co_train(
     starts = range(0, len(news) * len(labels), len(labels))
     objective = RestrictedKL([range(start, start + len(labels)) for start in starts])
     combined = replace(first, model=model, pad_id=model.pad_id)
-    result = learn(services, combined, examples, training.settings, score, checkpoint, objective, phase="together")
-    facts = {**result.facts, **_facts(training, examples, held_out), "together": list(news)}
+    result = learn(services, combined, examples, settings, score, checkpoint, objective, phase="together")
+    facts = {**result.facts, **_facts(labels, examples, held_out), "together": list(news)}
     accuracies = _accuracies(model, scored, len(news))
     return {
         name: (replace(new, model=attentive_classifier(body, head, labels)), {**facts, "best_score": accuracy})
@@ -86,9 +82,9 @@ def co_train(
     }
 
 
-def _facts(training: TeacherTraining, learned: Examples, held_out: Any) -> dict[str, Any]:
+def _facts(labels: list[str], learned: Examples, held_out: Any) -> dict[str, Any]:
     selected_by = "held out" if held_out else "on its training texts"
-    return {"labels": training.labels, "texts": len(learned), "selected_by": selected_by}
+    return {"labels": labels, "texts": len(learned), "selected_by": selected_by}
 
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:

@@ -108,7 +108,7 @@ def states(values: Any) -> States:
 
 
 def led(teachers: list[States], *, width: int, layers: int, **settings: Any) -> MTBertObjective:
-    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **settings), MTBertLoss(), teachers, layers, width))
+    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **settings), MTBertLoss(), teachers, width))
 
 
 def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:

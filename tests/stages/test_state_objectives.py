@@ -37,7 +37,7 @@ def states(values: Any, lengths: list[int] | None = None) -> States:
 
 
 def setting(teachers: list[States], *, width: int, layers: int = 1, **settings: Any) -> ObjectiveContext:
-    return ObjectiveContext(Said(**settings), WeightedKL(), teachers, layers, width)
+    return ObjectiveContext(Said(**settings), WeightedKL(), teachers, width)
 
 
 def fill(module: torch.nn.Module, **values: Any) -> None:

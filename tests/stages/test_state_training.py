@@ -61,9 +61,7 @@ def objective_of(way: str) -> Any:
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
     confidence = draw.dirichlet(np.ones(3), size=(TEXTS, 2)).astype(np.float32)
     torch.manual_seed(2)
-    [(_, objective)] = OBJECTIVES[settings.name](
-        ObjectiveContext(settings, WeightedKL(), teachers, 2, 32, 3, confidence)
-    )
+    [(_, objective)] = OBJECTIVES[settings.name](ObjectiveContext(settings, WeightedKL(), teachers, 32, 3, confidence))
     return objective
 
 

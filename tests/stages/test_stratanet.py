@@ -103,9 +103,7 @@ def objective(
     overrides = Said(name="stratanet", **settings)
     kept = [states(one) for one in teachers]
     shares = np.asarray(confidence, np.float64)
-    return StrataNetObjective(
-        ObjectiveContext(overrides, WeightedKL(), kept, kept[0].blocks, width, 2, shares), guard
-    ).double()
+    return StrataNetObjective(ObjectiveContext(overrides, WeightedKL(), kept, width, 2, shares), guard).double()
 
 
 def plain(**settings: Any) -> StrataNetObjective:

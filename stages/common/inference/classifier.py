@@ -14,9 +14,8 @@ from amalgam.data.tokens import Ragged, encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.device import pick_device, put_on
 from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
-from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import ModelFiles, read_model
 from amalgam.stages.common.teachers import takes_types
 
 
@@ -81,9 +80,7 @@ class Classifier:
     @classmethod
     def in_folder(cls, folder: Path, *, device: str, max_tokens: int | None, where: str) -> Self:
         """Loads a classifier with the labels of its own config."""
-        contents = model_folder.read_contents(folder, where=where, allow_pickle=False, trust_remote_code=False)
-        files = ModelFiles(str(folder), folder, "", None, contents.weights, contents.config)
-        return cls(files, device=device, max_tokens=max_tokens)
+        return cls(read_model(folder, where), device=device, max_tokens=max_tokens)
 
     def logits(self, texts: Sequence[tuple[str, ...]]) -> Array:
         """Returns the logits [texts, labels]."""

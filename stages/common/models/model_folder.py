@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -39,29 +38,6 @@ ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
 METADATA = ".amalgam.json"
 """File that marks a published folder."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    names: tuple[str, ...]
-    weights: Literal["safetensors", "pickle"]
-    config: dict[str, Any]
-
-
-def read_contents(folder: Path, *, where: str, allow_pickle: bool = False, trust_remote_code: bool = False) -> Contents:
-    config = read_config(folder, where=where, trust_remote_code=trust_remote_code)
-    present = [path.name for path in folder.iterdir() if path.is_file()]
-    chosen, kind = choose_weights(present, config, where=where, allow_pickle=allow_pickle)
-    weights = [chosen, *shards(folder / chosen, where=where)]
-    for name in weights:
-        _refuse_damaged_weights(folder / name, where=where)
-    if not any(matches(name, VOCABULARIES) for name in present):
-        fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
-        raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
-    names = {"config.json", *weights, *light_names(present)}
-    if trust_remote_code:
-        names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-    return Contents(tuple(sorted(names)), kind, config)
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -162,7 +138,7 @@ def _read_json(path: Path, *, where: str) -> dict[str, Any]:
     return parsed
 
 
-def _refuse_damaged_weights(path: Path, *, where: str) -> None:
+def check_weights(path: Path, *, where: str) -> None:
     """Lets safetensors compare the header with the size of the file; pickles are checked when they are loaded."""
     if not path.is_file():
         raise ModelError(f"a weight file is missing: {path.name}", where=f"{where}: {path.parent}", fix="restore it")

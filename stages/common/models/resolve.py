@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -49,6 +49,26 @@ class Reference:
     def where(self) -> str:
         return f"{self.field}: {self.given}" if self.field else self.given
 
+    @property
+    def model_id(self) -> str:
+        return self.given.removeprefix("hub:")
+
+    @property
+    def revision_pin(self) -> str:
+        return f"{self.model_id}@{self.revision or model_hub.DEFAULT_REVISION}"
+
+    @property
+    def known_commit(self) -> str | None:
+        return self.revision if model_hub.is_commit(self.revision) else self.pins.pinned("hub", self.revision_pin)
+
+    def pin_commit(self, commit: str) -> str:
+        """Returns the pinned commit of the revision: that of the first call. A full commit needs no pin."""
+        return commit if model_hub.is_commit(self.revision) else self.pins.pin("hub", self.revision_pin, commit)
+
+    def digest_pin(self, commit: str) -> str:
+        """Returns the name under which the digest is pinned: another one with trusted code, whose files change it."""
+        return f"{self.model_id}@{commit}" + ("+code" if self.trust_remote_code else "")
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -73,11 +93,10 @@ def resolve_all(references: Iterable[Reference]) -> list[ModelFiles]:
 
 def needs_network(reference: Reference) -> bool:
     """Returns whether `resolve` would send a request: not for folders, packages, and pinned models in the cache."""
-    place = place_of(reference.given, reference.base, field=reference.field)
+    place, commit = place_of(reference.given, reference.base, field=reference.field), reference.known_commit
     if not isinstance(place, str):
         return False
-    commit = _known_commit(reference, place)
-    pinned = commit and reference.pins.pinned("digest", _digest_name(reference, place, commit))
+    pinned = commit and reference.pins.pinned("digest", reference.digest_pin(commit))
     return not pinned or model_hub.cached(place, commit) is None
 
 
@@ -87,9 +106,9 @@ def newer_revision(reference: Reference) -> str | None:
     Folders, packages, full commits and an unreachable Hub give None, never an error.
     """
     try:
-        place = place_of(reference.given, reference.base)
-        pinned = isinstance(place, str) and reference.pins.pinned("hub", _revision_name(reference, place))
-        now = model_hub.ask(str(place), reference.revision, where=reference.given) if pinned else None
+        on_hub = isinstance(place_of(reference.given, reference.base), str)
+        pinned = on_hub and reference.pins.pinned("hub", reference.revision_pin)
+        now = model_hub.ask(reference.model_id, reference.revision, where=reference.given) if pinned else None
     except ModelError:
         return None
     return now.commit if now and now.commit != pinned else None
@@ -113,30 +132,29 @@ class _Finder:
         """Checks everything but the weights, and returns a function that downloads and digests them."""
         place = place_of(reference.given, reference.base, field=reference.field)
         if isinstance(place, str):
-            return self._check_on_hub(reference, place)
+            return self._check_on_hub(reference)
         model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
-        return partial(_identify, reference, place, pin=_package_pin(reference.given))
+        return partial(_identify, reference, place)
 
-    def _check_on_hub(self, reference: Reference, model_id: str) -> Callable[[], ModelFiles]:
-        commit = _known_commit(reference, model_id)
-        used = commit and _as_first_used(reference, model_id, commit)
+    def _check_on_hub(self, reference: Reference) -> Callable[[], ModelFiles]:
+        commit = reference.known_commit
+        used = commit and _as_first_used(reference, commit)
         if used:
             return lambda: used
-        model = self._ask(reference, model_id, commit or reference.revision)
+        model = self._ask(reference, commit or reference.revision)
         if model is None:
-            folder = _cached(reference, model_id, commit)
-            _pin_commit(reference, model_id, folder.name)
-            pin = _digest_name(reference, model_id, folder.name)
-            return partial(_identify, reference, folder, pin=pin, commit=folder.name)
-        if _pin_commit(reference, model_id, model.commit) != model.commit:
-            return self._check_on_hub(reference, model_id)  # another process was first: its commit counts
+            folder = _cached(reference, commit)
+            reference.pin_commit(folder.name)
+            return partial(_identify, reference, folder, commit=folder.name)
+        if reference.pin_commit(model.commit) != model.commit:
+            return self._check_on_hub(reference)  # another process was first: its commit counts
         return partial(_download, reference, model, _fetch_light(reference, model, commit or reference.revision))
 
-    def _ask(self, reference: Reference, model_id: str, revision: str | None) -> model_hub.HubModel | None:
+    def _ask(self, reference: Reference, revision: str | None) -> model_hub.HubModel | None:
         if not self.hub_is_reachable:
             return None
         try:
-            model = model_hub.ask(model_id, revision, where=reference.where)
+            model = model_hub.ask(reference.model_id, revision, where=reference.where)
         except ModelError as error:
             error.fix = f"{error.fix}; {_folder_hint(reference)}"
             raise
@@ -144,10 +162,10 @@ class _Finder:
         return model
 
 
-def _as_first_used(reference: Reference, model_id: str, commit: str) -> ModelFiles | None:
+def _as_first_used(reference: Reference, commit: str) -> ModelFiles | None:
     """Returns the cached files of the pinned commit if all exist unchanged, without any request."""
-    pinned = reference.pins.pinned("digest", _digest_name(reference, model_id, commit))
-    folder = model_hub.cached(model_id, commit) if pinned else None
+    pinned = reference.pins.pinned("digest", reference.digest_pin(commit))
+    folder = model_hub.cached(reference.model_id, commit) if pinned else None
     try:
         files = _read(reference, folder, commit) if folder else None
     except ModelError:
@@ -155,16 +173,10 @@ def _as_first_used(reference: Reference, model_id: str, commit: str) -> ModelFil
     return files if files and files.digest == pinned else None
 
 
-def _pin_commit(reference: Reference, model_id: str, commit: str) -> str:
-    """Returns the pinned commit of the revision: that of the first call. A full commit needs no pin."""
-    fixed = model_hub.is_commit(reference.revision)
-    return commit if fixed else reference.pins.pin("hub", _revision_name(reference, model_id), commit)
-
-
-def _cached(reference: Reference, model_id: str, commit: str | None) -> Path:
-    folder = model_hub.cached(model_id, commit or reference.revision)
+def _cached(reference: Reference, commit: str | None) -> Path:
+    folder = model_hub.cached(reference.model_id, commit or reference.revision)
     if folder is None:
-        what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
+        what = f"the Hub cannot be reached, and {reference.model_id} is not in this machine's cache"
         raise ModelError(what, where=reference.where, fix=f"go online once; {_folder_hint(reference)}")
     return folder
 
@@ -180,13 +192,13 @@ def _fetch_light(reference: Reference, model: model_hub.HubModel, revision: str 
 
 
 def _download(reference: Reference, model: model_hub.HubModel, weights: list[str]) -> ModelFiles:
-    folder = model_hub.fetch(model, weights, where=reference.where)
-    return _identify(reference, folder, pin=_digest_name(reference, model.id, model.commit), commit=model.commit)
+    return _identify(reference, model_hub.fetch(model, weights, where=reference.where), commit=model.commit)
 
 
-def _identify(reference: Reference, folder: Path, *, pin: str | None, commit: str | None = None) -> ModelFiles:
+def _identify(reference: Reference, folder: Path, *, commit: str | None = None) -> ModelFiles:
     """Reads the folder; refuses files that differ from those that the workspace pinned."""
     files = _read(reference, folder, commit)
+    pin = reference.digest_pin(commit) if commit else _package_pin(reference.given)
     if pin and reference.pins.pin("digest", pin, files.digest) != files.digest:
         raise ModelError(
             f"the files of {reference.given} are not those that this workspace first used",
@@ -198,26 +210,44 @@ def _identify(reference: Reference, folder: Path, *, pin: str | None, commit: st
 
 
 def _read(reference: Reference, folder: Path, commit: str | None) -> ModelFiles:
-    where, code = reference.where, reference.trust_remote_code
-    contents = model_folder.read_contents(
-        folder, where=where, allow_pickle=reference.allow_pickle, trust_remote_code=code
-    )
-    digest = model_folder.digest(folder, contents.names, reference.digest_of, where=where)
-    return ModelFiles(reference.given, folder, digest, commit, contents.weights, contents.config)
+    code, pickle = reference.trust_remote_code, reference.allow_pickle
+    digest_of = reference.digest_of
+    files = read_model(folder, reference.where, digest_of=digest_of, allow_pickle=pickle, trust_remote_code=code)
+    return replace(files, given=reference.given, commit=commit)
 
 
-def _known_commit(reference: Reference, model_id: str) -> str | None:
-    fixed = model_hub.is_commit(reference.revision)
-    return reference.revision if fixed else reference.pins.pinned("hub", _revision_name(reference, model_id))
+def read_model(
+    folder: Path,
+    where: str,
+    *,
+    digest_of: Callable[[Path], str] | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> ModelFiles:
+    """Checks all files of a model's folder; the digest is empty without `digest_of`."""
+    config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
+    present = [path.name for path in folder.iterdir() if path.is_file()]
+    chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
+    weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
+    for name in weights:
+        model_folder.check_weights(folder / name, where=where)
+    if not any(model_folder.matches(name, model_folder.VOCABULARIES) for name in present):
+        fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
+        raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
+    names = {"config.json", *weights, *model_folder.light_names(present)}
+    if trust_remote_code:
+        names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+    digest = model_folder.digest(folder, names, digest_of, where=where) if digest_of else ""
+    return ModelFiles(str(folder), folder, digest, None, kind, config)
 
 
-def _revision_name(reference: Reference, model_id: str) -> str:
-    return f"{model_id}@{reference.revision or model_hub.DEFAULT_REVISION}"
-
-
-def _digest_name(reference: Reference, model_id: str, commit: str) -> str:
-    """Returns a separate name with trusted code, because its files change the digest."""
-    return f"{model_id}@{commit}" + ("+code" if reference.trust_remote_code else "")
+def _package_pin(given: str) -> str | None:
+    """Returns a pin with the package's version, so that an upgrade does not count as damage; None for a folder."""
+    if not given.startswith("package:"):
+        return None
+    module = given.removeprefix("package:").split("/", 1)[0].split(".")[0]
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return "@".join([given, *(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))])
 
 
 def _folder_hint(reference: Reference) -> str:
@@ -273,15 +303,6 @@ def _package_folder(reference: str, where: str) -> Path:
         what = f"the package {module!r} has no folder {'/'.join(inner)}"
         raise ModelError(what, where=where, fix=_nearest(folders[0]))
     return present
-
-
-def _package_pin(given: str) -> str | None:
-    """Returns a pin with the package's version, so that an upgrade does not count as damage; None for a folder."""
-    if not given.startswith("package:"):
-        return None
-    module = given.removeprefix("package:").split("/", 1)[0].split(".")[0]
-    names = importlib.metadata.packages_distributions().get(module, [])
-    return "@".join([given, *(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))])
 
 
 def _nearest(folder: Path) -> str:

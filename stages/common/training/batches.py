@@ -34,6 +34,8 @@ class Examples:
     type_ids: Sequence[Ids] | None
     targets: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
+    embeddings: torch.Tensor | None = None
+    """[texts, tokens, width], which the encoder reads in the place of token ids; these then only give the number."""
 
     def __post_init__(self) -> None:
         columns = (self.tokens, self.targets, self.weights, self.type_ids)
@@ -83,8 +85,10 @@ def share(batch: RowNumbers, *, rank: int, world: int, accumulate: int) -> list[
 
 def collate(examples: Examples, rows: RowNumbers, pad_id: int) -> dict[str, torch.Tensor]:
     """Returns the encoder's inputs, and `targets`, `weights` and `rows` for the objective."""
+    embeddings = {} if examples.embeddings is None else {"inputs_embeds": examples.embeddings[torch.from_numpy(rows)]}
     return {
         **model_inputs(examples.tokens, examples.type_ids, rows, pad_id),
+        **embeddings,
         "targets": torch.from_numpy(examples.targets[rows].astype(np.float32, copy=False)),
         "weights": torch.from_numpy(examples.weights[rows].astype(np.float32, copy=False)),
         "rows": torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
@@ -104,27 +108,33 @@ class TrainingData:
     """Keys of the texts in `learn`, in their order."""
 
 
+Bucket = tuple[Array, TokenRows, Array, Array]
+"""Keys, tokens, targets and weights of a bucket's texts."""
+
+
 def labelled(
     buckets: Iterable[tuple[pa.Table, TokenRows]], labels: Sequence[str], *, held_out: float = 0.0
 ) -> TrainingData:
     """Returns labelled texts with one-hot targets; texts with labels outside `labels` are left out."""
-    tokens, keys, gold = [], [], []
     index_of = {label: index for index, label in enumerate(labels)}
-    for rows, bucket_tokens in buckets:
-        indices = np.array([index_of.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
-        kept = np.flatnonzero(indices >= 0)
-        tokens.append(bucket_tokens.take(kept))
-        keys.append(key_array(rows.column("key"))[kept])
-        gold.append(indices[kept])
     one_hot = np.eye(len(labels), dtype=np.float32)
-    targets = one_hot[np.concatenate(gold)] if gold else one_hot[:0]
-    return split(keys, join(tokens), targets, np.ones(len(targets), dtype=np.float32), held_out)
+
+    def read(rows: pa.Table, tokens: TokenRows) -> Bucket:
+        gold = np.array([index_of.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
+        kept = np.flatnonzero(gold >= 0)
+        keys, targets = key_array(rows.column("key"))[kept], one_hot[gold[kept]]
+        return keys, tokens.take(kept), targets, np.ones(len(kept), np.float32)
+
+    return split((read(*bucket) for bucket in buckets), held_out)
 
 
-def split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, held_out: float) -> TrainingData:
+def split(buckets: Iterable[Bucket], held_out: float) -> TrainingData:
     """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
+    columns = [*zip(*buckets, strict=True)]
+    tokens = join(columns[1])
+    keys, targets, weights = (np.concatenate(columns[place]) for place in (0, 2, 3))
     # By the half of the key that buckets do not use: the same texts for any other corpus around them.
-    halves = [int.from_bytes(key[8:], "big") for part in keys for key in key_list(part)]
+    halves = [int.from_bytes(key[8:], "big") for key in key_list(keys)]
     is_held_out = np.array([half < held_out * 2**64 for half in halves], dtype=bool)
     if is_held_out.all():
         is_held_out[:] = False
@@ -134,5 +144,4 @@ def split(keys: list[Array], tokens: TokenRows, targets: Array, weights: Array, 
         return Examples(taken.ids, taken.type_ids, targets[chosen], weights[chosen])
 
     rest = examples(is_held_out) if is_held_out.any() else None
-    all_keys = np.concatenate(keys) if keys else np.empty(0, "S16")
-    return TrainingData(examples(~is_held_out), rest, int(tokens.truncated.sum()), all_keys[~is_held_out])
+    return TrainingData(examples(~is_held_out), rest, int(tokens.truncated.sum()), keys[~is_held_out])

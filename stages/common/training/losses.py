@@ -42,11 +42,10 @@ class WeightedKL(Objective):
 
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
         log_student = log_softmax(logits / self.temperature, dim=-1)
         divergence = kl_div(log_student, batch["targets"], reduction="none").sum(dim=-1)
-        loss: torch.Tensor = batch["weights"] * self.temperature**2 * divergence
-        return loss
+        return batch["weights"] * self.temperature**2 * divergence
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,13 @@ class RestrictedKL(Objective):
     columns: Columns
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
-        targets = batch["targets"].split([len(columns) for columns in self.columns], dim=1)
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        targets = torch.split(batch["targets"], [len(columns) for columns in self.columns], dim=1)
         parts = []
         for columns, target in zip(self.columns, targets, strict=True):
             student = log_softmax(logits[:, list(columns)] / self.temperature, dim=-1)
             parts.append(kl_div(student, target, reduction="none").sum(dim=-1))
-        loss: torch.Tensor = batch["weights"] * self.temperature**2 * torch.stack(parts).sum(dim=0)
-        return loss
+        return batch["weights"] * self.temperature**2 * torch.stack(parts).sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,10 @@ class LogitMSE(Objective):
 
     columns: Columns
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
         labels = [column for columns in self.columns for column in columns]
         squared = (logits[:, labels] - batch["targets"]).square()
-        loss: torch.Tensor = batch["weights"] * squared.mean(dim=-1)
-        return loss
+        return batch["weights"] * squared.mean(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,10 @@ class MTBertLoss(Objective):
 
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
         teachers, gold = batch["targets"].chunk(2, dim=-1)
         from_teachers = (teachers * log_softmax(logits / self.temperature, dim=-1)).sum(dim=-1)
-        loss: torch.Tensor = -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
-        return loss
+        return -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
 
 
 def targets_objective(facts: Mapping[str, Any]) -> Objective:

@@ -7,7 +7,6 @@ student's own. The student's word embeddings are not trained, since it reads no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,8 @@ SCORED = 64
 """Embeddings that are scored at once."""
 
 
-@dataclass(frozen=True)
-class TeacherEmbeddings:
-    """A teacher, its label columns in the union, and the files of its pseudo embeddings, one per class."""
-
-    teacher: Teacher
-    columns: Sequence[int]
-    files: Sequence[Path]
+TeacherEmbeddings = tuple[Teacher, Sequence[int], Sequence[Path]]
+"""A teacher, its label columns in the union, and the files of its pseudo embeddings, one per class."""
 
 
 def projected_embeddings(
@@ -49,13 +43,12 @@ def projected_embeddings(
             fix=f"set pseudo_embeddings.tokens={new.limit - len(special)}",
         )
     embeddings, targets = [], []
-    for own in teachers:
-        teacher = own.teacher
+    for teacher, columns, files in teachers:
         projection = fit_projection((teacher.model, teacher.tokenizer), (new.model, new.tokenizer), teacher.name)
-        for file in own.files:
+        for file in files:
             tensors = load_file(file)
             padded = torch.zeros(len(tensors["logits"]), labels)
-            padded[:, list(own.columns)] = torch.softmax(tensors["logits"] / temperature, dim=-1)
+            padded[:, list(columns)] = torch.softmax(tensors["logits"] / temperature, dim=-1)
             embeddings.append(special(aligned(tensors["embeddings"]) @ projection))
             targets.append(padded)
     return torch.cat(embeddings), torch.cat(targets)

@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from amalgam.stages.train_student.training import StudentTraining
 
 ENCODER = "student.encoder"
-
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """Fields without influence on the result, or identified in another way: the encoder has its digest."""
-
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
@@ -216,17 +214,12 @@ def _embedding_training(run: Run) -> StudentTraining:
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
     """Yields each teacher with its pseudo embeddings; one teacher is in memory at a time."""
-    from amalgam.stages.train_student.from_embeddings import TeacherEmbeddings
-
     manifest, columns = run.result("make-embeddings"), label_space(run).columns
     files = {file.path: file for file in manifest.files}
     for teacher in teachers_of(run):
         classes = manifest.facts["teachers"][teacher.name].values()
-        yield TeacherEmbeddings(
-            load_teacher(run, teacher, "fp32", passes=0),
-            columns[teacher.name],
-            [run.store.verified_path(files[facts["file"]]) for facts in classes],
-        )
+        paths = [run.store.verified_path(files[facts["file"]]) for facts in classes]
+        yield load_teacher(run, teacher, "fp32", passes=0), columns[teacher.name], paths
 
 
 def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples | None:

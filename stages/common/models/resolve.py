@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -363,7 +363,11 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     own = _own_labels(files.config, where)
     names = labels if labels is not None else own
     if len(names) != len(own):
-        raise ModelError(_unmatched(names, own), where=where, fix=f"give exactly {len(own)} labels, by position")
+        extra = ", ".join(map(repr, names[len(own) :]))
+        unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))
+        unmatched = f"no output for {extra}" if extra else f"no name for output {unnamed}"
+        what = f"labels: {len(names)} names for {len(own)} outputs: {unmatched}"
+        raise ModelError(what, where=where, fix=f"give exactly {len(own)} labels, by position")
     unknown = sorted(set(rename) - set(names))
     if unknown:
         close = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.4) or names[:5]
@@ -398,10 +402,3 @@ def _own_labels(config: Mapping[str, Any], where: str) -> list[str]:
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
     return [str(name) for name in names]
-
-
-def _unmatched(names: Sequence[str], own: Sequence[str]) -> str:
-    if len(names) > len(own):
-        return f"labels: there is no output for {', '.join(map(repr, names[len(own) :]))}: the model has {len(own)}"
-    left = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))
-    return f"labels: {len(names)} names for {len(own)} outputs: no name for output {left}"

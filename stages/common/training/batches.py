@@ -35,7 +35,7 @@ class Examples:
     targets: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
     embeddings: torch.Tensor | None = None
-    """[texts, tokens, width], which the encoder reads in the place of token ids; these then only give the number."""
+    """[texts, tokens, width], which the encoder reads instead of token ids; the ids then only give the number."""
 
     def __post_init__(self) -> None:
         columns = (self.tokens, self.targets, self.weights, self.type_ids)

@@ -65,12 +65,11 @@ def training_of(section: Student | TrainTeachers, *, objective_rate: float | Non
     return Training(**section.model_dump(include=names), objective_rate=objective_rate)
 
 
+@dataclass(eq=False)
 class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an error
     """`stop` returned true; a checkpoint has the state after `step`."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}")
-        self.step = step
+    step: int
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.inference.states import words_of
-from amalgam.stages.methods import METHODS, method_of, objective_in
+from amalgam.stages.methods import METHODS, experiment_schema, load_with_methods, method_of, objective_in
+from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, VanillaKD
+from amalgam.stages.train_student.objectives import OBJECTIVES
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, write_texts
 
 TOGETHER = ("cache-features", "weigh-teachers")
@@ -190,3 +194,19 @@ def test_targets_are_named_by_the_method_that_makes_them() -> None:
         assert method_of(hedged, objective_in(METHODS[name])) == name
     assert method_of({"mode": "soft", "teacher_weights": "standardised"}) == "soft, standardised weights"
     assert method_of({"mode": "soft", "teacher_weights": "muka"}, "dfa") == "muka-soft and dfa"
+
+
+def test_a_line_in_the_table_makes_a_target_method_a_value_of_targets_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "amalgam.yaml"
+    path.write_text("corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\ntargets: {mode: mean}\n")
+    with pytest.raises(ExperimentError, match=r"targets\.mode"):
+        load_with_methods(path)
+    monkeypatch.setitem(cast("dict[str, Any]", TARGET_METHODS), "mean", VanillaKD)
+    assert load_with_methods(path).experiment.targets.mode == "mean"
+    assert "mean" in experiment_schema()["$defs"]["Targets"]["properties"]["mode"]["enum"]
+
+
+def test_every_objective_that_learns_from_texts_has_a_loss() -> None:
+    assert {name for name, inputs in OBJECTIVE_INPUTS.items() if inputs.reads_texts} == set(OBJECTIVES)

@@ -243,5 +243,5 @@ def confidences(
             statistics.standardised(block, None if logits is None else logits[index][rows], measure)
             for rows, block in in_parts(own)
         ]
-        scores.append(np.concatenate(parts) if parts else np.empty((0, own.blocks)))
+        scores.append(np.concatenate(parts))
     return softmax(-np.stack(scores, axis=-1))

@@ -11,10 +11,10 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -37,16 +37,11 @@ ON_GENERATED = "on generated texts"
 KeyPath = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class LoadedExperiment:
+class LoadedExperiment(NamedTuple):
     experiment: ExperimentConfig
-    path: Path
+    base: Path
+    """Folder from which relative paths of the file start."""
     overrides: dict[str, Any]
-
-    @property
-    def base(self) -> Path:
-        """Returns the folder from which relative paths of the file start."""
-        return self.path.parent.absolute()
 
 
 def load_experiment(
@@ -62,9 +57,6 @@ def load_experiment(
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
-    for place, text in _texts(parsed.data):
-        if SECRET.search(text):
-            parsed.add(place, "looks like a secret (not shown); use `hf auth login` or environment variables")
     data = _with_preset(parsed, presets or {})
     try:
         experiment = ExperimentConfig.model_validate(data, context=names)
@@ -77,7 +69,7 @@ def load_experiment(
             if contradiction:
                 parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
-            return LoadedExperiment(experiment, path, applied)
+            return LoadedExperiment(experiment, path.parent.absolute(), applied)
     raise _config_error(path, parsed.problems)
 
 
@@ -151,8 +143,13 @@ class ParsedFile:
             return self._scalar(node, path)
         return None
 
+    def refuse_secret(self, text: str, path: KeyPath) -> None:
+        if SECRET.search(text):
+            self.add(path, "looks like a secret (not shown); use `hf auth login` or environment variables")
+
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         self.raw[path] = node.value
+        self.refuse_secret(node.value, path)
         if node.tag in {f"{TAG}timestamp", f"{TAG}binary"}:
             return node.value
         try:
@@ -173,6 +170,7 @@ class ParsedFile:
                 self.problems.append(_placed(line, here, f"given twice (first in {self.places[here]})"))
             else:
                 self.places[here] = line
+                self.refuse_secret(key, here)
                 values[key] = self.read(value_node, here, place)
         return values
 
@@ -198,6 +196,7 @@ class ParsedFile:
         sections = {path[:length]: "command line" for length in range(1, len(path))}
         self.places = {**sections, **kept, **inner.places, path: "command line"}
         self.raw |= inner.raw
+        self.refuse_secret(text, path)
         return {key: plain}
 
     def _put(self, path: KeyPath, value: Any) -> bool:
@@ -277,19 +276,6 @@ def _not_yaml(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
             return f"line {number}: a space is missing after the colon: {line}"
     words = next((words for piece, words in NOT_YAML.items() if piece in problem), problem)
     return f"line {mark.line + 1}, column {mark.column + 1}: {words}"
-
-
-def _texts(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yields all keys and texts with their paths."""
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield (*path, key), str(key)
-            yield from _texts(value, (*path, key))
-    elif isinstance(data, list):
-        for index, value in enumerate(data):
-            yield from _texts(value, (*path, index))
-    elif isinstance(data, str):
-        yield path, data
 
 
 def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]]) -> Any:

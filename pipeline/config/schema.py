@@ -70,25 +70,20 @@ WeightDecay = Annotated[
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    return value if value is None or isinstance(value, list) else [value]
 
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
-
-def _as_choices(value: Any) -> Any:
-    return value if value is None or isinstance(value, list) else [value]
-
-
 Temperatures = Annotated[
-    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_list), Field(min_length=1, max_length=16)
 ]
 
 Shares = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)
+    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_list), Field(min_length=1, max_length=16)
 ]
 
-Counts = Annotated[list[Positive], BeforeValidator(_as_choices), Field(min_length=1, max_length=16)]
+Counts = Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=16)]
 
 
 Checks = Iterator[tuple[bool, str, str]]
@@ -152,26 +147,24 @@ class PseudoEmbeddings(ConfigSection):
 
 SCHEMA_VERSION = 2
 RENAMED = {
-    f"{section}.{old}": f"{section}.{new}"
-    for section, old, new in (
-        ("cache", "on_long", "on_long_text"),
-        ("execution", "address", "ray.address"),
-        ("execution", "cpus", "ray.cpus"),
-        ("execution", "gpus", "ray.gpus"),
-        ("execution", "versions", "on_version_change"),
-        ("generate", "fast", "max_scored"),
-        ("generate", "steer", "steering_strength"),
-        ("objective", "adaption", "adapter"),
-        ("objective", "grain", "states"),
-        ("objective", "learning", "schedule"),
-        ("objective", "strata", "fusion"),
-        ("targets", "reweight", "text_weights"),
-        ("targets", "signal", "weight_signal"),
-        ("targets", "surest", "reference_fraction"),
-        ("targets", "weights", "teacher_weights"),
-        ("train_teachers", "together", "co_train"),
-    )
-} | {"embeddings": "pseudo_embeddings"}
+    "cache.on_long": "cache.on_long_text",
+    "embeddings": "pseudo_embeddings",
+    "execution.address": "execution.ray.address",
+    "execution.cpus": "execution.ray.cpus",
+    "execution.gpus": "execution.ray.gpus",
+    "execution.versions": "execution.on_version_change",
+    "generate.fast": "generate.max_scored",
+    "generate.steer": "generate.steering_strength",
+    "objective.adaption": "objective.adapter",
+    "objective.grain": "objective.states",
+    "objective.learning": "objective.schedule",
+    "objective.strata": "objective.fusion",
+    "targets.reweight": "targets.text_weights",
+    "targets.signal": "targets.weight_signal",
+    "targets.surest": "targets.reference_fraction",
+    "targets.weights": "targets.teacher_weights",
+    "train_teachers.together": "train_teachers.co_train",
+}
 """Keys of schema_version 1 and their names today."""
 
 UNTRAINED = ("ensemble", "zero-shot")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.stage import Identity, PendingDependencyError, Run, Stage, Unit, pending_units
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 
@@ -57,7 +57,13 @@ def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
     damaged = set[str]()
     while True:
         try:
-            return _states(stages, run)
+            needed = [stage for stage in stages if stage.is_needed(run.experiment)]
+            states = {stage.name: stage_state(stage, run) for stage in needed}
+            needs = {stage.name: stage.needs(run.experiment) for stage in needed}
+            return [
+                replace(state, after=tuple(earlier for earlier in states if earlier in needs[name]))
+                for name, state in states.items()
+            ]
         except DamagedError as damage:
             if damage.path in damaged:
                 raise
@@ -67,21 +73,12 @@ def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
             run.cache.clear()
 
 
-def _states(stages: Sequence[Stage], run: Run) -> list[StageState]:
-    states = list[StageState]()
-    for stage in stages:
-        if stage.is_needed(run.experiment):
-            needs = stage.needs(run.experiment)
-            after = tuple(earlier.stage for earlier in states if earlier.stage in needs)
-            states.append(replace(stage_state(stage, run), after=after))
-    return states
-
-
 def stage_state(stage: Stage, run: Run) -> StageState:
     try:
         identity = identity_of(stage, run)
     except PendingDependencyError as pending:
-        return _waiting(stage, run, pending.dependency)
+        reason = "upstream" if stage.name in run.store.head() else "first-run"
+        return StageState(stage.name, "missing", reason, f"after {pending.dependency}", None, None, None)
     name = fingerprint(identity)
     manifest = run.store.manifest(stage.name, name)
     faults = run.store.missing_files(manifest) if manifest else []
@@ -99,22 +96,11 @@ def stage_state(stage: Stage, run: Run) -> StageState:
 
 
 def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
-    inputs: Identity = stage.identity(run)
-    identity = {
-        "stage": stage.name,
-        "version": stage.VERSION,
-        "config": dict(inputs.config),
-        "inputs": dict(inputs.inputs),
-        "upstream": dict(inputs.upstream),
-    }
+    parts = {part: dict(value) for part, value in vars(stage.identity(run)).items()}
+    identity: dict[str, Any] = {"stage": stage.name, "version": stage.VERSION, **parts}
     if run.experiment.execution.on_version_change == "strict":
         identity["libraries"] = library_versions()
     return identity
-
-
-def _waiting(stage: Stage, run: Run, dependency: str) -> StageState:
-    reason: Reason = "upstream" if stage.name in run.store.head() else "first-run"
-    return StageState(stage.name, "missing", reason, f"after {dependency}", None, None, None)
 
 
 def _reason(

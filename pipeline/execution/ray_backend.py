@@ -169,16 +169,8 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
         return
     backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
     fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    job = RayJob(
-        stage,
-        run.experiment,
-        run.base,
-        dict(run.overrides),
-        fingerprints,
-        backend.address,
-        marker,
-        library_versions(),
-    )
+    settings = run.experiment, run.base, dict(run.overrides), fingerprints
+    job = RayJob(stage, *settings, backend.address, marker, library_versions())
     backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
     try:
         given_up = _run_tasks(job, run, units)

@@ -77,8 +77,8 @@ def stage_state(stage: Stage, run: Run) -> StageState:
     try:
         identity = identity_of(stage, run)
     except PendingDependencyError as pending:
-        reason = "upstream" if stage.name in run.store.head() else "first-run"
-        return StageState(stage.name, "missing", reason, f"after {pending.dependency}", None, None, None)
+        waiting: Reason = "upstream" if stage.name in run.store.head() else "first-run"
+        return StageState(stage.name, "missing", waiting, f"after {pending.dependency}", None, None, None)
     name = fingerprint(identity)
     manifest = run.store.manifest(stage.name, name)
     faults = run.store.missing_files(manifest) if manifest else []

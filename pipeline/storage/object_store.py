@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,7 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     NotFoundError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
 from obstore.store import from_url
 
@@ -71,25 +69,32 @@ class ObjectStorage:
         plain = (endpoint(self.address) or "").startswith("http://")
         return from_url(self.address, client_options={"allow_http": plain})
 
-    def _request(self, path: str, work: Callable[[Any], T]) -> T | None:
-        """Returns None if the object does not exist; any other failure raises, so an outage is not an empty store."""
-        try:
-            return work(self._client)
-        except (NotFoundError, FileNotFoundError):
-            return None
-        except (PermissionDeniedError, UnauthenticatedError, BaseError) as error:
-            message = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:300]  # a query may hold a signature
-            raise AmalgamError(
-                f"the object store refused a request ({type(error).__name__}): {message}",
-                where=f"{self.address}/{path}",
-                fix="check the address, AWS_ENDPOINT_URL and the keys in the environment, then run it again",
-            ) from error
+    def _requests(self, paths: Sequence[str], request: Callable[[str], T]) -> dict[str, T]:
+        """Sends a request for each path, in parallel, and returns the answers; objects that do not exist have none.
 
-    def _parallel(self, work: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+        Any other failure raises, so an outage is not an empty store.
+        """
+
+        def send(path: str) -> T | None:
+            try:
+                return request(path)
+            except (NotFoundError, FileNotFoundError):
+                return None
+            except BaseError as error:
+                message = str(error).strip().partition("\n")[0]
+                message = re.sub(r"\?\S+", "", message)[:300]  # a query may hold a signature
+                raise AmalgamError(
+                    f"the object store refused a request ({type(error).__name__}): {message}",
+                    where=f"{self.address}/{path}",
+                    fix="check the address, AWS_ENDPOINT_URL and the keys in the environment, then run it again",
+                ) from error
+
         if len(paths) < 2:
-            return [work(path) for path in paths]
-        with ThreadPoolExecutor(min(AT_ONCE, len(paths))) as workers:
-            return list(workers.map(work, paths))
+            answers = [send(path) for path in paths]
+        else:
+            with ThreadPoolExecutor(min(AT_ONCE, len(paths))) as workers:
+                answers = list(workers.map(send, paths))
+        return {path: answer for path, answer in zip(paths, answers, strict=True) if answer is not None}
 
     def check(self) -> None:
         """Raises if the store overwrites: then the last of two writers would win unnoticed."""
@@ -104,121 +109,95 @@ class ObjectStorage:
     # ---- reading
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        wanted = list(paths)
-        if len(wanted) > FEW:
-            listed = self._listed(wanted)
-            wanted = [path for path in wanted if path in listed]
-        contents = zip(wanted, self._parallel(self._read, wanted), strict=True)
-        return {path: content for path, content in contents if content is not None}
-
-    def _read(self, path: str) -> bytes | None:
-        return self._request(path, lambda client: bytes(obstore.get(client, path).bytes()))
+        listed = self._listed(paths) if len(paths) > FEW else paths
+        existing = [path for path in paths if path in listed]
+        return self._requests(existing, lambda path: bytes(obstore.get(self._client, path).bytes()))
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         listed = self._listed(paths) if len(paths) > FEW else {}
         sizes = {path: listed[path] for path in paths if path in listed}
         rest = [path for path in paths if path not in sizes]
-        requested = zip(rest, self._parallel(self._size, rest), strict=True)
-        return sizes | {path: size for path, size in requested if size is not None}
+        return sizes | self._requests(rest, lambda path: int(obstore.head(self._client, path)["size"]))
 
-    def _size(self, path: str) -> int | None:
-        return self._request(path, lambda client: int(obstore.head(client, path)["size"]))
-
-    def _listed(self, paths: Iterable[str]) -> dict[str, int]:
+    def _listed(self, paths: Sequence[str]) -> dict[str, int]:
         """Returns the sizes of all files in the folders of these paths; each folder is listed once."""
         now = time.monotonic()
-        folders = sorted({path.rpartition("/")[0] for path in paths})
-        recent = {
-            folder: sizes for folder, (when, sizes) in list(self._listings.items()) if now - when < RECENT_SECONDS
-        }
-        listings = {folder: recent[folder] for folder in folders if folder in recent}
-        old = [folder for folder in folders if folder not in recent]
-        for folder, entries in zip(old, self._parallel(self.files_below, old), strict=True):
-            listings[folder] = {entry.path: entry.bytes for entry in entries}
-            self._listings[folder] = now, listings[folder]
-        return {path: size for sizes in listings.values() for path, size in sizes.items()}
+        folders = {path.rpartition("/")[0] for path in paths}
+        recent = {folder for folder, (when, _) in list(self._listings.items()) if now - when < RECENT_SECONDS}
+        for folder, entries in self._requests(sorted(folders - recent), self.files_below).items():
+            self._listings[folder] = now, {entry.path: entry.bytes for entry in entries}
+        listings = [self._listings[folder][1] for folder in folders if folder in self._listings]
+        return {path: size for listing in listings for path, size in listing.items()}
 
     def files_below(self, folder: str) -> list[FileInfo]:
-        def entries(client: Any) -> list[FileInfo]:
-            return [_entry(meta) for chunk in obstore.list(client, folder or None, chunk_size=1000) for meta in chunk]
-
-        return self._request(folder, entries) or []
+        pages = obstore.list(self._client, folder or None, chunk_size=1000)
+        return [_entry(meta) for page in pages for meta in page]
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         """Lists the folders of the second level in parallel, because one listing returns page after page."""
-
-        def level(path: str) -> Any:
-            return self._request(path, lambda client: obstore.list_with_delimiter(client, path or None))
-
-        folders, entries = [folder], []
+        folders, entries = [folder], list[FileInfo]()
         for _ in range(2):
-            levels = [listing for listing in self._parallel(level, folders) if listing]
-            entries += [_entry(meta) for listing in levels for meta in listing["objects"]]
-            folders = [prefix for listing in levels for prefix in listing["common_prefixes"]]
-        entries += [entry for below in self._parallel(self.files_below, folders) for entry in below]
+            levels = self._requests(folders, lambda path: obstore.list_with_delimiter(self._client, path or None))
+            entries += [_entry(meta) for level in levels.values() for meta in level["objects"]]
+            folders = [prefix for level in levels.values() for prefix in level["common_prefixes"]]
+        entries += [entry for below in self._requests(folders, self.files_below).values() for entry in below]
         yield from sorted(entries, key=lambda entry: entry.path)
 
     def get(self, paths: Sequence[str]) -> set[str]:
-        copied = zip(paths, self._parallel(self._get, paths), strict=True)
-        return {path for path, exists in copied if exists}
+        copied = set(self._requests(paths, self._download))
+        for path in set(paths) - copied:
+            (self.root / path).unlink(missing_ok=True)
+        return copied
 
-    def _get(self, path: str) -> bool:
+    def _download(self, path: str) -> bool:
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-
-        def download(client: Any) -> bool:
-            content = obstore.get(client, path)
-            with replacing(target) as temporary, temporary.open("wb") as file:
-                for chunk in content.stream():
-                    file.write(chunk)
-            return True
-
-        exists = bool(self._request(path, download))
-        if not exists:
-            target.unlink(missing_ok=True)
-        return exists
+        content = obstore.get(self._client, path)
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            for chunk in content.stream():
+                file.write(chunk)
+        return True
 
     # ---- writing
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """A retried put whose first answer was lost returns False; the caller then compares digests."""
 
-        def put(client: Any) -> bool:
+        def put(path: str) -> bool:
             with contextlib.suppress(AlreadyExistsError, PreconditionError, FileExistsError):
-                obstore.put(client, path, content, mode="create")
+                obstore.put(self._client, path, content, mode="create")
                 return True
             return False
 
-        return bool(self._request(path, put))
+        return self._requests([path], put).get(path, False)
 
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         """Uploads the files; a local file then moves into the cache."""
-        self._parallel(lambda path: self._put(path, files[path]), list(files))
+        self._requests(list(files), lambda path: self._put(path, files[path]))
         for path, content in files.items():
             if isinstance(content, Path):
                 (self.root / path).parent.mkdir(parents=True, exist_ok=True)
                 content.replace(self.root / path)
 
-    def _put(self, path: str, content: bytes | Path) -> None:
+    def _put(self, path: str, content: bytes | Path) -> Any:
         parts = isinstance(content, Path) and content.stat().st_size > MULTIPART_BYTES
-        self._request(path, lambda client: obstore.put(client, path, content, use_multipart=parts))
+        return obstore.put(self._client, path, content, use_multipart=parts)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Local copies stay, because another process may be about to read them."""
         self._listings.clear()
         for start in range(0, len(paths), 1000):
-            batch = paths[start : start + 1000]
-            if not self._delete(batch) and len(batch) > 1:  # Google's batch stops at the first missing object
-                self._parallel(lambda path: self._delete([path]), batch)
+            self._delete(list(paths[start : start + 1000]))
 
-    def _delete(self, paths: Sequence[str]) -> bool:
-        """Returns False if one of the objects did not exist."""
+    def _delete(self, batch: Sequence[str]) -> None:
+        """Sends one request; Google's stops at the first object that does not exist, and then each has its own."""
 
-        def delete(client: Any) -> bool:
-            obstore.delete(client, list(paths))
+        def delete(paths: Sequence[str]) -> bool:
+            obstore.delete(self._client, paths)
             return True
 
-        return bool(self._request(paths[0], delete))
+        if not self._requests(batch[:1], lambda _: delete(batch)) and len(batch) > 1:
+            self._requests(batch, lambda path: delete([path]))
 
 
 def _entry(meta: Any) -> FileInfo:

@@ -137,19 +137,12 @@ PREDICTIONS = (
 
 
 def predictions(top: int, teachers: Sequence[str]) -> tuple[Column, ...]:
-    others = [
-        column
-        for place in range(2, top + 1)
-        for column in (
-            Column(f"label_{place}", "string", "the next likely label"),
-            Column(f"probability_{place}", "float32", "the student's, of that label"),
-        )
-    ]
-    masses = [
-        Column(f"mass_{teacher}", "float32", "sum over this teacher's labels; shared ones count for each")
-        for teacher in teachers
-    ]
-    return (*PREDICTIONS, *others, *masses)
+    columns = list(PREDICTIONS)
+    for place in range(2, top + 1):
+        columns.append(Column(f"label_{place}", "string", "the next likely label"))
+        columns.append(Column(f"probability_{place}", "float32", "the student's, of that label"))
+    meaning = "sum over this teacher's labels; shared ones count for each"
+    return (*columns, *(Column(f"mass_{teacher}", "float32", meaning) for teacher in teachers))
 
 
 def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = None) -> Any:

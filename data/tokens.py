@@ -108,9 +108,9 @@ class TokenRows(Sequence[Tokens]):
 
 def join(parts: Iterable[TokenRows]) -> TokenRows:
     """Joins the parts in order; all of them have token types, or none has."""
-    token_rows = list(parts)
+    token_rows = list(parts) or [_rows([], None, [])]
     types = [part.type_ids for part in token_rows if part.type_ids is not None]
-    truncated = np.concatenate([part.truncated for part in token_rows] or [np.zeros(0, bool)])
+    truncated = np.concatenate([part.truncated for part in token_rows])
     return TokenRows(_joined([part.ids for part in token_rows]), _joined(types) if types else None, truncated)
 
 
@@ -186,8 +186,6 @@ def _ragged(rows: list[list[int]], dtype: type[np.integer[Any]]) -> Ragged:
 
 
 def _joined(parts: list[Ragged]) -> Ragged:
-    if not parts:
-        return Ragged.of([])
     lengths = np.concatenate([part.lengths for part in parts])
     return Ragged(np.concatenate([part.values for part in parts]), _offsets(lengths))
 

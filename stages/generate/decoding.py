@@ -146,8 +146,8 @@ class LazySampler:
     """
 
     def __init__(self, log_lm: Floats, noise: Floats, strength: float, *, max_scored: int | None = None) -> None:
+        self.noise, self.strength = noise, strength
         self.bounds = log_lm + noise
-        self.strength = strength
         order = np.argsort(-self.bounds, kind="stable")
         self.order = order[: max_scored or len(order)]
         last, excluded = self.order[-1], order[len(self.order) : len(self.order) + 1]
@@ -295,7 +295,6 @@ class _Turn(NamedTuple):
 
     text: _Text
     candidates: Candidates
-    noise: Floats
     sampler: LazySampler
 
 
@@ -367,7 +366,7 @@ class Writer:
         noise = np.zeros(len(ids)) if greedy else gumbel(request.key, len(text.own_tokens), ids)
         steering = self.steering
         sampler = self.sampler(candidates.log_lm, noise, steering.strength, max_scored=steering.max_scored)
-        return _Turn(text, candidates, noise, sampler)
+        return _Turn(text, candidates, sampler)
 
     def _score(self, turns: list[_Turn]) -> None:
         """Scores the candidates of all texts together, in rounds, until every choice is certain."""
@@ -403,7 +402,7 @@ class Writer:
         """Returns the winner among candidates that rounding could choose from, each computed alone."""
         request, ids = turn.text.request, turn.candidates.ids[positions]
         logits = self.model.alone(turn.text.row)[-1].cpu().double().numpy()[ids]
-        totals = logits / (request.sampling.temperature or 1.0) + turn.noise[positions]
+        totals = logits / (request.sampling.temperature or 1.0) + turn.sampler.noise[positions]
         if turn.sampler.strength:
             scores = [float(self.scorer.alone(text)[request.label]) for text in self._extended(turn, positions)]
             totals += turn.sampler.strength * np.minimum(scores, 0.0)

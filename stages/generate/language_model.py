@@ -99,9 +99,13 @@ class LanguageModel:
 
     def alone(self, row: Sequence[int]) -> torch.Tensor:
         """Returns logits [tokens, vocabulary] after each token of a batch of one: bit-exact, a function of the row."""
+        return self._logits([row])[0]
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Returns logits [texts, tokens, vocabulary] of rows of one length, without a cache."""
         with torch.inference_mode():
-            ids = torch.tensor([list(row)], device=self.device)
-            return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+            ids = torch.tensor([list(row) for row in rows], device=self.device)
+            return self.model(input_ids=ids, use_cache=False).logits.float()  # type: ignore[no-any-return]
 
     def _end_ids(self) -> list[int]:
         config, generation = self.model.config, getattr(self.model, "generation_config", None)
@@ -136,9 +140,7 @@ class LanguageModel:
 
     def _check_causal(self) -> None:
         """Refuses a model whose logits depend on later tokens: encoders load as causal models without a warning."""
-        pair = torch.tensor([[1, 2], [1, 3]], device=self.device) % self.vocabulary
-        with torch.inference_mode():
-            first, second = self.model(input_ids=pair).logits[:, 0].float()
+        first, second = self._logits([[token % self.vocabulary for token in pair] for pair in ((1, 2), (1, 3))])[:, 0]
         if not close_enough(first[:, None], second[:, None], torch.float32):
             raise ModelError(
                 "the model is no causal language model: its logits depend on later tokens",
@@ -171,8 +173,7 @@ class LanguageModel:
                 self.begin_text(slot, row[:given])
             for position in range(given, count):
                 logits = self.step(at, [row[: position + 1] for row in rows[: len(at)]])
-            with torch.inference_mode():
-                expected = self.model(input_ids=torch.tensor(rows, device=self.device)).logits[:, -1].float()
+            expected = self._logits(rows)[:, -1]
             return close_enough(logits.T, expected[: len(logits)].T, torch.float32)
         except UNSHARED as error:
             if isinstance(error, torch.OutOfMemoryError):

@@ -61,10 +61,6 @@ class Family:
     def name(self) -> str:
         return fingerprint(self.key)
 
-    @property
-    def blocks(self) -> int:
-        return -(-self.count // BLOCK)
-
 
 @dataclass(frozen=True)
 class Block:
@@ -115,12 +111,11 @@ class TextPlan:
 
     def units(self, store: Store) -> list[Unit]:
         """Returns the first block of every family, then the second ones, so every share of the work is balanced."""
-        blocks = range(max(family.blocks for family in self.families))
         return [
-            Unit(f"{number:06}", store.folder("generate", family.name) / "units", BLOCK, Block(family, number * BLOCK))
-            for number in blocks
+            Unit(f"{first // BLOCK:06}", store.folder("generate", family.name) / "units", BLOCK, Block(family, first))
+            for first in range(0, max(family.count for family in self.families), BLOCK)
             for family in self.families
-            if number < family.blocks
+            if first < family.count
         ]
 
 

@@ -276,35 +276,26 @@ class Quality(NamedTuple):
 
 
 def qualities(texts: Iterable[str]) -> list[Quality]:
-    """Measures texts in the given order; each is compared with earlier texts only, so later texts change nothing."""
-    earlier = _EarlierTexts()
+    """Measures texts in the given order; each is compared with earlier texts only, so later texts change nothing.
+
+    The largest Jaccard similarity to an earlier text is exact; copies are stored once.
+    """
+    stored: set[frozenset[tuple[str, ...]]] = set()
+    sizes: list[int] = []
+    texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     measured = []
     for text in texts:
         words = text.lower().split()
         # A text of fewer words is one n-gram.
         ngrams = [tuple(words[start : start + NGRAM]) for start in range(max(1, len(words) - NGRAM + 1))]
         distinct = frozenset(ngrams)
-        similarity = earlier.add(distinct) if words else 0.0
-        measured.append(Quality(len(words), 1 - len(distinct) / len(ngrams), similarity))
+        nearest = 1.0 if words and distinct in stored else 0.0
+        if words and distinct not in stored:
+            shared = Counter(number for ngram in distinct for number in texts_with.get(ngram, ()))
+            nearest = max((n / (len(distinct) + sizes[number] - n) for number, n in shared.items()), default=0.0)
+            for ngram in distinct:
+                texts_with[ngram].append(len(sizes))
+            sizes.append(len(distinct))
+            stored.add(distinct)
+        measured.append(Quality(len(words), 1 - len(distinct) / len(ngrams), nearest))
     return measured
-
-
-class _EarlierTexts:
-    """Finds the most similar earlier text exactly, through shared n-grams; copies are stored once."""
-
-    def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        self._distinct: set[frozenset[tuple[str, ...]]] = set()
-
-    def add(self, ngrams: frozenset[tuple[str, ...]]) -> float:
-        """Returns the largest Jaccard similarity to an earlier text and stores this one."""
-        if ngrams in self._distinct:
-            return 1.0
-        shared = Counter(text for ngram in ngrams for text in self._texts_with.get(ngram, ()))
-        nearest = max((n / (len(ngrams) + self._sizes[text] - n) for text, n in shared.items()), default=0.0)
-        self._distinct.add(ngrams)
-        for ngram in ngrams:
-            self._texts_with[ngram].append(len(self._sizes))
-        self._sizes.append(len(ngrams))
-        return nearest

@@ -50,8 +50,10 @@ def tokens_at_once(device: torch.device, width: int) -> int:
     return max(1 << 14, min(1 << 16, free // (256 * width)))
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies through pinned memory to a GPU: a copy from plain memory would wait for all of its earlier work."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def put_on(device: torch.device, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies tensors to the device, through pinned memory to a GPU, so that the host does not wait."""
-    if device.type != "cuda":
-        return {name: tensor.to(device) for name, tensor in tensors.items()}
-    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    return {name: to_device(tensor, device) for name, tensor in tensors.items()}

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -349,9 +348,3 @@ def start_transfer(logits: torch.Tensor) -> PendingTransfer:
     # That device's stream: of several GPUs another may be the current one.
     arrival.record(torch.cuda.current_stream(logits.device))
     return PendingTransfer(host, arrival)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copies through pinned memory: a copy from plain memory would wait for all earlier work of the GPU."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -180,7 +181,8 @@ class FastEncoder:
                 total = exponentials(scores)
                 weights = scores.mul_(masks.of(part, self.buffers.take("score mask", *scores.shape)))
             v = self._heads_first("v", value[part])
-            attended = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=self._like("q", v, queries).flatten(0, 1))
+            into = self.buffers.take("q", *v.shape[:2], queries, v.shape[3])
+            attended = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=into.flatten(0, 1))
             if total is not None:
                 attended.div_(total.view(*attended.shape[:2], 1))
             mixed[part].view(query[part].shape).copy_(attended.view(-1, heads, *attended.shape[1:]).transpose(1, 2))
@@ -200,9 +202,6 @@ class FastEncoder:
         turned = tensor.transpose(1, 2)
         into = self.buffers.take(name, *turned.shape)
         return into.copy_(turned) if scale is None else torch.mul(turned, scale, out=into)
-
-    def _like(self, name: str, value: torch.Tensor, queries: int) -> torch.Tensor:
-        return self.buffers.take(name, *value.shape[:2], queries, value.shape[3])
 
     def _added(
         self, norm: nn.LayerNorm, hidden: torch.Tensor, out: torch.Tensor, rate: float, dropout: KeyedDropout | None
@@ -256,46 +255,30 @@ def describe_fast_encoder(model: Any, *, first_token: bool) -> FastEncoder | Non
     return FastEncoder(encoder, [Layer(**parts) for parts in described], first_token=first_token)
 
 
+PARTS = {
+    "query": ("attention.self.query", "attention.q_lin"),
+    "key": ("attention.self.key", "attention.k_lin"),
+    "value": ("attention.self.value", "attention.v_lin"),
+    "attended": ("attention.output.dense", "attention.out_lin"),
+    "attended_norm": ("attention.output.LayerNorm", "sa_layer_norm"),
+    "up": ("intermediate.dense", "ffn.lin1"),
+    "activation": ("intermediate.intermediate_act_fn", "ffn.activation"),
+    "down": ("output.dense", "ffn.lin2"),
+    "norm": ("output.LayerNorm", "output_layer_norm"),
+    "heads": ("attention.self.num_attention_heads", "attention.n_heads"),
+    "head_width": ("attention.self.attention_head_size", "attention.attention_head_size"),
+    "score_rate": ("attention.self.dropout.p", "attention.dropout.p"),
+    "attended_rate": ("attention.output.dropout.p", None),
+    "rate": ("output.dropout.p", "ffn.dropout.p"),
+}
+"""Where a block of BERT, and one of DistilBERT, has the parts of a layer; None: a rate of zero."""
+
+
 def _described(block: Any) -> dict[str, Any]:
-    if hasattr(block, "ffn"):
-        return _described_distilled(block)
-    attention, attended = block.attention.self, block.attention.output
-    return {
-        "query": attention.query,
-        "key": attention.key,
-        "value": attention.value,
-        "attended": attended.dense,
-        "attended_norm": attended.LayerNorm,
-        "up": block.intermediate.dense,
-        "activation": block.intermediate.intermediate_act_fn,
-        "down": block.output.dense,
-        "norm": block.output.LayerNorm,
-        "heads": attention.num_attention_heads,
-        "scaling": attention.attention_head_size**-0.5,
-        "score_rate": attention.dropout.p,
-        "attended_rate": attended.dropout.p,
-        "rate": block.output.dropout.p,
-    }
-
-
-def _described_distilled(block: Any) -> dict[str, Any]:
-    attention, ffn = block.attention, block.ffn
-    return {
-        "query": attention.q_lin,
-        "key": attention.k_lin,
-        "value": attention.v_lin,
-        "attended": attention.out_lin,
-        "attended_norm": block.sa_layer_norm,
-        "up": ffn.lin1,
-        "activation": ffn.activation,
-        "down": ffn.lin2,
-        "norm": block.output_layer_norm,
-        "heads": attention.n_heads,
-        "scaling": attention.attention_head_size**-0.5,
-        "score_rate": attention.dropout.p,
-        "attended_rate": 0.0,
-        "rate": ffn.dropout.p,
-    }
+    paths = {name: distilled if hasattr(block, "ffn") else plain for name, (plain, distilled) in PARTS.items()}
+    parts = {name: attrgetter(path)(block) if path else 0.0 for name, path in paths.items()}
+    scaling = parts.pop("head_width") ** -0.5
+    return {**parts, "scaling": scaling}
 
 
 def _plain(parts: dict[str, Any]) -> bool:

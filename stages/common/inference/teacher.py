@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.stages.common.device import put_on, to_device
 from amalgam.stages.common.inference.cuda import (
     WORDS,
     Capture,
@@ -30,7 +31,6 @@ from amalgam.stages.common.inference.cuda import (
     PendingTransfer,
     may_compile,
     start_transfer,
-    to_device,
 )
 from amalgam.stages.common.inference.dropout import (
     Bank,
@@ -263,7 +263,7 @@ class Teacher:
                 raise ValueError("a teacher with shared dropout sites takes one pass at a time")
             of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
             words = np.where(shared[:, None], of_no_text, words)
-        return to_device(words.view(np.int64), self.device)
+        return to_device(torch.from_numpy(words.view(np.int64)), self.device)
 
     def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
         """Returns the model's inputs, padded on the right, with an attention mask only where rows differ in length."""
@@ -281,7 +281,7 @@ class Teacher:
             arrays["token_type_ids"] = padded([tokens.type_ids for tokens in rows.tokens], 0)
         if (lengths < width).any():
             arrays["attention_mask"] = mask.astype(np.int64)
-        tensors = {name: to_device(array, self.device) for name, array in arrays.items()}
+        tensors = put_on(self.device, {name: torch.from_numpy(array) for name, array in arrays.items()})
         return tensors if sites is None else tensors | {WORDS: self._words(rows, sites)}
 
     def _switch(self, *, training: bool) -> None:

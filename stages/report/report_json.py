@@ -222,18 +222,18 @@ def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
 
 
 def _labels(inputs: ReportInputs) -> Row:
-    labels = inputs.labels
+    labels, owners = inputs.labels, inputs.labels.owners
     teachers = [
         {
             "teacher": name,
             "n": len(columns),
-            "alone": sum(owners == [name] for owners in labels.owners),
+            "alone": owners.count([name]),
             "shown": [labels.names[column] for column in columns[:LABELS_SHOWN]],
             "content": inputs.contents[name],
         }
         for name, columns in labels.columns.items()
     ]
-    shared = sum(len(owners) > 1 for owners in labels.owners)
+    shared = sum(len(teachers_of_label) > 1 for teachers_of_label in owners)
     return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 

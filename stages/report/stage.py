@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
@@ -131,7 +131,7 @@ class Report(Stage):
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
-        findings = cast("Findings", _stored(run, FINDINGS))
+        findings: Findings = _stored(run, FINDINGS)
         contents = {teacher.name: teacher.files.digest for teacher in teachers_of(run)}
         inputs = ReportInputs(run.experiment, run.store, run.results, run.descriptions, label_space(run), contents)
         numbers = report_json(inputs, scores, findings, page_name(run.experiment))
@@ -155,15 +155,13 @@ def evaluation(run: Run) -> Evaluation:
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
     """Returns the evaluation on the test texts; None without test texts."""
-    return cast("Evaluation | None", _stored(run, EVALUATION))
+    scores: Evaluation | None = _stored(run, EVALUATION)
+    return scores
 
 
-def _stored(run: Run, name: str) -> dict[str, Any] | None:
+def _stored(run: Run, name: str) -> Any:
     file = next((file for file in run.result("report").files if Path(file.path).name == name), None)
-    if file is None:
-        return None
-    block: dict[str, Any] = json.loads(run.store.verified_path(file).read_text("utf-8"))
-    return block
+    return None if file is None else json.loads(run.store.verified_path(file).read_text("utf-8"))
 
 
 # ---- inputs of the units

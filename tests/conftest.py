@@ -67,11 +67,10 @@ def _teachers_stay_loaded() -> Iterator[None]:
     load = TeacherLoader.load
 
     def load_once(self: TeacherLoader, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-        from torch import is_inference_mode_enabled
-
         settings = dataclasses.replace(resolved, files=None, labels=len(resolved.labels))  # type: ignore[arg-type]
-        # Weights that were loaded in inference mode allow no gradients.
-        key = (settings, resolved.files.digest, dtype, self.seed, self.device, passes > 0, is_inference_mode_enabled())
+        if not passes:  # make-embeddings computes gradients, which a model no longer allows once it ran for inference
+            return load(self, resolved, dtype, passes=passes)
+        key = (settings, resolved.files.digest, dtype, self.seed, self.device)
         if key not in latest:
             teacher = load(self, resolved, dtype, passes=passes)
             latest[key] = teacher, teacher.notes

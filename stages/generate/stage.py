@@ -146,7 +146,6 @@ def source_inputs(run: Run) -> SourceInputs:
         teachers=teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
         corpus_files=_corpus_files(run),
-        corpus=run.experiment.corpus,
         load_teacher=partial(load_teacher, run, dtype="fp32", passes=0),
         device=execution.device,
         batch_tokens=execution.batch_tokens,

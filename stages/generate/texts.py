@@ -79,7 +79,6 @@ class SourceInputs:
     teachers: Sequence[ResolvedTeacher]
     language_model: ModelFiles | None
     corpus_files: Sequence[Path]
-    corpus: Corpus
     load_teacher: Callable[[ResolvedTeacher], Teacher]
     device: str
     batch_tokens: int | None
@@ -212,7 +211,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> Non
 
 
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
-    columns = inputs.corpus.model_copy(update={"text": [inputs.settings.column], "id": "auto", "label": None})
+    columns = Corpus(train=None, text=[inputs.settings.column])
     texts: dict[bytes, str] = {}
     for path in inputs.corpus_files:
         for row in read_rows(path, corpus=columns):

@@ -29,20 +29,17 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
 def answers(run: Run, teacher: str) -> pl.LazyFrame:
     files, labels = _files(run, teacher)
     schema = {"key": pl.Binary, "tokens": pl.Int32, "cut": pl.Boolean, "logits": pl.Array(pl.Float32, labels)}
-    return (
-        _scan([path for path, _ in files], schema)
-        .filter(pl.col("logits").is_not_null())
-        .unique("key", maintain_order=True)
-    )
+    return _scan(list(files), schema).filter(pl.col("logits").is_not_null()).unique("key", maintain_order=True)
 
 
 def passes(run: Run, teacher: str) -> pl.LazyFrame:
     """Returns a row per text and range of passes: `cache.adaptive` runs more passes on some texts."""
     files, labels = _files(run, teacher)
-    ranges = sorted({span for _, span in files if span[1] > span[0]})
+    ranges = sorted({span for span in files.values() if span[1] > span[0]})
     if not ranges:
         raise ExperimentError("the teachers ran no passes", where="cache.passes", fix='{"cache.passes": 16}')
-    return pl.concat([_passes([path for path, its in files if its == span], span, labels) for span in ranges])
+    paths = {span: [path for path in files if files[path] == span] for span in ranges}
+    return pl.concat([_passes(paths[span], span, labels) for span in ranges])
 
 
 def targets(run: Run) -> pl.LazyFrame:
@@ -60,29 +57,26 @@ def evaluation(run: Run) -> pl.LazyFrame:
     return pl.LazyFrame(rows, infer_schema_length=None)
 
 
-def predictions(student: Student, asked: Sequence[str | tuple[str, str]]) -> pl.LazyFrame:
-    answered = student([(text,) if isinstance(text, str) else text for text in asked])
-    columns: dict[str, Any] = {"text": [text if isinstance(text, str) else text[0] for text in asked]}
+def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.LazyFrame:
+    predicted = student([(text,) if isinstance(text, str) else text for text in inputs])
+    columns: dict[str, Any] = {"text": [text if isinstance(text, str) else text[0] for text in inputs]}
     for place in range(student.top):
-        mark = f"_{place + 1}" if place else ""
-        columns[f"label{mark}"] = [names[place] for names in answered.labels]
-        columns[f"probability{mark}"] = answered.probabilities[:, place]
-    return pl.LazyFrame(columns | {f"mass_{teacher}": mass for teacher, mass in answered.masses.items()})
+        suffix = f"_{place + 1}" if place else ""
+        columns[f"label{suffix}"] = [names[place] for names in predicted.labels]
+        columns[f"probability{suffix}"] = predicted.probabilities[:, place]
+    return pl.LazyFrame(columns | {f"mass_{teacher}": mass for teacher, mass in predicted.masses.items()})
 
 
-def _files(run: Run, teacher: str) -> tuple[list[tuple[str, tuple[int, int]]], int]:
+def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Returns the teacher's files with their range of passes, and the number of its labels."""
-    teachers = {one.name: one for one in teachers_of(run)}
-    if teacher not in teachers:
-        raise ExperimentError(f"no teacher {teacher!r}", where="answers", fix=f"the teachers: {', '.join(teachers)}")
-    manifest, family = run.result("cache-teachers"), families_of(run)[teacher]
+    teachers = {teacher.name: teacher for teacher in teachers_of(run)}
+    if name not in teachers:
+        raise ExperimentError(f"no teacher {name!r}", where="answers", fix=f"the teachers: {', '.join(teachers)}")
+    manifest, family = run.result("cache-teachers"), families_of(run)[name]
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
-    paths = [
-        (str(path), (int(ranges[file.path][0]), int(ranges[file.path][1])))
-        for file, path in zip(files, run.store.verified_paths(files), strict=True)
-    ]
-    return paths, len(teachers[teacher].labels)
+    spans = [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
+    return dict(zip(map(str, run.store.verified_paths(files)), spans, strict=True)), len(teachers[name].labels)
 
 
 def _passes(paths: list[str], span: tuple[int, int], labels: int) -> pl.LazyFrame:
@@ -93,10 +87,10 @@ def _passes(paths: list[str], span: tuple[int, int], labels: int) -> pl.LazyFram
         "mean_probability": pl.Array(pl.Float32, labels),
         **dict.fromkeys(("entropy_nats", "confidence", "confidence_se"), pl.Float32),
     }
-    asked = pl.col("key"), pl.lit(first).alias("first"), pl.lit(last).alias("last")
+    head = pl.col("key"), pl.lit(first).alias("first"), pl.lit(last).alias("last")
     each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
     rest = pl.col("mean_probability", "entropy_nats", "confidence", "confidence_se")
-    return _scan(paths, schema).unique("key", maintain_order=True).select(*asked, each, rest)
+    return _scan(paths, schema).unique("key", maintain_order=True).select(*head, each, rest)
 
 
 def _scan(paths: list[str], schema: dict[str, Any]) -> pl.LazyFrame:

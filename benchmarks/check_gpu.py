@@ -176,7 +176,7 @@ def fast_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
         apart = max(float(np.abs(a - b).max() / b.std(0).max()) for a, b in zip(replayed, expected, strict=True))
         if apart > TOLERANCE[teacher.name]:
             faults.append(f"{kind}: batches {way} differ from plain ones by {apart:.4f} of their spread")
-        summaries.append(f"{way}, {teacher.graphs.shapes} shapes: {f'within {apart:.1e}' if apart else 'equal'}")
+        summaries.append(f"{way}, {len(teacher.graphs.captured)} shapes: {f'within {apart:.1e}' if apart else 'equal'}")
     return faults, "; ".join([*summaries, *teacher.notes])
 
 
@@ -273,7 +273,7 @@ def race(device: torch.device, options: argparse.Namespace) -> list[dict[str, An
             figures["mfu_executed"] = round((flop - not_computed(bench)) / took / rate, 3)
         if name == "amalgam":
             figures["dropout_price"] = round(paired(taken, seconds["deterministic"]), 3)
-            figures["captured_shapes"] = teacher.graphs.shapes if teacher.graphs is not None else None
+            figures["captured_shapes"] = len(teacher.graphs.captured) if teacher.graphs is not None else None
         rows.append(row("check_gpu", name, **figures, dtype="fp32" if name == "naive" else dtype))
     rows += [row("check_gpu", "note", text=note) for note in teacher.notes]
     return [*rows, row("check_gpu", "matrix rate", tflops=round(rate / 1e12, 1), dtype=dtype)]

@@ -81,7 +81,7 @@ def _run_pooled(
                     commits = _compute(inputs, teacher, pool, batch_tokens)
                     _await(writes)  # at most one pool is in memory for writing
                     writes = [writer.submit(commit) for commit in commits]
-                    give_memory_back()
+                    malloc_trim()(0)
             _await(writes)
         finally:
             reader.shutdown(wait=True, cancel_futures=True)
@@ -92,20 +92,14 @@ def _await(writes: Iterable[Future[None]]) -> None:
         write.result()
 
 
-def give_memory_back() -> None:
-    """Returns freed memory to the system: glibc keeps it in fragments, 80 MB over a million texts."""
-    trim = malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
 @cache
-def malloc_trim() -> Any:
-    """Returns glibc's malloc_trim, or None for another C library."""
+def malloc_trim() -> Callable[[int], Any]:
+    """Returns glibc's function that gives freed memory to the system: else 80 MB of fragments over a million texts."""
     try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
+        trim: Callable[[int], Any] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return lambda _padding: None
+    return trim
 
 
 def _tokenize_ahead(

@@ -7,8 +7,7 @@ confident one. Otherwise fp32 is used, and a note gives the figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,18 +35,17 @@ RATIO = (0.98, 1.02)
 FLIPS = 0.005
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Texts and their keys."""
 
-    keys: list[bytes] = field(default_factory=list)
-    texts: list[tuple[str, ...]] = field(default_factory=list)
+    keys: list[bytes]
+    texts: list[tuple[str, ...]]
 
 
 def sample_texts(tables: Iterable[pa.Table], total: int) -> Sample:
     """Returns the texts with the smallest keys: mostly the same ones when the corpus grows."""
     wanted = min(TEXTS, max(FEWEST, total // SHARE))
-    sample = Sample()
+    sample = Sample([], [])
     for table in tables:
         rows = table.slice(0, wanted - len(sample.keys))
         sample.keys.extend(rows.column("key").to_pylist())

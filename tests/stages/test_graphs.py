@@ -113,7 +113,7 @@ def test_other_shapes_and_dropout_off_have_captures_of_their_own() -> None:
             assert torch.equal(teacher.run(rows), plain.run(rows)), launch
     assert capture.captures == len(launches)
     assert teacher.graphs is not None
-    assert teacher.graphs.shapes == len(launches)
+    assert len(teacher.graphs.captured) == len(launches)
 
 
 @pytest.mark.parametrize("padding", [0.0, 0.4])
@@ -199,7 +199,7 @@ def test_a_replay_that_does_not_read_what_is_there_is_found_out() -> None:
     assert len(teacher.notes) == 1
     assert "other numbers" in teacher.notes[0]
     assert teacher.graphs is not None
-    assert teacher.graphs.shapes == 0
+    assert len(teacher.graphs.captured) == 0
 
 
 def test_captures_are_let_go_when_memory_does_not_suffice() -> None:
@@ -208,7 +208,7 @@ def test_captures_are_let_go_when_memory_does_not_suffice() -> None:
     for _ in range(2):
         wanted = run_passes(teacher, tokens, KEYS, range(4), deterministic=False, batch_tokens=24)[1]
     assert teacher.graphs is not None
-    assert teacher.graphs.shapes
+    assert teacher.graphs.captured
 
     def check(_: Any, __: Any, named: dict[str, Any]) -> None:
         if len(named["input_ids"]) > 3:
@@ -217,7 +217,7 @@ def test_captures_are_let_go_when_memory_does_not_suffice() -> None:
     teacher.model.register_forward_pre_hook(check, with_kwargs=True)
     logits = run_passes(teacher, tokens, KEYS, range(4), deterministic=False, batch_tokens=40)[1]
     assert np.allclose(logits, wanted, rtol=2e-3, atol=1e-3)
-    assert teacher.graphs.shapes == 0
+    assert len(teacher.graphs.captured) == 0
     assert len(teacher.notes) == 1
     assert "wanted for launches" in teacher.notes[0]
 

@@ -122,11 +122,6 @@ class Graphs:
         self._closed: set[Kind] | None = set()
         """Kinds of launches that cannot be captured; None once capturing has stopped."""
 
-    @property
-    def shapes(self) -> int:
-        """Returns the number of captured launches."""
-        return len(self.captured)
-
     def run(self, kind: str, inputs: Inputs, forward: Forward) -> torch.Tensor:
         """Logits of a launch whose first axes are its rows (of words the last): replayed if there is a capture."""
         shape: Shape = (kind, *inputs), tuple(one.shape for one in inputs.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,7 +19,7 @@ from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.corpus import Bucket, Part
+from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,14 +125,9 @@ def index_files(files: Iterable[StoredFile]) -> dict[str, PrefixIndex[StoredFile
     return {family: PrefixIndex(group) for family, group in pairs.items()}
 
 
-def cached_units(store: Store, folder: Path) -> CachedUnits:
-    """Returns the complete units of the family whose units are in `folder`."""
-    return CachedUnits(_units_of(store.units(folder)), folder)
-
-
 def has_answers(store: Store, folder: Path) -> bool:
     """Returns whether the family has any complete unit; stops at the first one."""
-    return any(any(_units_of(store.units(folder, [path.stem]))) for path in store.units_in(folder))
+    return any(any(units_in(store.units(folder, [path.stem]))) for path in store.units_in(folder))
 
 
 class UnitKeys:
@@ -152,7 +147,8 @@ class UnitKeys:
         return keys
 
 
-def _units_of(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
+def units_in(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
+    """Yields the complete units of a family from their records."""
     for unit, record in records.items():
         if record.files:
             fields = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
@@ -248,17 +244,6 @@ class BucketRequest:
         if self._missing[0] != key:
             self._missing = key, list(coverage.missing())
         return self._missing[1]
-
-
-def bucket_requests(store: Store, part: Part, unit_keys: UnitKeys) -> Iterator[BucketRequest]:
-    """Yields the part's buckets. The first read of keys fetches the files of all buckets together."""
-    fetch = cache(lambda: store.backend.fetch([bucket.file.path for bucket in part.buckets]))
-
-    def read(bucket: Bucket) -> Keys:
-        fetch()
-        return read_keys(store.verified_path(bucket.file))
-
-    return (BucketRequest(part.name, bucket, read, unit_keys) for bucket in part.buckets)
 
 
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:

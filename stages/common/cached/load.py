@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import StoredFile
@@ -15,11 +17,10 @@ from amalgam.stages.common.cached.coverage import (
     CachedUnits,
     PrefixIndex,
     UnitKeys,
-    bucket_requests,
-    cached_units,
     family_in,
     family_name,
     index_files,
+    units_in,
 )
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.load import (
@@ -37,6 +38,7 @@ from amalgam.stages.target_methods import measure_of, objective_inputs, target_m
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from amalgam.stages.common.cached.coverage import Keys
     from amalgam.stages.common.cached.read import AnswerReader, States
     from amalgam.stages.common.inference.states import Encoder
 
@@ -56,7 +58,8 @@ def units_folder(run: Run, stage: str, family: str) -> Path:
 
 def units_of(run: Run, stage: str, family: str) -> CachedUnits:
     """Returns the complete units of the family."""
-    return cached_units(run.store, units_folder(run, stage, family))
+    folder = units_folder(run, stage, family)
+    return CachedUnits(units_in(run.store.units(folder)), folder)
 
 
 @once
@@ -66,8 +69,15 @@ def unit_keys(run: Run) -> UnitKeys:
 
 
 def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
-    """Yields the part's buckets as requests to teachers."""
-    return bucket_requests(run.store, part, unit_keys(run))
+    """Yields the part's buckets as requests to teachers; the first read of keys fetches the files of all buckets."""
+    store, keys_of = run.store, unit_keys(run)
+    fetch = cache(lambda: store.backend.fetch([bucket.file.path for bucket in part.buckets]))
+
+    def read(bucket: Bucket) -> Keys:
+        fetch()
+        return read_keys(store.verified_path(bucket.file))
+
+    return (BucketRequest(part.name, bucket, read, keys_of) for bucket in part.buckets)
 
 
 def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any]) -> None:

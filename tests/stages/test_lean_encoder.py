@@ -49,6 +49,13 @@ def test_it_gives_the_numbers_of_the_model_padded_or_not(kind: str, passes: list
         assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
 
 
+def test_after_a_run_the_models_weights_can_still_be_in_a_computation_with_gradients() -> None:
+    teacher = teacher_of("bert")
+    teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))
+    assert teacher.lean is not None
+    assert not any(weights.is_inference() for weights in teacher.model.parameters())
+
+
 def test_sites_that_are_switched_off_stay_off() -> None:
     for rates in ({"attention_probs_dropout_prob": 0.0}, {"hidden_dropout_prob": 0.0}):
         teacher = teacher_of("bert", **rates)

@@ -81,6 +81,7 @@ def bank_levels(seed: int) -> NDArray[np.uint16]:
 
 
 @lru_cache(maxsize=2)
+@torch.inference_mode(mode=False)
 def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Returns the values of a bank's masks, which teachers share."""
     dropped = min(max(round(rate * LEVELS), 1), LEVELS)  # never no level: a rate does not silently become zero

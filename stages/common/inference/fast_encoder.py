@@ -48,6 +48,7 @@ class Layer:
     weight: torch.Tensor = field(init=False)
     bias: torch.Tensor = field(init=False)
 
+    @torch.inference_mode(mode=False)  # else the weights could no longer be in a computation with gradients
     def __post_init__(self) -> None:
         """Query, key and value side by side; the model's own weights become views, so that nothing is held twice."""
         three = (self.query, self.key, self.value)

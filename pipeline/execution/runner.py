@@ -40,16 +40,17 @@ def update(
 ) -> list[StageState]:
     """Runs the stages up to `target` (or all) that are not current; returns their states before the run."""
     run.store.backend.check()  # before any model loads
-    for repair in range(MAX_REPAIRS + 1):
+    repairs = 0
+    while True:
         try:
-            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repair)
+            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repairs)
         except DamagedError as damage:
-            if repair == MAX_REPAIRS:
+            if repairs == MAX_REPAIRS:
                 raise
+            repairs += 1
             run.results.clear()
             run.cache.clear()
             run.console.note(f"{damage.what}; quarantined, recomputing the missing units")
-    raise AssertionError  # the loop returns or raises
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:

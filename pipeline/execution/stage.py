@@ -97,7 +97,7 @@ def share_of(part: str | None, processes: int | None) -> WorkerShare:
 
 def _parse_part(part: str) -> WorkerShare:
     if part == "auto":
-        return _scheduled(os.environ)
+        return _scheduled()
     index, slash, count = part.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise ExperimentError(
@@ -107,8 +107,9 @@ def _parse_part(part: str) -> WorkerShare:
     return WorkerShare(int(index), int(count), "part")
 
 
-def _scheduled(environment: Mapping[str, str]) -> WorkerShare:
+def _scheduled() -> WorkerShare:
     """Returns the share of this task of a SLURM array or an indexed Kubernetes job."""
+    environment = os.environ
     try:
         if "SLURM_ARRAY_TASK_ID" in environment:
             first, step = int(environment["SLURM_ARRAY_TASK_MIN"]), int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
@@ -158,15 +159,13 @@ class Run:
 
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""
-        return self._result(stage)[1]
-
-    def fingerprint(self, stage: str) -> str:
-        return self._result(stage)[0]
-
-    def _result(self, stage: str) -> tuple[str, Record]:
         if stage not in self.results:
             raise PendingDependencyError(stage)
-        return self.results[stage]
+        return self.results[stage][1]
+
+    def fingerprint(self, stage: str) -> str:
+        self.result(stage)  # raises if the stage is not current
+        return self.results[stage][0]
 
 
 def once(work: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:

@@ -33,7 +33,7 @@ def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
 def test_it_runs_by_one_word_and_reports_that_it_used_labels(alike: Workspace) -> None:
     result = alike("run", METHOD)
     assert "student (mt-bert)" in result.out
-    assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, gold labels among them"
+    assert "gold labels" in facts(alike, "train-student")["selected_by"]
     assert {len(target) for target, _ in alike.targets().values()} == {2 * len(LABELS)}
     assert alike.stale(METHOD) == set()
     before = alike.targets()
@@ -64,7 +64,7 @@ def test_labels_that_are_read_must_be_there(alike: Workspace) -> None:
     assert "targets.mode: mt-bert" in refused.err
     without = ("targets.text_weights=none", "targets.task_loss=false")
     alike("train-student", METHOD, *without)
-    assert facts(alike, "train-student")["selected_by"] == "cross-entropy to held-out targets, no labels used"
+    assert "no labels" in facts(alike, "train-student")["selected_by"]
 
 
 def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Workspace) -> None:

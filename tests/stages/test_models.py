@@ -315,7 +315,7 @@ def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path
 def test_more_layers_than_the_encoder_has_are_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
     error = refusal(lambda: load_student(files, labels=LABELS, layers=4, seed=0))
-    assert "student.layers: 4 is more than the encoder has, 3" in error.what
+    assert re.search(r"student\.layers: 4 .* 3$", error.what)
 
 
 def test_an_encoder_made_of_blocks_cannot_be_cut(tmp_path: Path) -> None:

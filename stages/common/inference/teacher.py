@@ -49,7 +49,6 @@ DROPOUT_OFF = -1
 
 # Two probes distinguish rows, tokens and fixed axes: no two of these numbers, nor their products, share a ratio.
 PROBE_ROWS = (3, 5)
-
 PROBE_TOKENS = (7, 11)
 
 LONGEST_PROBE = 1024
@@ -57,6 +56,7 @@ LONGEST_PROBE = 1024
 TRIAL_ROWS = 8
 
 FUSE_AFTER = 32
+"""Keyed launches before dropout is compiled: it takes seconds, which a few launches do not win back."""
 
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 
@@ -229,7 +229,7 @@ class Teacher:
         return logits
 
     def _logits(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
-        named = {name: one for name, one in inputs.items() if name != WORDS}
+        named = {name: tensor for name, tensor in inputs.items() if name != WORDS}
         if lean and "attention_mask" in named:
             # The model uses a mask of four dimensions directly. For one of two it first checks whether a token is
             # hidden, and a GPU's host would wait for the result.
@@ -248,7 +248,7 @@ class Teacher:
         for width in (0, high):
             tokens = []
             for row in range(TRIAL_ROWS):
-                [probe] = self._probe_tokens([low if not width or row % 2 else width])
+                probe = self._probe(low if not width or row % 2 else width)
                 ids = random.integers(0, self._vocabulary, len(probe), dtype=np.int32)
                 ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
                 ids[[0, -1]] = probe.ids[[0, -1]]
@@ -304,7 +304,7 @@ class Teacher:
         low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
         calls = []
         for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
-            tokens = self._probe_tokens([length] * (rows - 1) + [length - 1])
+            tokens = [self._probe(size) for size in (*[length] * (rows - 1), length - 1)]
             calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
         sites = sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
         self._rehearse(sites)
@@ -320,27 +320,23 @@ class Teacher:
             raise ModelError(
                 f"teacher {self.name} has no active dropout: its passes are all the same", fix=NO_DROPOUT_FIX
             )
-        [tokens] = self._probe_tokens([min(self.limit, PROBE_TOKENS[1])])
-        logits = [self.run(Rows([tokens], [b"check" + bytes(11)], np.array([i]))) for i in range(4)]
-        if all(torch.equal(one, logits[0]) for one in logits[1:]):
+        tokens = self._probe(min(self.limit, PROBE_TOKENS[1]))
+        first, *others = (self.run(Rows([tokens], [b"check" + bytes(11)], np.array([i]))) for i in range(4))
+        if all(torch.equal(logits, first) for logits in others):
             raise ModelError(
                 f"teacher {self.name}: dropout changes nothing, its passes are all the same",
                 where=f"active dropout sites: {', '.join(self.describe_sites())}",
                 fix=NO_DROPOUT_FIX,
             )
 
-    def _probe_tokens(self, lengths: Sequence[int]) -> list[Tokens]:
-        tokens = []
-        for length in lengths:
-            probe = [(PROBE_TEXT * (length // 10 + 1),)]
-            [one] = encode(self.tokenizer, probe, length, types=self.takes_types)
-            if len(one) != length:
-                raise ModelError(
-                    f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
-                    fix="use the tokenizer that the model was trained with",
-                )
-            tokens.append(one)
-        self.check_vocabulary(max((int(one.ids.max()) for one in tokens), default=0))
+    def _probe(self, length: int) -> Tokens:
+        [tokens] = encode(self.tokenizer, [(PROBE_TEXT * (length // 10 + 1),)], length, types=self.takes_types)
+        if len(tokens) != length:
+            raise ModelError(
+                f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
+                fix="use the tokenizer that the model was trained with",
+            )
+        self.check_vocabulary(int(tokens.ids.max()))
         return tokens
 
     def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Call]:
@@ -374,7 +370,7 @@ class Teacher:
     def _rehearse(self, sites: tuple[Site, ...]) -> None:
         """One keyed row as long as they get: its sites must be those of the probes."""
         length = min(self.limit, LONGEST_PROBE)
-        rows = Rows(self._probe_tokens([length]), [bytes(16)], np.zeros(1, np.int64))
+        rows = Rows([self._probe(length)], [bytes(16)], np.zeros(1, np.int64))
         try:
             with torch.inference_mode():
                 self.forward_with_dropout(self.inputs(rows, sites), sites)

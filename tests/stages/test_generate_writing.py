@@ -12,8 +12,8 @@ import torch
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.generate.decoding import SamplingParams, Scorer, SteeringParams, Writer
-from amalgam.tests.stages.tiny_models import WORDS
+from amalgam.stages.generate.decoding import SamplingParams, Scorer, SteeringParams, Tokenization, Writer
+from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.stages.writers import ExhaustiveSampler, language_model, orders, teacher_of, whole, written
 
 # ---- lazy and naive
@@ -181,6 +181,27 @@ def test_a_teacher_that_is_certain_everywhere_ends_all_the_same() -> None:
     assert other.probability == pytest.approx(0, abs=1e-100)
     plain = written(model, None, orders(3), SteeringParams(0.0, 5))
     assert [text.choices for text in texts.values()] == [plain[tag].choices for tag in texts]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])
+def test_words_are_tokenized_as_in_the_whole_text(kind: str) -> None:
+    teacher = teacher_of(kind) if kind != "roberta" else Teacher(*tiny(kind), digest="", seed=0, limit=24)
+    tokenization = Tokenization(teacher)
+    assert tokenization.separator == " "
+    for text in ("word1", "word1 word2", " word3  word4 ", "word5, word6\nword7 !", "word8 " * 40, "unheard of"):
+        [whole] = teacher.tokenise([(text,)])
+        assert tokenization.tokens(text).ids.tolist() == whole.ids.tolist()
+        assert tokenization.tokens(text).truncated == whole.truncated
+
+
+def test_a_tokenizer_that_joins_words_gets_whole_texts() -> None:
+    from tokenizers import pre_tokenizers
+
+    teacher = teacher_of()
+    teacher.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # spaces stay inside tokens
+    tokenization = Tokenization(teacher)
+    assert tokenization.separator is None
+    assert tokenization.tokens("word1 word2").ids.tolist() == teacher.tokenise([("word1 word2",)])[0].ids.tolist()
 
 
 def test_a_text_without_a_token_has_no_class_probability() -> None:

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from amalgam.data.corpus import Bucket, PartFacts
 from amalgam.data.keys import KEY_BYTES, bits_for, keys_digest, prefix_name
-from amalgam.data.parquet import key_column, read_keys, write_table
-from amalgam.data.schemas import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema
+from amalgam.data.parquet import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema, key_column, read_keys, write_table
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update

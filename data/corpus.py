@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.parquet import (
+    CORPUS,
+    SKIPPED,
     ExternalKeySort,
+    arrow_schema,
     key_array,
     key_list,
     parquet_options,
@@ -27,7 +30,6 @@ from amalgam.data.parquet import (
     write_table,
 )
 from amalgam.data.rows import BadRow, Row, read_rows
-from amalgam.data.schemas import CORPUS, SKIPPED, arrow_schema
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from amalgam.data import schemas
-from amalgam.data.schemas import Column
+from amalgam.data import parquet
+from amalgam.data.parquet import Column
 from amalgam.pipeline import errors
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.plan import Reason
@@ -41,7 +41,7 @@ FILES = {
     "TARGETS": "`build-targets/FINGERPRINT/units/*.parquet`",
     "PREDICTIONS": "output of `amalgam predict --out`, in addition to the columns of `--top` and `--explain`",
 }
-"""Maps the column sets of data/schemas.py to their files in the workspace."""
+"""Maps the column sets of data/parquet.py to their files in the workspace."""
 
 REASONS = {
     "first-run": "this workspace has no result of the stage",
@@ -217,14 +217,14 @@ def _help(arguments: Sequence[str]) -> str:
 
 
 def _columns() -> Iterator[str]:
-    column_sets = {name: value for name, value in vars(schemas).items() if _is_columns(value)}
+    column_sets = {name: value for name, value in vars(parquet).items() if _is_columns(value)}
     if column_sets.keys() != FILES.keys():
         raise RuntimeError(
             f"column sets without an entry in FILES of docs/reference.py: {column_sets.keys() ^ FILES.keys()}"
         )
     yield "# Columns\n"
     yield (
-        "This page lists every column of every Parquet file (`data/schemas.py`). Paths are relative to the workspace, "
+        "This page lists every column of every Parquet file (`data/parquet.py`). Paths are relative to the workspace, "
         "`artifacts`. `key` has 16 bytes; `array<...>` is a list of fixed length, `list<...>` of any length.\n"
     )
     for name, columns in column_sets.items():

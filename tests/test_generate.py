@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data.schemas import GENERATED
+from amalgam.data.parquet import GENERATED
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TIMEOUT,

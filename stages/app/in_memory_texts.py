@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amalgam.data.keys import shown
-from amalgam.data.sources import nearest
+from amalgam.data.rows import nearest
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.storage.fingerprint import file_digest

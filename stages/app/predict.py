@@ -18,10 +18,8 @@ import numpy as np
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import shown, text_key
-from amalgam.data.parquet import parquet_options
-from amalgam.data.rows import BadRow, Row, read_lines, read_rows
-from amalgam.data.schemas import Column, arrow_schema, predictions
-from amalgam.data.sources import SUFFIXES
+from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
+from amalgam.data.rows import SUFFIXES, BadRow, Row, read_lines, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
@@ -285,7 +283,7 @@ def _check_output(out: Path | None, *, force: bool) -> None:
 
 
 Values = Sequence[Sequence[Any]]
-"""The values of each column, in the order of data.schemas.predictions."""
+"""The values of each column, in the order of data.parquet.predictions."""
 
 
 def _columns(rows: Sequence[Row], result: Predictions) -> Values:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import width
 from amalgam.data.keys import LabelSpace
-from amalgam.data.parquet import key_array, read_table, write_table
-from amalgam.data.schemas import TARGETS, arrow_schema
+from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit

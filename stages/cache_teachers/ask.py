@@ -16,8 +16,7 @@ from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.parquet import matrix, read_table, write_table
-from amalgam.data.schemas import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema
+from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema, matrix, read_table, write_table
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, union_of
-from amalgam.data.sources import fetch_remote, find_files
+from amalgam.data.rows import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Student, Teacher, TrainTeachers
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from amalgam.data.parquet import read_table, write_table
-from amalgam.data.schemas import TOKEN_TYPES, TOKENS, arrow_schema
+from amalgam.data.parquet import TOKEN_TYPES, TOKENS, arrow_schema, read_table, write_table
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError

@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.keys import text_key
-from amalgam.data.parquet import read_table
+from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, read_table
 from amalgam.data.rows import Row, read_rows
-from amalgam.data.schemas import GENERATED, WRITTEN, arrow_schema
 from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ModelError

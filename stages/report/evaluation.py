@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
-from amalgam.data.parquet import parquet_options
-from amalgam.data.schemas import SIMILARITIES, arrow_schema
+from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import top_margin
 from amalgam.data.keys import text_key
-from amalgam.data.parquet import key_array, read_table, write_table
-from amalgam.data.schemas import WEIGHTS, arrow_schema
+from amalgam.data.parquet import WEIGHTS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.store import Record, StoredFile

@@ -12,8 +12,17 @@ import pytest
 
 from amalgam.data import parquet as shards
 from amalgam.data.keys import text_key
-from amalgam.data.parquet import ExternalKeySort, key_array, key_column, key_list, read_keys, read_table, write_table
-from amalgam.data.schemas import Column, arrow_schema
+from amalgam.data.parquet import (
+    Column,
+    ExternalKeySort,
+    arrow_schema,
+    key_array,
+    key_column,
+    key_list,
+    read_keys,
+    read_table,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 import pytest
 
-from amalgam.data.rows import Row, read_rows
-from amalgam.data.sources import fetch_remote, find_files
+from amalgam.data.rows import Row, fetch_remote, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 

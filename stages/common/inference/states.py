@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from amalgam.data.parquet import write_table
-from amalgam.data.schemas import FEATURES, STATES, arrow_schema
+from amalgam.data.parquet import FEATURES, STATES, arrow_schema, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ModelError, WorkError

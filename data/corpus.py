@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.parquet import (
@@ -32,9 +32,6 @@ from amalgam.data.parquet import (
 from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 
 Part = Literal["train", "validation", "test", "teachers", "held-out"]
 

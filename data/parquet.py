@@ -1,8 +1,5 @@
 """Parquet: the columns of every file with dtype, unit and meaning; reading and writing; sorting by key.
 
-The dtypes are "key" (16 fixed bytes), "string", "bool", "int32", "int64", "float16", "float32" and "float64".
-"array<dtype>" is a list of fixed length, set when the file is written; "list<dtype>" is a list of any length.
-
 Equal tables give equal bytes. Keys are numpy S16 arrays. Comparing, sorting and searching them is exact, because all
 are 16 bytes long. A single element loses its trailing zero bytes: use `key_list` for bytes.
 """
@@ -33,6 +30,7 @@ RUN_CHARACTERS = 16 << 20
 class Column:
     name: str
     dtype: str
+    """ "key" is 16 fixed bytes; "array<dtype>" has the length that the file's writer sets, "list<dtype>" any length."""
     meaning: str
     nullable: bool = False
 

@@ -235,8 +235,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
     from amalgam.stages.common.inference import batches
-    from amalgam.stages.common.inference.load import load_teacher
-    from amalgam.stages.common.load import teachers_of
+    from amalgam.stages.common.load import load_teacher, teachers_of
     from amalgam.stages.registry import STAGES
 
     computing = 0.0

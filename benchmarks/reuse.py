@@ -94,8 +94,7 @@ def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
     from amalgam.stages.common.cached.load import dtype_of
-    from amalgam.stages.common.inference.load import load_teacher
-    from amalgam.stages.common.load import teachers_of
+    from amalgam.stages.common.load import load_teacher, teachers_of
     from amalgam.stages.registry import STAGES
 
     run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])

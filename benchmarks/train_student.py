@@ -20,7 +20,7 @@ import torch
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
 from amalgam.data.tokens import Ragged, encode
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.loop import Training, TrainingRun, training_dtype
 from amalgam.stages.common.training.losses import WeightedKL

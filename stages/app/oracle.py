@@ -15,8 +15,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.inference.classifier import log_softmax
-from amalgam.stages.common.inference.load import load_student
-from amalgam.stages.common.load import train_part
+from amalgam.stages.common.load import load_student, train_part
 
 
 def show_divergence(run: Run, folder: Path) -> None:

@@ -30,8 +30,16 @@ from amalgam.stages.common.cached.load import (
     required_states,
     units_of,
 )
-from amalgam.stages.common.inference.load import TokenizedUnit, load_teacher, unit_texts
-from amalgam.stages.common.load import encoder_digest, encoder_files, extra_parts, teachers_of, train_part
+from amalgam.stages.common.load import (
+    TokenizedUnit,
+    encoder_digest,
+    encoder_files,
+    extra_parts,
+    load_teacher,
+    teachers_of,
+    train_part,
+    unit_texts,
+)
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 

@@ -22,7 +22,7 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.inference.load import TeacherLoader, TokenizedUnit, UnitTexts
+from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:

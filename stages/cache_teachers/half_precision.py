@@ -15,7 +15,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.inference.load import TeacherLoader
+from amalgam.stages.common.load import TeacherLoader
 from amalgam.stages.common.teachers import ResolvedTeacher
 
 if TYPE_CHECKING:

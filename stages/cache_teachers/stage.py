@@ -29,8 +29,16 @@ from amalgam.stages.common.cached.load import (
     units_of,
 )
 from amalgam.stages.common.corpus import Bucket, Part, tables
-from amalgam.stages.common.inference.load import teacher_loader, unit_texts
-from amalgam.stages.common.load import check_gold, extra_parts, part_of, prepare_teachers, teachers_of, train_part
+from amalgam.stages.common.load import (
+    check_gold,
+    extra_parts,
+    part_of,
+    prepare_teachers,
+    teacher_loader,
+    teachers_of,
+    train_part,
+    unit_texts,
+)
 from amalgam.stages.target_methods import reads_texts
 
 

@@ -1,4 +1,4 @@
-"""Chooses the device and the number format where the experiment does not set them.
+"""Chooses the device and the number format where the experiment does not set them, and moves tensors between devices.
 
 Each process chooses by itself: stage 1 must never wait for a process without work.
 """
@@ -6,6 +6,7 @@ Each process chooses by itself: stage 1 must never wait for a process without wo
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -57,3 +58,28 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def put_on(device: torch.device, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: to_device(tensor, device) for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransfer:
+    """Logits during their copy to the host, and the event of its end; None where the device is the host."""
+
+    logits: torch.Tensor
+    arrival: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.logits
+
+
+def start_transfer(logits: torch.Tensor) -> PendingTransfer:
+    """Queues the copy behind its own launch, so that waiting for it does not wait for later launches."""
+    if logits.device.type != "cuda":
+        return PendingTransfer(logits.cpu(), None)
+    host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+    host.copy_(logits, non_blocking=True)
+    arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # That device's stream: of several GPUs another may be the current one.
+    arrival.record(torch.cuda.current_stream(logits.device))
+    return PendingTransfer(host, arrival)

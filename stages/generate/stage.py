@@ -19,8 +19,15 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, p
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import texts_file
-from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import fetch, local_files, model_digest, model_files, prepare_teachers, teachers_of
+from amalgam.stages.common.load import (
+    fetch,
+    load_teacher,
+    local_files,
+    model_digest,
+    model_files,
+    prepare_teachers,
+    teachers_of,
+)
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
     Block,

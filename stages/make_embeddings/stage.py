@@ -13,8 +13,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.inference.load import load_teacher
-from amalgam.stages.common.load import prepare_teachers, teachers_of
+from amalgam.stages.common.load import load_teacher, prepare_teachers, teachers_of
 from amalgam.stages.target_methods import reads_texts
 
 FILE = "embeddings.safetensors"

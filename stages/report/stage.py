@@ -30,8 +30,15 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
 )
 from amalgam.stages.common.corpus import Bucket, Part
-from amalgam.stages.common.inference.load import load_student
-from amalgam.stages.common.load import encoder_digest, encoder_files, label_space, part_of, teachers_of, train_part
+from amalgam.stages.common.load import (
+    encoder_digest,
+    encoder_files,
+    label_space,
+    load_student,
+    part_of,
+    teachers_of,
+    train_part,
+)
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.html import check_page, page, page_name, publish

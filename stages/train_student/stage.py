@@ -13,12 +13,12 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.cached.load import states_of
-from amalgam.stages.common.inference.load import load_teacher
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
     label_space,
     load_new_classifier,
+    load_teacher,
     part_of,
     teachers_of,
     tokenized_buckets,

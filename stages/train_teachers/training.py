@@ -20,7 +20,7 @@ from torch import nn
 
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples, labelled
@@ -89,7 +89,7 @@ def _facts(labels: list[str], learned: Examples, held_out: Any) -> dict[str, Any
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:
     """Returns each teacher's accuracy."""
-    logits = predict(model, examples.tokens, pad_id=model.pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
+    logits = predict(model, examples.tokens, pad_id=model.pad_id, type_ids=examples.type_ids)
     predicted = logits.reshape(len(logits), teachers, -1).argmax(axis=2)
     gold = examples.targets.reshape(len(logits), teachers, -1)[:, 0].argmax(axis=1)
     return [float(share) for share in (predicted == gold[:, None]).mean(axis=0)]

@@ -20,7 +20,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.loop import (
     Training,

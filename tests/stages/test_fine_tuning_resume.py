@@ -20,7 +20,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import DiskFullError, WorkError
-from amalgam.stages.common.inference.classifier import predict
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun

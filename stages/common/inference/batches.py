@@ -1,7 +1,8 @@
-"""Plans launches of (text, pass) rows, runs them, and halves launches that do not fit into memory.
+"""Plans launches of (text, pass) rows and runs them; predicts in batches without passes.
 
-Texts of one token length share a launch, with their passes in one batch, so that no padding is computed. On a GPU, rare
-lengths are padded to a similar one. Masks are keyed, so the grouping of rows changes results only by rounding.
+A launch that does not fit into memory is halved. Texts of one token length share a launch, with their passes in one
+batch, so that no padding is computed. On a GPU, rare lengths are padded to a similar one. Masks are keyed, so the
+grouping of rows changes results only by rounding.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 
 from amalgam.data.tokens import Ragged, Tokens
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.inference.cuda import PendingTransfer
+from amalgam.stages.common.device import PendingTransfer, put_on
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 
 KEYS_SHOWN = 5
+
+BATCH_TOKENS = 8192
+"""Limit of a batch without dropout passes."""
 
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
@@ -225,3 +229,29 @@ def model_inputs(
     if type_ids is not None:
         arrays["token_type_ids"], _ = Ragged.of(type_ids).padded(rows, 0)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def predict(
+    model: torch.nn.Module,
+    tokens: Sequence[Ids],
+    *,
+    pad_id: int,
+    batch_tokens: int = BATCH_TOKENS,
+    type_ids: Sequence[Ids] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Returns logits [n, C] in the order of `tokens`, without dropout."""
+    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
+    lengths = tokens.lengths
+    device = next(model.parameters()).device
+    config: Any = model.config
+    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    was_training = model.training
+    model.eval()
+    # Not inference mode: tensors that a model caches in that mode could not be trained with afterwards.
+    with torch.no_grad():
+        for rows in token_batches(lengths, batch_tokens):
+            inputs = model_inputs(tokens, type_ids, rows, pad_id)
+            logits = model(**put_on(device, inputs)).logits
+            all_logits[rows] = logits.float().cpu().numpy()
+    model.train(was_training)
+    return all_logits

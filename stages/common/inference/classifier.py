@@ -7,47 +7,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from amalgam.data.tokens import Ragged, encode
+from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.device import pick_device, put_on
-from amalgam.stages.common.inference.batches import Ids, model_inputs, token_batches
+from amalgam.stages.common.device import pick_device
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles, read_model
 from amalgam.stages.common.teachers import takes_types
 
-
-def predict(
-    model: torch.nn.Module,
-    tokens: Sequence[Ids],
-    *,
-    pad_id: int,
-    batch_tokens: int,
-    type_ids: Sequence[Ids] | None = None,
-) -> npt.NDArray[np.float32]:
-    """Returns logits [n, C] in the order of `tokens`, without dropout."""
-    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    lengths = tokens.lengths
-    device = next(model.parameters()).device
-    config: Any = model.config
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
-    was_training = model.training
-    model.eval()
-    # Not inference mode: tensors that a model caches in that mode could not be trained with afterwards.
-    with torch.no_grad():
-        for rows in token_batches(lengths, batch_tokens):
-            inputs = model_inputs(tokens, type_ids, rows, pad_id)
-            logits = model(**put_on(device, inputs)).logits
-            all_logits[rows] = logits.float().cpu().numpy()
-    model.train(was_training)
-    return all_logits
-
-
 Array = np.ndarray[Any, np.dtype[Any]]
-
-BATCH_TOKENS = 8192
 
 LONGEST_TOKENS = 512
 """Longest text of a student whose folder names no limit."""
@@ -85,8 +54,8 @@ class Classifier:
     def logits(self, texts: Sequence[tuple[str, ...]]) -> Array:
         """Returns the logits [texts, labels]."""
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
-        sizes = {"pad_id": self.pad_id, "batch_tokens": BATCH_TOKENS}
-        return predict(self.model, tokens.ids, type_ids=tokens.type_ids, **sizes)[:, self._order].astype(np.float64)
+        logits = predict(self.model, tokens.ids, pad_id=self.pad_id, type_ids=tokens.type_ids)
+        return logits[:, self._order].astype(np.float64)
 
 
 def log_softmax(logits: Array) -> Array:

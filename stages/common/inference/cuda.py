@@ -1,4 +1,4 @@
-"""Captures launches of a recurring shape as CUDA graphs, compiles dropout, and transfers tensors without waiting.
+"""Captures launches of a recurring shape as CUDA graphs, and compiles dropout.
 
 A forward is captured only if it reads nothing on the host. It is used only if its replay with other rows gives the
 logits of the plain launch. After any failure, launches run one by one. Dropout is compiled into kernels of torch.
@@ -318,28 +318,3 @@ def _one_window_each(claim: MaskClaim, tensor: torch.Tensor) -> bool:
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     torch._dynamo.maybe_mark_dynamic(tensor, 0)  # noqa: SLF001
     return tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PendingTransfer:
-    """Logits during their copy to the host, and the event of its end; None where the device is the host."""
-
-    logits: torch.Tensor
-    arrival: torch.cuda.Event | None
-
-    def wait(self) -> torch.Tensor:
-        if self.arrival is not None:
-            self.arrival.synchronize()
-        return self.logits
-
-
-def start_transfer(logits: torch.Tensor) -> PendingTransfer:
-    """Queues the copy behind its own launch, so that waiting for it does not wait for later launches."""
-    if logits.device.type != "cuda":
-        return PendingTransfer(logits.cpu(), None)
-    host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-    host.copy_(logits, non_blocking=True)
-    arrival: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    # That device's stream: of several GPUs another may be the current one.
-    arrival.record(torch.cuda.current_stream(logits.device))
-    return PendingTransfer(host, arrival)

@@ -23,8 +23,7 @@ from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.inference.batches import model_inputs, token_batches
-from amalgam.stages.common.inference.classifier import BATCH_TOKENS
+from amalgam.stages.common.inference.batches import BATCH_TOKENS, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.teachers import LAST_LAYER, NewClassifier
 from amalgam.stages.common.token_cache import read_tokens

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from amalgam.data.tokens import TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.common.device import put_on, to_device
+from amalgam.stages.common.device import PendingTransfer, put_on, start_transfer, to_device
 from amalgam.stages.common.inference.cuda import (
     WORDS,
     Capture,
@@ -28,9 +28,7 @@ from amalgam.stages.common.inference.cuda import (
     Fused,
     Graphs,
     Inputs,
-    PendingTransfer,
     may_compile,
-    start_transfer,
 )
 from amalgam.stages.common.inference.dropout import (
     Bank,

@@ -23,7 +23,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler
-from amalgam.stages.common.inference.classifier import BATCH_TOKENS, predict
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.teachers import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import (
@@ -129,7 +129,7 @@ def negative_loss(examples: Examples, pad_id: int, objective: Objective) -> Scor
 
 
 def _logits(model: Any, examples: Examples, pad_id: int) -> Any:
-    return predict(model, examples.tokens, pad_id=pad_id, batch_tokens=BATCH_TOKENS, type_ids=examples.type_ids)
+    return predict(model, examples.tokens, pad_id=pad_id, type_ids=examples.type_ids)
 
 
 # ---- log and trackers

@@ -12,8 +12,6 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
-RERUN = "run the command again: only the damaged part is recomputed"
-
 
 class AmalgamError(Exception):
     """Holds the message (`what`), the place (`where`) and the `fix`, one line each.
@@ -61,7 +59,8 @@ class DiskFullError(WorkError):
 class DamagedError(AmalgamError):
     """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
 
-    def __init__(self, what: str, *, path: str = "", where: str | None = None, fix: str = RERUN) -> None:
+    def __init__(self, what: str, *, path: str = "", where: str | None = None, fix: str | None = None) -> None:
+        fix = fix or "run the command again: only the damaged part is recomputed"
         super().__init__(what, where=where, fix=fix)
         self.path = path
 

@@ -126,9 +126,9 @@ class ParsedFile:
         place = next((self.places[prefix] for prefix in prefixes if prefix in self.places), "")
         self.problems.append(_placed(place, path, problem))
 
-    def read(self, node: yaml.Node, path: KeyPath = (), place: str = "") -> Any:
-        """Returns the plain value of a node, and keeps its place: its line, unless one is given."""
-        self.places.setdefault(path, place or f"line {node.start_mark.line + 1}")
+    def read(self, node: yaml.Node, path: KeyPath = ()) -> Any:
+        """Returns the plain value of a node, and keeps its place."""
+        self.places.setdefault(path, f"line {node.start_mark.line + 1}")
         self.values += 1
         if self.values > MOST_VALUES or len(path) > MOST_LEVELS:
             what = f"aliases or brackets expand to more than {MOST_VALUES:,} values or {MOST_LEVELS} levels"
@@ -136,9 +136,9 @@ class ParsedFile:
         if node.tag.removeprefix(TAG) not in PLAIN_TAGS[type(node)]:
             self.add(path, f"the tag {node.tag} is not allowed; write or quote a plain value")
         elif isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path, place)
+            return self._mapping(node, path)
         elif isinstance(node, yaml.SequenceNode):
-            return [self.read(item, (*path, index), place) for index, item in enumerate(node.value)]
+            return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         elif isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         return None
@@ -158,10 +158,10 @@ class ParsedFile:
             self.add(path, f"{node.value[:40]!r} does not read as {node.tag.removeprefix(TAG)}")
             return None
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath, place: str) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = place or f"line {key_node.start_mark.line + 1}"
+            line = f"line {key_node.start_mark.line + 1}"
             key = str(key_node.value)
             here = (*path, key)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == f"{TAG}merge":
@@ -171,7 +171,7 @@ class ParsedFile:
             else:
                 self.places[here] = line
                 self.refuse_secret(key, here)
-                values[key] = self.read(value_node, here, place)
+                values[key] = self.read(value_node, here)
         return values
 
     def override(self, text: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class ParsedFile:
         inner = ParsedFile()
         try:
             node = yaml.compose(value, Loader=yaml.SafeLoader)
-            plain = None if node is None else inner.read(node, path, "command line")
+            plain = None if node is None else inner.read(node, path)
         except (yaml.YAMLError, RecursionError):
             inner.problems.append("not YAML")
         plain = value if inner.problems else plain
@@ -194,7 +194,7 @@ class ParsedFile:
             return {}
         kept = {earlier: place for earlier, place in self.places.items() if earlier[: len(path)] != path}
         sections = {path[:length]: "command line" for length in range(1, len(path))}
-        self.places = {**sections, **kept, **inner.places, path: "command line"}
+        self.places = {**sections, **kept, **dict.fromkeys([*inner.places, path], "command line")}
         self.raw |= inner.raw
         self.refuse_secret(text, path)
         return {key: plain}

@@ -6,20 +6,14 @@ Fields outside `execution` define the result and enter fingerprints; fields of `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+T = TypeVar("T")
 
 
 class ConfigSection(BaseModel):
@@ -75,15 +69,7 @@ def _as_list(value: Any) -> Any:
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
-Temperatures = Annotated[
-    list[Annotated[float, Field(ge=0)]], BeforeValidator(_as_list), Field(min_length=1, max_length=16)
-]
-
-Shares = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]], BeforeValidator(_as_list), Field(min_length=1, max_length=16)
-]
-
-Counts = Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=16)]
+Values = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1, max_length=16)]
 
 
 Checks = Iterator[tuple[bool, str, str]]
@@ -271,12 +257,12 @@ class Generate(ConfigSection):
     power."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Number of the language model's most likely tokens that the teacher scores."""
-    temperature: Temperatures | None = None
+    temperature: Values[Annotated[float, Field(ge=0)]] | None = None
     """Sampling temperature of the language model before steering; 0: the most likely token. null: 1 for steered, [0.7,
     1, 1.3] for prompted."""
-    top_k: Counts | None = None
+    top_k: Values[Positive] | None = None
     """Number of most likely candidates kept before steering; null: all for steered, [20, 50, 200] for prompted."""
-    top_p: Shares | None = None
+    top_p: Values[Annotated[float, Field(gt=0, le=1)]] | None = None
     """Share of the language model's probability covered by the candidates kept before steering; null: 0.9 for steered,
     [0.8, 0.9, 1] for prompted."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128

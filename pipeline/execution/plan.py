@@ -78,7 +78,7 @@ def stage_state(stage: Stage, run: Run) -> StageState:
         identity = identity_of(stage, run)
     except PendingDependencyError as pending:
         waiting: Reason = "upstream" if stage.name in run.store.head() else "first-run"
-        return StageState(stage.name, "missing", waiting, f"after {pending.dependency}", None, None, None)
+        return StageState(stage.name, "missing", waiting, f"after {pending}", None, None, None)
     name = fingerprint(identity)
     manifest = run.store.manifest(stage.name, name)
     faults = run.store.missing_files(manifest) if manifest else []

@@ -66,7 +66,6 @@ class RayJob:
     stage: Stage
     experiment: ExperimentConfig
     base: Path
-    overrides: Mapping[str, Any]
     fingerprints: Mapping[str, str]
     workspace: str
     marker: str
@@ -169,8 +168,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
         return
     backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
     fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    settings = run.experiment, run.base, dict(run.overrides), fingerprints
-    job = RayJob(stage, *settings, backend.address, marker, library_versions())
+    job = RayJob(stage, run.experiment, run.base, fingerprints, backend.address, marker, library_versions())
     backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
     try:
         given_up = _run_tasks(job, run, units)
@@ -267,7 +265,7 @@ def _run_for(job: RayJob) -> Run:
             raise refusal
         store = open_store(job.workspace, job.base)
         digests = FileDigests(store.root / "digests.json")
-        run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests, job.overrides)
+        run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests)
         for stage, name in job.fingerprints.items():
             manifest = store.manifest(stage, name)
             if manifest is None:

@@ -140,7 +140,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         if run.share.is_leader or run.share.kind == "part":
             _finish(stage, run, folder, units, reused, time.monotonic() - began)
         else:
-            _wait_until(lambda: _is_current(run, folder), stage, run, units)
+            _wait_until(lambda: bool(run.store.records([folder / MANIFEST])), stage, run, units)
     except OSError as error:
         raise storage_error(error, stage.name, run.store) from error
     manifest = run.store.record(folder / MANIFEST)
@@ -157,11 +157,6 @@ def _quarantine_damaged(run: Run, manifest_path: Path) -> None:
         if fault != "missing":
             run.store.quarantine(run.store.path(file))
             run.console.note(f"{file.path} is {fault}; quarantined")
-
-
-def _is_current(run: Run, folder: Path) -> bool:
-    manifest = run.store.record(folder / MANIFEST)
-    return manifest is not None and not run.store.missing_files(manifest)
 
 
 def _finish(  # noqa: PLR0913 - the facts of one build

@@ -26,11 +26,7 @@ P = ParamSpec("P")
 
 
 class PendingDependencyError(Exception):
-    """An identity depends on something that does not exist yet: a stage's result, a model, a pinned choice."""
-
-    def __init__(self, dependency: str) -> None:
-        super().__init__(dependency)
-        self.dependency = dependency
+    """Names an input of an identity that does not exist yet: a stage's result, a model, a pinned choice."""
 
 
 @dataclass(frozen=True)

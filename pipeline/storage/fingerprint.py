@@ -86,14 +86,12 @@ class FileDigests:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._digests: dict[str, str] | None = None
+        self._digests = self._stored()
         self._fresh: dict[str, str] = {}
 
     def __call__(self, path: Path) -> str:
         stat = path.stat()
         key = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
-        if self._digests is None:
-            self._digests = self._stored()
         if key not in self._digests:
             self._digests[key] = file_digest(path)
             if time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_SECONDS:

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    NotFoundError,
-    PreconditionError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import from_url
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError

@@ -120,36 +120,26 @@ class Store:
     def records(self, paths: Sequence[Path], *, complete: bool = True) -> dict[Path, Record]:
         """Returns the committed records; `complete`: only those whose files have the right sizes."""
         by_inside = {self.inside(path): path for path in paths}
-        records = self._records(list(by_inside), complete=complete)
-        return {by_inside[inside]: record for inside, record in records.items()}
+        contents, trusts = self.backend.read(list(by_inside)), self.backend.trusts
+        parsed = {by_inside[inside]: _record(text, trusted=trusts(inside)) for inside, text in contents.items()}
+        records = {path: record for path, record in parsed.items() if record is not None}
+        if complete:
+            sizes = self.backend.sizes([file.path for record in records.values() for file in record.files])
+            records = {
+                path: record
+                for path, record in records.items()
+                if all(sizes.get(file.path) == file.bytes for file in record.files)
+            }
+        return records
 
     def units(self, folder: Path, names: Iterable[str] | None = None) -> dict[str, Record]:
         """Returns the complete units of a folder by name; without names, all of them."""
-        inside = self.inside(folder)
-        paths = self._record_paths(inside) if names is None else [f"{inside}/{name}.json" for name in names]
-        start, end = len(inside) + 1, -len(".json")
-        return {path[start:end]: record for path, record in self._records(paths).items()}
-
-    def _records(self, insides: Sequence[str], *, complete: bool = True) -> dict[str, Record]:
-        contents, trusts = self.backend.read(insides), self.backend.trusts
-        parsed = {inside: _record(content, trusted=trusts(inside)) for inside, content in contents.items()}
-        records = {inside: record for inside, record in parsed.items() if record is not None}
-        if complete:
-            sizes = self.backend.sizes([file.path for record in records.values() for file in record.files])
-            incomplete = {
-                inside
-                for inside, record in records.items()
-                if any(sizes.get(file.path) != file.bytes for file in record.files)
-            }
-            records = {inside: record for inside, record in records.items() if inside not in incomplete}
-        return records
+        paths = self.units_in(folder) if names is None else [folder / f"{name}.json" for name in names]
+        return {path.stem: record for path, record in self.records(paths).items()}
 
     def units_in(self, folder: Path) -> list[Path]:
         """Returns the paths of the units' records in a folder, complete or not."""
-        return [self.root / path for path in self._record_paths(self.inside(folder))]
-
-    def _record_paths(self, folder: str) -> list[str]:
-        return [f"{folder}/{name}" for name in self.backend.names(folder) if name.endswith(".json")]
+        return [folder / name for name in self.backend.names(self.inside(folder)) if name.endswith(".json")]
 
     def missing_files(self, record: Record) -> list[tuple[StoredFile, str]]:
         """Returns the record's absent files ("missing") and those of another size ("damaged ..."); reads no content."""
@@ -293,8 +283,7 @@ class Store:
     def pin(self, kind: str, name: str, value: str, **facts: str) -> str:
         """Pins a decision and returns the pinned value: that of the first call."""
         path = self._pin(kind, name)
-        self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts}))
-        return self.pinned(kind, name) or value
+        return str(self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts})).facts["value"])
 
     def _pin(self, kind: str, name: str) -> Path:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"

@@ -101,7 +101,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
         try:
             cost = _cost(run, stages[state.stage], state, measure=measure)
         except PendingDependencyError as pending:
-            cost = f"after {pending.dependency}"
+            cost = f"after {pending}"
         except AmalgamError as error:
             cost = error.what
         costs[state.stage] = cost if isinstance(cost, Cost) else None

@@ -54,7 +54,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         try:
             yield Check(name, check(run))
         except PendingDependencyError as pending:
-            yield Check(name, f"after {pending.dependency}")
+            yield Check(name, f"after {pending}")
         except AmalgamError as error:
             yield Check(name, error.what, error.fix or "")
 

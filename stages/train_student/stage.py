@@ -32,8 +32,7 @@ from amalgam.stages.target_methods import measure_of, objective_inputs, reads_te
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.batches import Examples
-    from amalgam.stages.train_student.from_embeddings import TeacherEmbeddings
-    from amalgam.stages.train_student.training import StudentTraining
+    from amalgam.stages.train_student.training import TeacherEmbeddings
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -101,15 +100,15 @@ class TrainStudent(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
-        from amalgam.stages.train_student.training import train
 
-        training = (_text_training if reads_texts(run.experiment) else _embedding_training)(run)
-        facts = train(training, training_services(run), unit.folder / "checkpoint")
+        checkpoint = unit.folder / "checkpoint"
+        train_student = _train_on_texts if reads_texts(run.experiment) else _train_on_embeddings
+        new, facts = train_student(run, checkpoint)
         if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(training.new.model, training.new.tokenizer, draft.folder)
+                save_pretrained_folder(new.model, new.tokenizer, draft.folder)
                 draft.facts, draft.made = facts, {"libraries": library_versions()}
-            shutil.rmtree(unit.folder / "checkpoint", ignore_errors=True)
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         student = run.experiment.student
@@ -144,72 +143,58 @@ def _select(run: Run) -> str:
     return select if select != "auto" else ("validation" if run.experiment.corpus.validation else "held-out")
 
 
-# ---- inputs of the training
+# ---- the two trainings
 
 
-def _text_training(run: Run) -> StudentTraining:
+def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
-    from amalgam.stages.train_student.training import (
-        StudentTraining,
-        check_lengths,
-        objective_phases,
-        selection,
-        targeted,
-    )
+    from amalgam.stages.train_student.training import check_lengths, objective_phases, selection, targeted, train
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
     facts, part = run.result("build-targets").facts, train_part(run)
     new = load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
-    data = targeted(
-        tokenized_buckets(run, part, new, ["key"]),
-        read_targets(run),
-        held_out=0.0 if validation else student.held_out,
-    )
+    texts, held_out = tokenized_buckets(run, part, new, ["key"]), 0.0 if validation else student.held_out
+    data = targeted(texts, read_targets(run), held_out=held_out)
     targets = targets_objective(facts)
     selected_by, score = selection(data, validation, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
         check_lengths(states, data.learn)
-    prefixes = [bucket.prefix for bucket in part.buckets]
     confidence = None
     if objective.weighs_by_domain:
+        prefixes = [bucket.prefix for bucket in part.buckets]
         confidence = domain_confidences(run, data.keys, prefixes).astype("float32")
-    return StudentTraining(
-        new,
-        data.learn,
-        objective_phases(run.experiment.objective, new, states, targets, seed=student.seed, confidence=confidence),
-        score,
-        training_of(student, objective_rate=run.experiment.objective.learning_rate),
-        {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)},
-    )
+    config = run.experiment.objective
+    phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
+    settings = training_of(student, objective_rate=config.learning_rate)
+    results = train(training_services(run), new, data.learn, phases, settings, score, checkpoint)
+    about = {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)}
+    return new, {**results, **about}
 
 
-def _embedding_training(run: Run) -> StudentTraining:
+def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
-    from amalgam.stages.train_student.from_embeddings import projected_embeddings, split_embeddings
-    from amalgam.stages.train_student.training import StudentTraining
+    from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
 
-    student, labels = run.experiment.student, list(label_space(run).names)
+    experiment, labels = run.experiment, list(label_space(run).names)
+    student, temperature = experiment.student, experiment.targets.kd_temperature
     new = load_new_classifier(run, student, labels, ENCODER)
-    targets = WeightedKL(run.experiment.targets.kd_temperature)
-    tokens = run.experiment.pseudo_embeddings.tokens
-    data = projected_embeddings(
-        new, _teacher_embeddings(run), labels=len(labels), tokens=tokens, temperature=targets.temperature
-    )
+    targets, tokens = WeightedKL(temperature), experiment.pseudo_embeddings.tokens
     learned, selected_by, score = split_embeddings(
-        *data, _validation(run, new, labels), targets, pad_id=new.pad_id, held_out=student.held_out
+        *projected_embeddings(
+            new, _teacher_embeddings(run), labels=len(labels), tokens=tokens, temperature=temperature
+        ),
+        _validation(run, new, labels),
+        targets,
+        pad_id=new.pad_id,
+        held_out=student.held_out,
     )
-    return StudentTraining(
-        new,
-        learned,
-        [("", targets)],
-        score,
-        training_of(student),
-        {"selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0},
-    )
+    phases, settings = [("", targets)], training_of(student)
+    results = train(training_services(run), new, learned, phases, settings, score, checkpoint)
+    return new, {**results, "selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0}
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:

@@ -20,8 +20,7 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingRun
 from amalgam.stages.common.training.losses import MTBertLoss, targets_objective
 from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
-from amalgam.stages.train_student.objectives import MTBertObjective
-from amalgam.stages.train_student.state_learning import ObjectiveContext
+from amalgam.stages.train_student.objectives import MTBertObjective, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
 SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})

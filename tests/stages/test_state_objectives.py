@@ -14,13 +14,16 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.losses import LogitMSE, WeightedKL
 from amalgam.stages.train_student.objectives import (
+    Amalgamation,
+    BlockMaps,
     CFLObjective,
     DFAObjective,
     LayerwiseObjective,
+    ObjectiveContext,
     discrepancy,
+    distance,
     layers_of,
 )
-from amalgam.stages.train_student.state_learning import Amalgamation, BlockMaps, ObjectiveContext, distance
 from amalgam.tests.stages.tiny_models import tiny
 
 SURE = torch.log(torch.tensor([[0.25, 0.75]], dtype=torch.float64))

@@ -16,8 +16,7 @@ from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun
 from amalgam.stages.common.training.losses import Objective, WeightedKL
-from amalgam.stages.train_student.objectives import OBJECTIVES
-from amalgam.stages.train_student.state_learning import ObjectiveContext
+from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = 12

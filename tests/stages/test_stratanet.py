@@ -12,8 +12,7 @@ from torch.nn.functional import normalize
 
 from amalgam.pipeline.config.schema import Objective as Said
 from amalgam.stages.common.training.losses import WeightedKL
-from amalgam.stages.train_student.objectives import GUARD, StrataNetObjective
-from amalgam.stages.train_student.state_learning import ObjectiveContext, Strata
+from amalgam.stages.train_student.objectives import GUARD, ObjectiveContext, Strata, StrataNetObjective
 from amalgam.tests.stages.test_state_objectives import KL, SURE, batch, fill, states
 
 CONFIDENCE = torch.tensor([[0.25, 0.75]], dtype=torch.float64)

@@ -158,17 +158,11 @@ def _name_of(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.name_or_path or "its tokenizer")
 
 
-def align_weights(model: torch.nn.Module) -> None:
-    """Copies weights and buffers with unaligned memory, such as those from a safetensors file.
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor itself, or a copy if its memory is not aligned, as that from a safetensors file may be.
 
     Matrix libraries round differently there, so equal weights would give different outputs.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = aligned(tensor.data)
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself, or a copy if its memory is not aligned to ALIGNMENT bytes."""
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
@@ -213,7 +207,8 @@ def _load(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    align_weights(model)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = aligned(tensor.data)
     return model, loading
 
 
@@ -311,21 +306,14 @@ def _silent() -> AbstractContextManager[None]:
     return silenced("transformers", logging.disable_progress_bar, show_bars)
 
 
-def apply_rate(config: Any, rate: float) -> tuple[str, ...]:
-    """Sets every dropout rate of a model's config, and of the configs inside it. Returns the names it set.
+def apply_rate(config: Any, rate: float) -> None:
+    """Sets every dropout rate of a model's config, and of the configs inside it.
 
     Call it before the model is built: some models build no dropout for a rate of zero.
     """
-    changed: list[str] = []
     for name, value in list(vars(config).items()):
+        is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            changed += [f"{name}.{inner}" for inner in apply_rate(value, rate)]
-        elif _is_rate(name, value):
+            apply_rate(value, rate)
+        elif is_number and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, rate)
-            changed.append(name)
-    return tuple(changed)
-
-
-def _is_rate(name: str, value: Any) -> bool:
-    number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    return number and ("dropout" in name or name.endswith("pdrop"))

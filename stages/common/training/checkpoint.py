@@ -7,13 +7,12 @@ Accelerate's save_state writes pickles and no digests, and its folders may be in
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +53,24 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
     # An existing folder is incomplete: a complete one would have been resumed.
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    with _disk_full_explained(target, snapshot):
+    try:
         tables = snapshot.tensors.items()
         digests = {name: _write_tensors(target / f"{name}.safetensors", table) for name, table in tables}
         body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
         sync(target)
         with atomic_write(target / STATE) as temporary:
             temporary.write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}), "utf-8")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(target, ignore_errors=True)
+        if not is_disk_full(error):
+            raise
+        need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
+        free = shutil.disk_usage(folder).free
+        raise DiskFullError(
+            f"disk full: a checkpoint needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            where=str(folder),
+            fix="free some space and run the command again: it resumes from the last checkpoint",
+        ) from error
     sync(folder)
     for _, older in _folders(folder):
         if older != target:
@@ -138,21 +148,3 @@ def _write_tensors(path: Path, table: Tensors) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     return digest
-
-
-@contextlib.contextmanager
-def _disk_full_explained(target: Path, snapshot: Checkpoint) -> Iterator[None]:
-    """Removes the remains of a failed write and reports a full disk."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(target, ignore_errors=True)
-        if not is_disk_full(error):
-            raise
-        need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
-        free = shutil.disk_usage(target.parent).free
-        raise DiskFullError(
-            f"disk full: a checkpoint needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
-            where=str(target.parent),
-            fix="free some space and run the command again: it resumes from the last checkpoint",
-        ) from error

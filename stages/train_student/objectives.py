@@ -56,7 +56,7 @@ class ObjectiveContext:
         return [states.width for states in self.states]
 
 
-Phases = list[tuple[str, Objective]]
+Phases = Sequence[tuple[str, Objective]]
 """Phases of a training by name; a single phase has no name."""
 
 

@@ -143,12 +143,15 @@ class _Finder:
             return lambda: used
         model = self._ask(reference, commit or reference.revision)
         if model is None:
-            folder = _cached(reference, commit)
+            folder = model_hub.cached(reference.model_id, commit or reference.revision)
+            if folder is None:
+                what = f"the Hub cannot be reached, and {reference.model_id} is not in this machine's cache"
+                raise ModelError(what, where=reference.where, fix=f"go online once; {_folder_hint(reference)}")
             reference.pin_commit(folder.name)
             return partial(_identify, reference, folder, commit=folder.name)
         if reference.pin_commit(model.commit) != model.commit:
             return self._check_on_hub(reference)  # another process was first: its commit counts
-        return partial(_download, reference, model, _fetch_light(reference, model, commit or reference.revision))
+        return _check_light(reference, model, commit or reference.revision)
 
     def _ask(self, reference: Reference, revision: str | None) -> model_hub.HubModel | None:
         if not self.hub_is_reachable:
@@ -164,55 +167,42 @@ class _Finder:
 
 def _as_first_used(reference: Reference, commit: str) -> ModelFiles | None:
     """Returns the cached files of the pinned commit if all exist unchanged, without any request."""
-    pinned = reference.pins.pinned("digest", reference.digest_pin(commit))
-    folder = model_hub.cached(reference.model_id, commit) if pinned else None
+    is_pinned = reference.pins.pinned("digest", reference.digest_pin(commit))
+    folder = model_hub.cached(reference.model_id, commit) if is_pinned else None
     try:
-        files = _read(reference, folder, commit) if folder else None
+        return _identify(reference, folder, commit=commit) if folder else None
     except ModelError:
         return None
-    return files if files and files.digest == pinned else None
 
 
-def _cached(reference: Reference, commit: str | None) -> Path:
-    folder = model_hub.cached(reference.model_id, commit or reference.revision)
-    if folder is None:
-        what = f"the Hub cannot be reached, and {reference.model_id} is not in this machine's cache"
-        raise ModelError(what, where=reference.where, fix=f"go online once; {_folder_hint(reference)}")
-    return folder
-
-
-def _fetch_light(reference: Reference, model: model_hub.HubModel, revision: str | None) -> list[str]:
-    """Downloads the small files, checks that the weights may be loaded, and returns the weights' names."""
+def _check_light(reference: Reference, model: model_hub.HubModel, revision: str | None) -> Callable[[], ModelFiles]:
+    """Downloads the small files, checks that the weights may be loaded, and returns a function that downloads them."""
     where, trusted = reference.where, reference.trust_remote_code
     light = model_folder.light_names(model.names, trust_remote_code=trusted)
     folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
     config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
     chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=reference.allow_pickle)
-    return [chosen, *model_folder.shards(folder / chosen, where=where)]
-
-
-def _download(reference: Reference, model: model_hub.HubModel, weights: list[str]) -> ModelFiles:
-    return _identify(reference, model_hub.fetch(model, weights, where=reference.where), commit=model.commit)
+    weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
+    return lambda: _identify(reference, model_hub.fetch(model, weights, where=where), commit=model.commit)
 
 
 def _identify(reference: Reference, folder: Path, *, commit: str | None = None) -> ModelFiles:
     """Reads the folder; refuses files that differ from those that the workspace pinned."""
-    files = _read(reference, folder, commit)
-    pin = reference.digest_pin(commit) if commit else _package_pin(reference.given)
-    if pin and reference.pins.pin("digest", pin, files.digest) != files.digest:
+    files = read_model(
+        folder,
+        reference.where,
+        digest_of=reference.digest_of,
+        allow_pickle=reference.allow_pickle,
+        trust_remote_code=reference.trust_remote_code,
+    )
+    pins, pin = reference.pins, reference.digest_pin(commit) if commit else _package_pin(reference.given)
+    if pin and (pins.pinned("digest", pin) or pins.pin("digest", pin, files.digest)) != files.digest:
         raise ModelError(
             f"the files of {reference.given} are not those that this workspace first used",
             where=f"{reference.where}: {folder}",
             fix="restore them, or delete the folder and download the model again; after an intended change, "
             "name a new revision, or a copy of the folder",
         )
-    return files
-
-
-def _read(reference: Reference, folder: Path, commit: str | None) -> ModelFiles:
-    code, pickle = reference.trust_remote_code, reference.allow_pickle
-    digest_of = reference.digest_of
-    files = read_model(folder, reference.where, digest_of=digest_of, allow_pickle=pickle, trust_remote_code=code)
     return replace(files, given=reference.given, commit=commit)
 
 

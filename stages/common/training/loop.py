@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -411,17 +411,13 @@ def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: tor
 
 def _adamw(names: Mapping[torch.Tensor, str], device: torch.device, training: Training) -> torch.optim.AdamW:
     """Returns AdamW with separate groups for the objective's weights; a group's `peak` is its largest rate."""
-
-    def groups(weights: Sequence[torch.Tensor], rate: float) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = []
+    rates = {False: training.learning_rate, True: training.objective_rate or training.learning_rate}
+    for in_objective, rate in rates.items():
+        weights = [weight for weight, name in names.items() if name.startswith("objective.") is in_objective]
         matrices = [weight for weight in weights if weight.ndim > 1]
         others = [weight for weight in weights if weight.ndim <= 1]  # biases and LayerNorm
-        return [
-            {"params": matrices, "weight_decay": training.weight_decay, "peak": rate},
-            {"params": others, "weight_decay": 0.0, "peak": rate},
-        ]
-
-    own = [weight for weight, name in names.items() if name.startswith("objective.")]
-    of_model = [weight for weight, name in names.items() if not name.startswith("objective.")]
-    rated = groups(of_model, training.learning_rate)
-    rated += groups(own, training.objective_rate or training.learning_rate) if own else []
-    return torch.optim.AdamW(rated, lr=training.learning_rate, fused=device.type in {"cpu", "cuda", "mps"})
+        if weights:
+            groups.append({"params": matrices, "weight_decay": training.weight_decay, "peak": rate})
+            groups.append({"params": others, "weight_decay": 0.0, "peak": rate})
+    return torch.optim.AdamW(groups, lr=training.learning_rate, fused=device.type in {"cpu", "cuda", "mps"})

@@ -23,16 +23,13 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.teachers import NewClassifier
-from amalgam.stages.common.training.batches import Examples, labelled
+from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import TrainingServices, accuracy_on, learn
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 HELD_OUT = 0.05
 """Share of the texts on which the best checkpoint is selected."""
-
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
@@ -48,7 +45,7 @@ def train(
     data = labelled(texts, labels, held_out=HELD_OUT)
     score = accuracy_on(data.held_out or data.learn, new.pad_id)
     result = learn(services, new, data.learn, settings, score, checkpoint)
-    return {name: (new, {**result.facts, **_facts(labels, data.learn, data.held_out)})}
+    return {name: (new, {**result.facts, **_facts(labels, data)})}
 
 
 def co_train(
@@ -64,8 +61,7 @@ def co_train(
         head = head_for(first.model.config, len(labels))
     model = CoTrainedTeachers([without_pooler(new.model.base_model) for new in news.values()], head, len(labels))
     examples = concatenated([part.learn for part in data], model.starts)
-    held_out = [part.held_out for part in data if part.held_out is not None]
-    scored = concatenated(held_out, model.starts) if held_out else examples
+    scored = concatenated([part.held_out or part.learn for part in data], model.starts)
 
     def score(model: Any) -> float:
         return float(np.mean(_accuracies(model, scored, len(news))))
@@ -74,7 +70,7 @@ def co_train(
     objective = RestrictedKL([range(start, start + len(labels)) for start in starts])
     combined = replace(first, model=model, pad_id=model.pad_id)
     result = learn(services, combined, examples, settings, score, checkpoint, objective, phase="together")
-    facts = {**result.facts, **_facts(labels, examples, held_out), "together": list(news)}
+    facts = {**result.facts, **_facts(labels, data[0]), "together": list(news)}
     accuracies = _accuracies(model, scored, len(news))
     return {
         name: (replace(new, model=attentive_classifier(body, head, labels)), {**facts, "best_score": accuracy})
@@ -82,9 +78,9 @@ def co_train(
     }
 
 
-def _facts(labels: list[str], learned: Examples, held_out: Any) -> dict[str, Any]:
-    selected_by = "held out" if held_out else "on its training texts"
-    return {"labels": labels, "texts": len(learned), "selected_by": selected_by}
+def _facts(labels: list[str], data: TrainingData) -> dict[str, Any]:
+    selected_by = "held out" if data.held_out else "on its training texts"
+    return {"labels": labels, "texts": len(data.learn), "selected_by": selected_by}
 
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:
@@ -155,9 +151,6 @@ def concatenated(parts: Sequence[Examples], starts: Sequence[int]) -> Examples:
     ids = [np.concatenate([part.tokens[row] + start for part, start in started]) for row in rows]
     types = None
     if any(part.type_ids is not None for part in parts):
-        types = [np.concatenate([_types(part, row) for part in parts]) for row in rows]
+        columns = [part.type_ids or [np.zeros(len(tokens), np.int8) for tokens in part.tokens] for part in parts]
+        types = [np.concatenate(own) for own in zip(*columns, strict=True)]
     return Examples(ids, types, np.tile(parts[0].targets, (1, len(parts))), parts[0].weights)
-
-
-def _types(part: Examples, row: int) -> Array:
-    return np.zeros(len(part.tokens[row]), np.int8) if part.type_ids is None else part.type_ids[row]

@@ -74,9 +74,3 @@ def test_the_digest_depends_on_the_boundaries_of_texts() -> None:
     assert examples.digest() == same.digest()
     assert examples.digest() != moved.digest()
     assert examples.digest() != Examples(examples.tokens, None, examples.targets, examples.weights).digest()
-
-
-def test_columns_of_unequal_length_are_refused() -> None:
-    examples = two_texts()
-    with pytest.raises(ValueError, match="unequal length"):
-        Examples(examples.tokens, None, examples.targets, examples.weights[:1])

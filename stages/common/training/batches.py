@@ -38,10 +38,6 @@ class Examples:
     """[texts, tokens, width], which the encoder reads instead of token ids; the ids then only give the number."""
 
     def __post_init__(self) -> None:
-        columns = (self.tokens, self.targets, self.weights, self.type_ids)
-        counts = {len(column) for column in columns if column is not None}
-        if len(counts) > 1 or self.targets.ndim != 2:
-            raise ValueError(f"examples of unequal length: {sorted(counts)}, targets of shape {self.targets.shape}")
         # One array for all texts, from which batches are collected.
         object.__setattr__(self, "tokens", Ragged.of(self.tokens))
         object.__setattr__(self, "type_ids", None if self.type_ids is None else Ragged.of(self.type_ids))

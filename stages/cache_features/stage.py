@@ -159,7 +159,7 @@ def _check_tokenizers(run: Run) -> None:
     wanted = _digest(encoder_files(run, student, ENCODER))
     for teacher in teachers_of(run):
         fix = "objective.states=pooled; of layerwise, objective.schedule=joint; or an encoder that shares its tokenizer"
-        if _digest(teacher.files, trust_remote_code=teacher.trust_remote_code) != wanted:
+        if _digest(teacher.files) != wanted:
             what = f"teacher {teacher.name} and the student's encoder {student.encoder} do not tokenise alike"
             raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.states: tokens", fix=fix)
         if teacher.max_tokens != student.max_tokens:
@@ -170,8 +170,8 @@ def _check_tokenizers(run: Run) -> None:
             raise ModelError(f"{what}: long texts are cut otherwise", where="objective.states: tokens", fix=fix)
 
 
-def _digest(files: ModelFiles, *, trust_remote_code: bool = False) -> str:
+def _digest(files: ModelFiles) -> str:
     from amalgam.stages.common.models.loading import load_tokenizer
     from amalgam.stages.common.token_cache import tokenizer_digest
 
-    return tokenizer_digest(load_tokenizer(files, trust_remote_code=trust_remote_code), files)
+    return tokenizer_digest(load_tokenizer(files), files)

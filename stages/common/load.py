@@ -108,8 +108,6 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
             tuple(labels),
             teacher.max_tokens or cache.max_tokens,
             teacher.dropout if teacher.dropout is not None else cache.dropout,
-            teacher.trust_remote_code,
-            teacher.allow_pickle,
         )
 
 
@@ -331,15 +329,9 @@ class TeacherLoader:
         from amalgam.stages.common.inference.teacher import Teacher
         from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
-        model = load_classifier(
-            resolved.files,
-            dropout=resolved.dropout,
-            dtype=dtype,
-            trust_remote_code=resolved.trust_remote_code,
-            allow_pickle=resolved.allow_pickle,
-            labels=len(resolved.labels),
-        )
-        tokenizer = load_tokenizer(resolved.files, trust_remote_code=resolved.trust_remote_code)
+        labels = len(resolved.labels)
+        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype, labels=labels)
+        tokenizer = load_tokenizer(resolved.files)
         return Teacher(
             model,
             tokenizer,

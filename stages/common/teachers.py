@@ -32,8 +32,6 @@ class ResolvedTeacher:
     labels: tuple[str, ...]
     max_tokens: int
     dropout: float | None
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def _random_words(key: int, words: Sequence[str], most: int) -> GeneratedText:
 
 def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
     """Returns the tokens that are whole words: no word pieces and no special tokens."""
-    tokenizer = load_tokenizer(teacher.files, trust_remote_code=teacher.trust_remote_code)
+    tokenizer = load_tokenizer(teacher.files)
     special = set(tokenizer.all_special_tokens)
     tokens = [token for token in tokenizer.get_vocab() if token not in special]
     for mark in WORD_MARKS:

@@ -63,8 +63,11 @@ class TrainStudent(Stage):
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
-        inputs: dict[str, Any] = {"encoder": encoder_digest(run, student, ENCODER), "select": _select(run)}
-        if inputs["select"] == "validation":
+        select = student.select
+        if select == "auto":
+            select = "validation" if run.experiment.corpus.validation else "held-out"
+        inputs: dict[str, Any] = {"encoder": encoder_digest(run, student, ENCODER), "select": select}
+        if select == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
         unset = {"dropout"} if student.dropout is None else set()
@@ -136,11 +139,6 @@ class TrainStudent(Stage):
 def student_folder(run: Run) -> Path:
     """Returns the Hugging Face folder in the store, after verifying every file."""
     return run.store.verified_folder(run.result("train-student").files)
-
-
-def _select(run: Run) -> str:
-    select = run.experiment.student.select
-    return select if select != "auto" else ("validation" if run.experiment.corpus.validation else "held-out")
 
 
 # ---- the two trainings

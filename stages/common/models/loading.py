@@ -10,6 +10,7 @@ import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,32 +38,22 @@ POSITIONS_AFTER_PADDING = frozenset(
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
 
-def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    trusted = files.trust_remote_code
     with _as_model_error(files, "tokenizer"):
-        return AutoTokenizer.from_pretrained(
-            str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        return AutoTokenizer.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 
 
-def load_classifier(  # noqa: PLR0913 - one argument per setting of a teacher
-    files: ModelFiles,
-    *,
-    dropout: float | None,
-    dtype: str,
-    trust_remote_code: bool = False,
-    allow_pickle: bool = False,
-    labels: int | None = None,
+def load_classifier(
+    files: ModelFiles, *, dropout: float | None, dtype: str, labels: int | None = None
 ) -> PreTrainedModel:
     """Loads a classifier with every weight from the files; `labels` is its expected number of outputs."""
-    if files.weights == "pickle" and not allow_pickle:
-        fix = "convert them to safetensors, or, if you made the file yourself, allow_pickle: true"
-        raise ModelError("the model has only pickle weights", where=str(files.folder), fix=fix)
-    config = _config(files, trust_remote_code=trust_remote_code)
+    config = _config(files)
     if dropout is not None:
         apply_rate(config, dropout)
-    model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype), trust_remote_code=trust_remote_code)
+    model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype))
     fix = "name a fine-tuned classifier; an encoder alone has no labels"
     _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
     if labels is not None and model.config.num_labels != labels:
@@ -85,6 +76,7 @@ def load_student(
     """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""
     from transformers import AutoModelForSequenceClassification
 
+    files = replace(files, trust_remote_code=False)  # a student loads without code
     config = _config(files)
     if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
         config = config.text_config
@@ -178,9 +170,9 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         tokenizer.save_pretrained(folder)
 
 
-def _config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+def _config(files: ModelFiles) -> PreTrainedConfig:
     with _as_model_error(files, "configuration"):
-        return auto_config(files, trust_remote_code=trust_remote_code)
+        return auto_config(files)
 
 
 def _load(
@@ -188,7 +180,6 @@ def _load(
     config: PreTrainedConfig,
     *,
     dtype: str = "float32",
-    trust_remote_code: bool = False,
     kind: str = "AutoModelForSequenceClassification",
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Loads weights of any size; `_refuse_incomplete` then names the mismatched one, which the loader would not."""
@@ -202,7 +193,7 @@ def _load(
             use_safetensors=files.weights == "safetensors",
             weights_only=True,
             local_files_only=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=files.trust_remote_code,
             attn_implementation=None,  # sdpa where the model has it, else eager; never the file's setting
             ignore_mismatched_sizes=True,
             output_loading_info=True,

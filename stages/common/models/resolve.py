@@ -79,6 +79,7 @@ class ModelFiles:
     commit: str | None
     weights: Literal["safetensors", "pickle"]
     config: dict[str, Any]
+    trust_remote_code: bool = False
 
 
 def resolve(reference: Reference) -> ModelFiles:
@@ -228,7 +229,7 @@ def read_model(
     if trust_remote_code:
         names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     digest = model_folder.digest(folder, names, digest_of, where=where) if digest_of else ""
-    return ModelFiles(str(folder), folder, digest, None, kind, config)
+    return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code)
 
 
 def _package_pin(given: str) -> str | None:
@@ -338,13 +339,14 @@ def depth_of(files: ModelFiles) -> int:
     return depth
 
 
-def auto_config(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
+def auto_config(files: ModelFiles) -> Any:
     """Returns the configuration of transformers; registers amalgam's own architecture first if the files need it."""
     from transformers import AutoConfig
 
     if files.config.get("model_type") == ATTENTIVE:
         import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
-    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    trusted = files.trust_remote_code
+    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 
 
 def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:

@@ -13,10 +13,10 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
+from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import GENERATED, REMOTE, sources_of
 from amalgam.stages.common.load import encoder_files, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
-from amalgam.stages.report.stage import ENCODER
 
 
 class Check(NamedTuple):

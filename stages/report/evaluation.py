@@ -6,10 +6,10 @@ system are kept, so memory does not grow with texts times labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -19,15 +19,17 @@ import pyarrow.parquet as pq
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
+from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.pipeline.storage.store import Store, StoredFile
-from amalgam.stages.common.cached.coverage import PrefixIndex
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.classifier import Classifier
 from amalgam.stages.report.report_json import Scores
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
+    from amalgam.stages.common.inference.states import Encoder
 
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""
@@ -37,24 +39,21 @@ GROUP_TEXTS = 4096
 
 
 def write_similarities(
-    folder: Path, store: Store, test: Part, label_states: Array, pooled_states: Callable[[Bucket], Array]
+    folder: Path, buckets: Iterable[tuple[pa.Table, TokenRows]], encoder: Encoder, names: Sequence[str]
 ) -> None:
-    """Writes the cosine similarity of every test text to every label name, in key order."""
-    schema = arrow_schema(SIMILARITIES, {"similarity": len(label_states)})
+    """Writes the cosine similarity of every text to every label name; a bucket is its keys and tokens."""
+    schema, name_states = arrow_schema(SIMILARITIES, {"similarity": len(names)}), encoder.name_states(names)
     with pq.ParquetWriter(folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
-        for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
-            keys = pa.concat_tables(read_bucket(store, bucket, ["key"]) for bucket in buckets).column("key")
-            texts = [pooled_states(bucket) @ label_states.T for bucket in buckets]
-            values = pa.array(np.concatenate(texts).astype(np.float32).reshape(-1))
-            columns = [keys.combine_chunks(), pa.FixedSizeListArray.from_arrays(values, len(label_states))]
+        for rows, tokens in buckets:
+            values = pa.array((encoder.pooled(tokens) @ name_states.T).astype(np.float32).reshape(-1))
+            columns = [rows.column("key"), pa.FixedSizeListArray.from_arrays(values, len(names))]
             writer.write_table(pa.table(columns, schema=schema))
 
 
 # ---- predictions of all systems
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """Three numbers per text of a model's probabilities, for any number of labels."""
 
     label: Array
@@ -72,8 +71,7 @@ class Predictions:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        columns = ("label", "confidence", "of_gold")
-        return cls(*(np.concatenate([getattr(part, column) for part in parts]) for column in columns))
+        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ class EvaluationInputs:
     store: Store
     test: Part
     labels: LabelSpace
-    answers: Mapping[str, PrefixIndex[StoredFile]]
-    """The files of cached predictions, by teacher."""
+    answers: AnswerReader | None
+    """Reads the teachers' cached predictions; None without teachers."""
     similarities: Path
     system: str
     """The system that the report is about."""
@@ -135,7 +133,9 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
-    logits = {name: _cached_logits(inputs, name, buckets, table.column("key")) for name in labels.columns}
+    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series(table.column("key"), dtype=pl.Binary)
+    cached = {name: inputs.answers.logits(name, prefixes, keys) for name in labels.columns} if inputs.answers else {}
+    logits = {name: series.to_numpy().astype(np.float64) for name, series in cached.items()}
     for name, columns in labels.columns.items():
         own[name] = np.array(columns)[logits[name].argmax(axis=1)]
         # Labels of other teachers get 0, so their NLL is infinite.
@@ -148,21 +148,6 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     if inputs.student is not None:
         systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(fields(table))), gold)
     return TestAnswers(first + np.flatnonzero(kept), gold, own, systems)
-
-
-def _cached_logits(inputs: EvaluationInputs, teacher: str, buckets: Sequence[Bucket], keys: pa.ChunkedArray) -> Array:
-    """Reads the logits of these texts alone; Polars decodes the other rows of a file for no column but the key."""
-    texts = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Binary)})
-    files = inputs.answers[teacher].overlapping([bucket.prefix for bucket in buckets])
-    schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(inputs.labels.columns[teacher]))}
-    rows = pl.scan_parquet(
-        inputs.store.verified_paths(files), schema=schema, missing_columns="insert", extra_columns="ignore"
-    ).filter(pl.col("key").is_in(texts["key"].implode()))
-    cached = rows.collect().drop_nulls("logits").unique("key", keep="last", maintain_order=True)
-    logits = texts.join(cached, on="key", how="left", maintain_order="left")["logits"]
-    if logits.null_count():
-        raise AssertionError("stage cache-teachers has the logits of every test text")
-    return logits.to_numpy().astype(np.float64)
 
 
 def _ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
@@ -202,7 +187,8 @@ def evaluate(predictions: Predictions, gold: Array, labels: LabelSpace, bins: in
     """
     _check(predictions, gold)
     right = predictions.label == gold
-    confusion = confusion_of(predictions, gold, len(labels.names))
+    confusion = np.zeros((len(labels.names), len(labels.names)), np.int64)
+    np.add.at(confusion, (gold, predictions.label), 1)
     occurs = confusion.sum(axis=0) + confusion.sum(axis=1)
     f1 = np.full(len(occurs), np.nan)
     np.divide(2.0 * np.diag(confusion), occurs, out=f1, where=occurs > 0)
@@ -224,13 +210,6 @@ def evaluate(predictions: Predictions, gold: Array, labels: LabelSpace, bins: in
         "slice_n": {teacher: len(own) for teacher, own in slices.items()},
         "confusion": confusion.tolist(),
     }
-
-
-def confusion_of(predictions: Predictions, gold: Array, labels: int) -> Array:
-    """Returns counts with a row per gold label and a column per predicted one."""
-    result: Array = np.zeros((labels, labels), dtype=np.int64)
-    np.add.at(result, (gold, predictions.label), 1)
-    return result
 
 
 def calibration_bin(confidence: Array, bins: int) -> Array:

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import combinations, permutations
+from itertools import combinations, islice, permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,6 @@ from amalgam.stages.report.evaluation import (
     Predictions,
     TestAnswers,
     calibration_bin,
-    confusion_of,
     gold_indices,
 )
 from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
@@ -60,9 +59,11 @@ ROUNDING = 1e-3
 # ---- the reported system on the test texts
 
 
-def student_quality(inputs: EvaluationInputs, answers: TestAnswers) -> StudentQuality:
+def student_quality(
+    inputs: EvaluationInputs, answers: TestAnswers, confusion_counts: list[list[int]]
+) -> StudentQuality:
     predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
-    confusion = confusion_of(predictions, gold, len(labels.names))
+    confusion = np.array(confusion_counts)
     calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
     right = predictions.label == gold
     # Whether any teacher predicts the gold label: the upper bound for a choice among teachers.
@@ -190,7 +191,7 @@ def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table]
     quality: TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
-        "targets": _targets(inputs, zip(buckets, targets, strict=False), facts),
+        "targets": _targets(inputs, buckets, pa.concat_tables(islice(targets, len(buckets))), facts),
     }
     if inputs.labels.columns:
         blocks = list(audited_texts(inputs, buckets))
@@ -210,36 +211,23 @@ def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
     return buckets
 
 
-def _targets(inputs: AuditInputs, sample: Iterable[tuple[Bucket, pa.Table]], facts: Row) -> Row:
+def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: Row) -> Row:
     """Returns the margins, and how often the target's first label is the gold label."""
-    labels, over_labels = inputs.labels, facts["objective"] == "kl"
-    parts: list[tuple[Array, Array, Array, Array]] = []
-    for bucket, table in sample:
-        gold = gold_indices(labels, read_bucket(inputs.store, bucket, ["label"]))
-        first = matrix(table.column("target")).argmax(axis=1) if over_labels else np.full(len(gold), -1)
-        margin = table.column("margin").to_numpy(zero_copy_only=False).astype(np.float64)
-        rows = zip(table.column("teacher").to_pylist(), gold.tolist(), strict=True)
-        has_gold = [teacher is not None and label in labels.columns[teacher] for teacher, label in rows]
-        parts.append((gold, first, margin, np.array(has_gold, dtype=bool)))
-    gold, first, margin, leader_is_right = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    labels, store = inputs.labels, inputs.store
+    right: int | None = None
+    margins: dict[str, Histogram] | None = None
+    gold = gold_indices(labels, pa.concat_tables(read_bucket(store, bucket, ["label"]) for bucket in buckets))
     labelled = gold >= 0
-    has_margin = bool(len(gold)) and bool(np.isfinite(margin).all()) and len(labels.columns) > 1
-    return {
-        "labelled": int(labelled.sum()),
-        "right": int((first == gold)[labelled].sum()) if over_labels and labelled.any() else None,
-        "margin": _margins(margin, leader_is_right, labelled) if has_margin else None,
-        "summary": facts["summary"],
-    }
-
-
-def _margins(margin: Array, leader_is_right: Array, labelled: Array) -> dict[str, Histogram]:
-    limits = _limits(margin)
-    if not labelled.any():
-        return {"all": histogram(margin, limits)}
-    return {
-        "right": histogram(margin[labelled & leader_is_right], limits),
-        "wrong": histogram(margin[labelled & ~leader_is_right], limits),
-    }
+    if facts["objective"] == "kl" and labelled.any():  # the target is a distribution over the labels
+        right = int((matrix(table.column("target")).argmax(axis=1) == gold)[labelled].sum())
+    margin = table.column("margin").to_numpy().astype(np.float64)
+    if np.isfinite(margin).all() and len(labels.columns) > 1:
+        rows = zip(table.column("teacher").to_pylist(), gold.tolist(), strict=True)
+        leader_is_right = np.array([label in labels.columns[teacher] for teacher, label in rows])
+        margins = {"all": histogram(margin, _limits(margin))}
+        if labelled.any():
+            margins = _split(margin, labelled & leader_is_right, labelled & ~leader_is_right)
+    return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
 def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) -> TargetQuality:
@@ -315,12 +303,12 @@ def _uncertainty(confidence: Array, owns: Array) -> Row | None:
     if not owns.any():
         return None
     values = 1 - confidence
+    return {**_split(values, owns, ~owns), "separation": separation(values, owns)}
+
+
+def _split(values: Array, right: Array, wrong: Array) -> dict[str, Histogram]:
     limits = _limits(values)
-    return {
-        "right": histogram(values[owns], limits),
-        "wrong": histogram(values[~owns], limits),
-        "separation": separation(values, owns),
-    }
+    return {"right": histogram(values[right], limits), "wrong": histogram(values[wrong], limits)}
 
 
 def _limits(values: Array) -> tuple[float, float]:
@@ -370,14 +358,17 @@ def script_counts(store: Store, part: Part) -> Row:
 
 def scripts_of(texts: Iterable[str]) -> dict[str, int]:
     """Counts texts by writing system, the most frequent first."""
-    counts = Counter(_script(text[:SCRIPT_LETTERS]) for text in texts)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return dict(_by_frequency(_script(text[:SCRIPT_LETTERS]) for text in texts))
 
 
 def _script(text: str) -> str:
     """Returns the writing system of most letters of a text."""
-    letters = Counter(_script_of_letter(letter) for letter in text if letter.isalpha())
-    return min(letters, key=lambda name: (-letters[name], name)) if letters else "no letters"
+    letters = _by_frequency(_script_of_letter(letter) for letter in text if letter.isalpha())
+    return letters[0][0] if letters else "no letters"
+
+
+def _by_frequency(names: Iterable[str]) -> list[tuple[str, int]]:
+    return Counter(sorted(names)).most_common()  # equally frequent names are in alphabetical order
 
 
 @cache

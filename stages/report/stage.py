@@ -22,14 +22,14 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
+    ENCODER,
     answer_reader,
     dtype_of,
     families_of,
-    family_indexes,
     load_encoder,
     passes_counted,
 )
-from amalgam.stages.common.corpus import Bucket, Part
+from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
@@ -37,6 +37,7 @@ from amalgam.stages.common.load import (
     load_student,
     part_of,
     teachers_of,
+    tokenized_buckets,
     train_part,
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
@@ -57,13 +58,10 @@ from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
 
 EVALUATION, FINDINGS = "evaluation.json", "findings.json"
-
-ENCODER = "student.encoder"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
@@ -197,7 +195,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
         adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
         if adaptive:
             scores["adaptive"] = adaptive
-        quality = student_quality(inputs, answers)
+        quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
     if train:
         compared = run.experiment.model_copy(update={"targets": _compared_by(run.experiment.targets)})
         audit_inputs = _audit_inputs(replace(run, experiment=compared))
@@ -213,7 +211,6 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.report.evaluation import EvaluationInputs
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
-    indexes = family_indexes(run) if labels.columns else {}
     similarities = run.store.record(_zero_shot_unit(run, test).record_path)
     if similarities is None:
         raise AssertionError("the zero-shot unit is complete before the report")
@@ -221,7 +218,7 @@ def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         store=run.store,
         test=test,
         labels=labels,
-        answers={name: indexes[family] for name, family in families_of(run).items()},
+        answers=answer_reader(run) if labels.columns else None,
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
@@ -284,20 +281,12 @@ def _zero_shot_unit(run: Run, test: Part) -> Unit:
 
 def _write_similarities(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import words_of
-    from amalgam.stages.common.token_cache import tokens_of
     from amalgam.stages.report.evaluation import write_similarities
 
     encoder, names = load_encoder(run), label_space(run).names
-
-    def pooled_states(bucket: Bucket) -> Array:
-        how = encoder.classifier
-        tokens = tokens_of(
-            run.store, run.console, bucket, how.tokenizer, digest=how.tokenizer_digest, limit=how.limit, types=how.types
-        )
-        return encoder.pooled(tokens)
-
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-        write_similarities(draft.folder, run.store, unit.payload, encoder.name_states(names), pooled_states)
+        buckets = tokenized_buckets(run, unit.payload, encoder.classifier, ["key"])
+        write_similarities(draft.folder, buckets, encoder, names)
         draft.facts = {"labels": {name: words_of(name) for name in names}}
 
 

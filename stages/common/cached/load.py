@@ -137,6 +137,7 @@ def answer_reader(run: Run) -> AnswerReader:
         manifest=run.result("cache-teachers"),
         indexes=family_indexes(run),
         families=families_of(run),
+        labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
         targets=run.experiment.targets,
         passes=run.experiment.cache.passes,
         adaptive=run.experiment.cache.adaptive,

@@ -48,6 +48,8 @@ class AnswerReader:
     indexes: Mapping[str, PrefixIndex[StoredFile]]
     families: Mapping[str, str]
     """By teacher."""
+    labels: Mapping[str, int]
+    """Number of labels by teacher."""
     targets: Targets
     passes: int
     """Cached passes of a text (K)."""
@@ -55,7 +57,12 @@ class AnswerReader:
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
-        return _aligned(_logits(self._answers(teacher, prefixes, keys)), keys, teacher)["logits"]
+        schema = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
+        paths = self.store.verified_paths(self._files(teacher, prefixes))
+        # Polars decodes no column but the key for other texts; not every file has logits.
+        rows = pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore")
+        cached = rows.filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
+        return _aligned(cached.unique("key", keep="last", maintain_order=True), keys, teacher)["logits"]
 
     def evidence(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
         """Returns logits, distribution and confidence, a row for each key."""
@@ -80,8 +87,7 @@ class AnswerReader:
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
         ranges = self.manifest.facts["ranges"]  # a unit's own record may be lost
-        family = self.families[teacher]
-        files = self.indexes[family].overlapping(prefixes) if family in self.indexes else []
+        files = self._files(teacher, prefixes)
         groups: dict[tuple[Any, ...], list[pa.Table]] = {}
         for file, path in zip(files, self.store.verified_paths(files), strict=True):
             table = read_table(path, ("key", "logits", "passes"))
@@ -89,6 +95,10 @@ class AnswerReader:
             groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
         answers = [Answers(kind[0], kind[1], _rows_of(pa.concat_tables(group), keys)) for kind, group in groups.items()]
         return sorted(answers, key=lambda part: (part.first, part.last))
+
+    def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
+        family = self.families[teacher]
+        return self.indexes[family].overlapping(prefixes) if family in self.indexes else []
 
     def _pass_counts(self, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
         """Returns how many passes of which texts count; None means all texts. Only adaptive passes differ by text."""

@@ -57,7 +57,7 @@ class AnswerReader:
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
-        schema = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
+        schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts; not every file has logits.
         rows = pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore")

@@ -53,13 +53,15 @@ class ExhaustiveSampler(LazySampler):
 
 
 class CountingSampler(LazySampler):
-    """Counts how often scoring only the first candidates would choose the same token."""
+    """Counts candidates, and how often scoring only the first ones would choose the same token."""
 
     tokens: ClassVar[int] = 0
+    candidates: ClassVar[int] = 0
     same: ClassVar[dict[int, int]] = {}
 
     def near_ties(self) -> NDArray[np.int64]:
         CountingSampler.tokens += 1
+        CountingSampler.candidates += len(self.order)
         for most in self.same:
             self.same[most] += self.winner in self.order[:most]
         return super().near_ties()
@@ -113,12 +115,13 @@ def main() -> None:
 
 def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = timed(bench, steer, options) if steer in options.timed_steer else {}
-    CountingSampler.tokens, CountingSampler.same = 0, dict.fromkeys(FAST, 0)
+    CountingSampler.tokens, CountingSampler.candidates, CountingSampler.same = 0, 0, dict.fromkeys(FAST, 0)
     texts, scorer = bench.write(options.texts, SteeringParams(steer, options.tokens), CountingSampler)
     figures = counted(list(texts.values()))
     settings = {"steer": steer, "teacher_classes": bench.teacher.labels}
     tokens = figures.pop("tokens")
-    lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": figures["offered"] / figures["scored"]}
+    candidates = CountingSampler.candidates
+    lazy = {"evaluations_per_token": figures["scored"] / tokens, "fewer": candidates / figures["scored"]}
     same = {f"same_at_{most}": round(count / CountingSampler.tokens, 4) for most, count in CountingSampler.same.items()}
     more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "computed_per_token": scorer.computed / tokens}
     speed = {
@@ -127,7 +130,7 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
     }
     faster = {"faster_than_naive": paired(seconds["naive"], seconds["amalgam"])} if seconds else {}
     quality = {"class_probability": figures["class_probability"], "peak_rss_mb": round(peak_rss_mb())}
-    naive = {"evaluations_per_token": figures["offered"] / tokens, **speed.get("naive", {})}
+    naive = {"evaluations_per_token": candidates / tokens, **speed.get("naive", {})}
     return [
         row("generate", "naive", **settings, **rounded(naive)),
         row(
@@ -162,7 +165,6 @@ def counted(texts: Sequence[GeneratedText]) -> dict[str, float]:
     return {
         "tokens": sum(text.tokens for text in texts),
         "scored": sum(text.scored for text in texts),
-        "offered": sum(text.offered for text in texts),
         "class_probability": sum(probabilities) / len(probabilities),
     }
 

@@ -103,14 +103,9 @@ def total(columns: Iterable[pl.Series]) -> pl.Series:
     return reduce(add, columns)
 
 
-def column(arrays: pl.Series, index: int) -> pl.Series:
-    """Returns number `index` of each array."""
-    return arrays.arr.get(index)
-
-
 def columns_of(arrays: pl.Series) -> list[pl.Series]:
     """Returns one column for each position in the arrays."""
-    return [column(arrays, index) for index in range(width(arrays))]
+    return [arrays.arr.get(index) for index in range(width(arrays))]
 
 
 def side_by_side(columns: list[pl.Series]) -> pl.Series:

@@ -215,8 +215,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
-def read_keys(path: Path, column: str = "key") -> NDArray[np.bytes_]:
-    return key_array(read_table(path, [column]).column(0))
+def read_keys(path: Path) -> NDArray[np.bytes_]:
+    return key_array(read_table(path, ["key"]).column(0))
 
 
 def key_array(column: Any) -> NDArray[np.bytes_]:

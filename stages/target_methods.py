@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from amalgam.data.arrays import (
-    column,
     columns_of,
     first_label,
     side_by_side,
@@ -419,7 +418,7 @@ def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> p
     import polars as pl
 
     logits = [logit.cast(pl.Float64) for logit in columns_of(evidence.logits)]
-    of_gold = total(column(gold, label) * logit for label, logit in zip(own, logits, strict=True))
+    of_gold = total(gold.arr.get(label) * logit for label, logit in zip(own, logits, strict=True))
     top = side_by_side(logits).arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
 

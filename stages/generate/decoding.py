@@ -339,8 +339,6 @@ class GeneratedText:
     """The teacher's probability of the class."""
     scored: int = 0
     """Candidates that the teacher scored."""
-    offered: int = 0
-    """Candidates that the language model proposed."""
     choices: tuple[int, ...] = ()
     """The chosen tokens, the end token included."""
 
@@ -355,7 +353,6 @@ class _Text:
     """Tokens of the row before the text's own."""
     so_far: str = ""
     scored: int = 0
-    offered: int = 0
 
     @property
     def own_tokens(self) -> list[int]:
@@ -463,7 +460,6 @@ class Writer:
         self.ties_broken += len(near_ties) > 1
         token = int(turn.candidates.ids[position])
         text.scored += turn.sampler.scored
-        text.offered += len(turn.candidates.ids)
         text.row.append(token)
         if token in self.model.ends:
             return True
@@ -486,4 +482,4 @@ class Writer:
         choices = text.own_tokens
         logits = self.model.alone(text.row[:-1])[text.prompt_tokens - 1 :].cpu().double()
         log_lm = float(torch.log_softmax(logits, 1).numpy()[np.arange(len(choices)), choices].sum())
-        return GeneratedText(final, len(choices), log_lm, probability, text.scored, text.offered, tuple(choices))
+        return GeneratedText(final, len(choices), log_lm, probability, text.scored, tuple(choices))

@@ -33,6 +33,7 @@ from amalgam.stages.generate.requests import (
     Block,
     TextPlan,
     fingerprint_config,
+    sampling_choices,
     teacher_identity,
     uninformative_label,
 )
@@ -147,15 +148,14 @@ def language_model_files(run: Run) -> ModelFiles:
 def source_inputs(run: Run) -> SourceInputs:
     from amalgam.stages.generate.texts import SourceInputs
 
-    settings, execution = generate_config(run), run.experiment.execution
+    settings = generate_config(run)
     return SourceInputs(
         settings=settings,
         teachers=teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
         corpus_files=_corpus_files(run),
         load_teacher=partial(load_teacher, run, dtype="fp32", passes=0),
-        device=execution.device,
-        batch_tokens=execution.batch_tokens,
+        execution=run.experiment.execution,
         console=run.console,
         stop=run.signals.check,
     )
@@ -212,8 +212,7 @@ def _describe_families(run: Run) -> None:
 
 def _warn_of_labels(run: Run) -> None:
     settings = generate_config(run)
-    prompts = settings.prompt or (["{label}"] if settings.source == "prompted" else [])
-    if not settings.writes or not any("{label}" in prompt for prompt in prompts):
+    if not settings.writes or not any("{label}" in prompt for prompt in sampling_choices(settings)["prompt"]):
         return
     labels = [(label, teacher.name) for teacher in teachers_of(run) for label in teacher.labels]
     strange = [f"{label} ({teacher})" for label, teacher in labels if uninformative_label(label)]

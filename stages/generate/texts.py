@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import pyarrow as pa
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, read_table
 from amalgam.data.rows import Row, read_rows
-from amalgam.pipeline.config.schema import Corpus, Generate
+from amalgam.pipeline.config.schema import Corpus, Execution, Generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ModelError
 from amalgam.pipeline.execution.stage import Unit
@@ -79,8 +80,7 @@ class SourceInputs:
     language_model: ModelFiles | None
     corpus_files: Sequence[Path]
     load_teacher: Callable[[ResolvedTeacher], Teacher]
-    device: str
-    batch_tokens: int | None
+    execution: Execution
     console: Console
     stop: Callable[[], None]
 
@@ -109,7 +109,7 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> Non
     in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
     for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
         teacher = inputs.load_teacher(inputs.teachers[teachers.index(name)])
-        scorer = Scorer(teacher, batch_tokens=inputs.batch_tokens, stop=inputs.stop)
+        scorer = Scorer(teacher, batch_tokens=inputs.execution.batch_tokens, stop=inputs.stop)
         steering = SteeringParams(strength, settings.max_tokens, settings.max_scored)
         own_units = list(group)
         blocks: dict[int, dict[int, GeneratedText]] = defaultdict(dict)
@@ -136,7 +136,7 @@ def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest
 def _language_model(inputs: SourceInputs, slots: dict[str, int]) -> LanguageModel:
     if inputs.language_model is None:
         raise AssertionError("no language model")  # the experiment's check requires it
-    device = pick_device(inputs.device)
+    device = pick_device(inputs.execution.device)
     model = LanguageModel(
         load_language_model(inputs.language_model),
         load_tokenizer(inputs.language_model),
@@ -157,14 +157,12 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None
     """Draws each text's number of words, then the words, uniformly from the teacher's vocabulary."""
     most = max(FEWEST_WORDS, inputs.settings.max_tokens // 2)
     teachers = {teacher.name: teacher for teacher in inputs.teachers}
-    vocabularies: dict[str, list[str]] = {}
+    vocabulary = cache(lambda name: _vocabulary(teachers[name]))
     for unit in units:
         inputs.stop()
         family = unit.payload.family
-        if family.teacher not in vocabularies:
-            vocabularies[family.teacher] = _vocabulary(teachers[family.teacher])
         keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
-        done(unit, [_random_words(key, vocabularies[family.teacher], most) for key in keys])
+        done(unit, [_random_words(key, vocabulary(family.teacher), most) for key in keys])
         inputs.console.advance(BLOCK)
 
 

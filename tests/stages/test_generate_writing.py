@@ -34,7 +34,6 @@ def test_lazy_and_naive_write_the_same_tokens(steer: float, greedy: bool) -> Non
         (naive[tag].text, naive[tag].probability) for tag in lazy
     ]
     assert len({text.choices for text in lazy.values()}) > 15
-    assert all(text.scored == text.offered for text in naive.values())
     assert sum(text.scored for text in lazy.values()) < sum(text.scored for text in naive.values())
 
 

@@ -16,7 +16,7 @@ import pytest
 import typer.main
 
 from amalgam.stages.common.load import TeacherLoader
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace

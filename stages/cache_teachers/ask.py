@@ -23,7 +23,7 @@ from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:
     import numpy as np

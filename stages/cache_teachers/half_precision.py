@@ -16,7 +16,7 @@ from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.load import TeacherLoader
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from amalgam.data.keys import LabelSpace, shown, union_of
+from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.rows import fetch_remote, find_files
-from amalgam.pipeline.config.schema import TEACHER, Student, TrainTeachers
+from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
@@ -32,18 +34,14 @@ from amalgam.stages.common.corpus import (
 )
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
+    NewClassifier,
     Reference,
+    ResolvedTeacher,
     label_names,
     needs_network,
     resolve,
     resolve_all,
     same_models,
-)
-from amalgam.stages.common.teachers import (
-    NewClassifier,
-    ResolvedTeacher,
-    check_gold_labels,
-    check_one_label_set,
     takes_types,
 )
 from amalgam.stages.target_methods import measure_of, target_method
@@ -55,6 +53,12 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.classifier import Classifier
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.run import TrainingServices
+
+
+LABELS_SHOWN = 5
+
+SIMILARITY = 0.85
+"""Lowest ratio of difflib at which an error suggests a label for another one."""
 
 
 @once
@@ -92,6 +96,49 @@ def check_gold(run: Run) -> None:
         note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
         if note:
             run.console.note(note)
+
+
+def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
+    """Refuses teachers with different label sets, for methods that average over one set."""
+    first = teachers[0]
+    for teacher in teachers[1:]:
+        difference = sorted(set(first.labels) ^ set(teacher.labels))
+        if difference:
+            raise ExperimentError(
+                f"{mode} needs teachers with one label set: {first.name} and {teacher.name} do not share "
+                f"{shown_names(difference, LABELS_SHOWN)}",
+                where=f"targets.mode: {mode}",
+                fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
+            )
+
+
+def check_gold_labels(part: Part, corpus: Corpus, union: set[str]) -> str | None:
+    """Refuses gold labels outside the union; returns a note where the corpus settings skip such texts."""
+    counts = part.facts["labels"]
+    unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in union}
+    if not unknown:
+        return None
+    names = shown_names(unknown, LABELS_SHOWN)
+    count = sum(unknown.values())
+    texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
+    if corpus.on_bad_row == "error" or len(unknown) == len(counts):
+        raise DataError(
+            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
+            where=f"corpus.{part.name}, column {shown(str(corpus.label))}; "
+            f"the union is {shown_names(sorted(union), len(union))}",
+            fix=f"rename a teacher's labels ({_suggested_renames(unknown, union)}), or leave such texts out: "
+            "corpus.on_bad_row: skip",
+        )
+    return f"{texts} left out: no teacher has the label {names}"
+
+
+def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:
+    """Returns a `rename` entry for labels that differ only by case or a letter."""
+    folded = {label.casefold(): label for label in union}
+    close = {label: difflib.get_close_matches(label.casefold(), folded, 1, SIMILARITY) for label in unknown}
+    pairs = {folded[matches[0]]: label for label, matches in close.items() if matches}
+    renames = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_SHOWN])
+    return f"rename: {{{renames}}}" if renames else "teachers: rename"
 
 
 def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:

@@ -16,7 +16,7 @@ from amalgam.pipeline.config.schema import Generate
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 ENGINE = 1
 """Raise it whenever the same models, settings, seed and index give another text."""

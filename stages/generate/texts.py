@@ -28,8 +28,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
-from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.teachers import ResolvedTeacher
+from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate.decoding import (
     GeneratedText,
     SamplingParams,

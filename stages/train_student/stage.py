@@ -26,7 +26,7 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
-from amalgam.stages.common.teachers import NewClassifier
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
 

@@ -23,7 +23,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
-from amalgam.stages.common.teachers import NewClassifier
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL

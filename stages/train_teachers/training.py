@@ -22,7 +22,7 @@ from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
-from amalgam.stages.common.teachers import NewClassifier
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import RestrictedKL

@@ -31,8 +31,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
-from amalgam.stages.common.models.resolve import depth_of
-from amalgam.stages.common.teachers import LAST_LAYER, ResolvedTeacher
+from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.resolve import ModelFiles, read_model
-from amalgam.stages.common.teachers import takes_types
+from amalgam.stages.common.models.resolve import ModelFiles, read_model, takes_types
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

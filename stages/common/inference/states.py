@@ -25,7 +25,7 @@ from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.teachers import LAST_LAYER, NewClassifier
+from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 from amalgam.stages.common.token_cache import read_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]

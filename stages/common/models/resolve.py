@@ -26,6 +26,9 @@ from amalgam.stages.common.models.model_folder import ATTENTIVE
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+LAST_LAYER = 0
+"""A number of blocks of hidden states that means the last layer alone."""
+
 DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
@@ -80,6 +83,39 @@ class ModelFiles:
     weights: Literal["safetensors", "pickle"]
     config: dict[str, Any]
     trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class ResolvedTeacher:
+    """A teacher whose model files exist on this machine, with its settings."""
+
+    name: str
+    files: ModelFiles
+    labels: tuple[str, ...]
+    max_tokens: int
+    dropout: float | None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Returns everything that determines its outputs, except the text; renaming labels reruns no pass."""
+        return {"content": self.files.digest, "max_tokens": self.max_tokens, "dropout": self.dropout}
+
+
+@dataclass(frozen=True)
+class NewClassifier:
+    """Holds a model with an untrained head, its tokenizer and how texts are tokenised for it."""
+
+    model: Any
+    tokenizer: Any
+    tokenizer_digest: str
+    limit: int
+    types: bool
+    pad_id: int
+
+
+def takes_types(config: Any) -> bool:
+    """Whether the model distinguishes the two texts of a pair by token types."""
+    return int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0) > 1
 
 
 def resolve(reference: Reference) -> ModelFiles:

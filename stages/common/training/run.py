@@ -24,7 +24,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.stages.common.inference.batches import predict
-from amalgam.stages.common.teachers import NewClassifier
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import (
     Training,

@@ -18,7 +18,7 @@ from amalgam.data.parquet import Column
 from amalgam.pipeline import errors
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.plan import Reason
-from amalgam.stages.methods import METHODS, NAMES
+from amalgam.stages.methods import METHODS, NAMES, value_texts
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -120,8 +120,8 @@ def _rows(fields: dict[str, FieldInfo], prefix: str) -> Iterator[list[str]]:
         table = NAMES.get(prefix + name, {})
         if nested is None:
             kind = ", ".join(f"`{value}`" for value in table) or _kind(field)
-            values = [f"{value}: {str(method.__doc__).splitlines()[0]}" for value, method in table.items()]
-            yield [f"`{prefix}{name}`", kind, _default(field), " ".join([_one_line(field.description), *values])]
+            description = " ".join([_one_line(field.description), *value_texts(table)])
+            yield [f"`{prefix}{name}`", kind, _default(field), description]
         else:
             yield from _rows(nested.model_fields, f"{prefix}{name}.")
 

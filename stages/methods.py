@@ -156,13 +156,19 @@ def load_with_methods(path: Path, overrides: Iterable[str] = ()) -> LoadedExperi
     return load_experiment(path, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
 
 
+def value_texts(table: Mapping[str, type]) -> list[str]:
+    """Returns each name with the first sentence of its class."""
+    return [f"{name}: {str(value.__doc__).splitlines()[0]}" for name, value in table.items()]
+
+
 def experiment_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of the experiment file, with the names of NAMES as choices."""
+    """Returns the JSON Schema of the experiment file, with the names of NAMES as choices and their meanings."""
     schema = ExperimentConfig.model_json_schema()
     for path, table in NAMES.items():
         section, name = path.split(".")
         model = schema["properties"][section]["$ref"].rpartition("/")[2]
-        schema["$defs"][model]["properties"][name]["enum"] = list(table)
+        field = schema["$defs"][model]["properties"][name]
+        field |= {"enum": list(table), "description": " ".join([field["description"], *value_texts(table)])}
     return schema
 
 

@@ -429,7 +429,7 @@ def _margin(scores: pl.Series) -> pl.Series:
 
     if width(scores) == 1:
         return _ones(len(scores))
-    return pl.Series("confidence", top_margin(scores.to_numpy()) + LEAST_MARGIN)
+    return pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN)
 
 
 def _ones(texts: int) -> pl.Series:

@@ -154,7 +154,7 @@ class ParsedFile:
             return node.value
         try:
             return yaml.SafeLoader("").construct_object(node)
-        except (yaml.YAMLError, ValueError, LookupError):
+        except (yaml.YAMLError, ValueError, LookupError, ArithmeticError):
             self.add(path, f"{node.value[:40]!r} does not read as {node.tag.removeprefix(TAG)}")
             return None
 
@@ -234,9 +234,9 @@ def _parse(path: Path) -> ParsedFile:
 
 UNREADABLE = {
     FileNotFoundError: ("does not exist", "run `amalgam init`, or name another file with -c FILE"),
-    IsADirectoryError: ("is a folder, not an experiment file", "name the file in it: -c FOLDER/amalgam.yaml"),
-    UnicodeDecodeError: ("is not UTF-8", "save it as UTF-8"),
-    OSError: ("cannot be read", "check its permissions"),
+    IsADirectoryError: ("is a folder, not an experiment file", "name the file in it: -c {path}/amalgam.yaml"),
+    UnicodeDecodeError: ("is not UTF-8 (byte {error.start})", "save it as UTF-8"),
+    OSError: ("cannot be read ({error.strerror})", "check its permissions"),
 }
 """Messages and fixes by the kind of error; the first that fits."""
 
@@ -250,8 +250,8 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
-        detail = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ExperimentError(f"{path.name} {what} ({detail})", where=where, fix=fix) from None
+        what, fix = (words.format(error=error, path=path) for words in (what, fix))
+        raise ExperimentError(f"{path.name} {what}", where=where, fix=fix) from None
 
 
 NOT_YAML = {

@@ -64,7 +64,7 @@ WeightDecay = Annotated[
 
 
 def _as_list(value: Any) -> Any:
-    return value if value is None or isinstance(value, list) else [value]
+    return value if value is None or isinstance(value, list | dict) else [value]
 
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]

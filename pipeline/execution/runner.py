@@ -39,6 +39,7 @@ def update(
     stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
 ) -> list[StageState]:
     """Runs the stages up to `target` (or all) that are not current; returns their states before the run."""
+    _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     run.store.backend.check()  # before any model loads
     repairs = 0
     while True:

@@ -118,11 +118,15 @@ class ObjectStorage:
         """Returns the sizes of all files in the folders of these paths; each folder is listed once."""
         now = time.monotonic()
         folders = {path.rpartition("/")[0] for path in paths}
-        recent = {folder for folder, (when, _) in list(self._listings.items()) if now - when < RECENT_SECONDS}
-        for folder, entries in self._requests(sorted(folders - recent), self.files_below).items():
-            self._listings[folder] = now, {entry.path: entry.bytes for entry in entries}
-        listings = [self._listings[folder][1] for folder in folders if folder in self._listings]
-        return {path: size for listing in listings for path, size in listing.items()}
+        # A copy: another thread may clear the listings at any time.
+        recent = {
+            folder: sizes for folder, (when, sizes) in list(self._listings.items()) if now - when < RECENT_SECONDS
+        }
+        listings = {folder: recent[folder] for folder in folders & recent.keys()}
+        for folder, entries in self._requests(sorted(folders - recent.keys()), self.files_below).items():
+            listings[folder] = {entry.path: entry.bytes for entry in entries}
+            self._listings[folder] = now, listings[folder]
+        return {path: size for listing in listings.values() for path, size in listing.items()}
 
     def files_below(self, folder: str) -> list[FileInfo]:
         pages = obstore.list(self._client, folder or None, chunk_size=1000)

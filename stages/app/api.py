@@ -291,7 +291,13 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, 
     except PendingDependencyError:
         identity = None
     differing = differences(old.identity, identity) if old and identity else ()
-    absent = {"stage": stage.name, "state": "not part of this experiment", "reason": None, "fingerprint": None}
+    absent = {
+        "stage": stage.name,
+        "state": "not part of this experiment",
+        "detail": "",
+        "reason": None,
+        "fingerprint": None,
+    }
     changes = [{"field": field, "change": change} for field, change in differing]
     return {**(state.to_json() if state else absent), "last": last, "changes": changes, "identity": identity}
 

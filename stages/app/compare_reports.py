@@ -47,33 +47,34 @@ def report(  # noqa: PLR0913 - the options of a command
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file = Path(names[0]) if names else config
         run_stages(file, overrides, target="report", only=only, force=force, part=part, quiet=quiet)
-    elif len(names) == 1:
-        read_report(_report_path(config.parent, names[0]))  # a missing report is the first error
-        fix = f"name two runs or more; the page of this run is {FOLDER}/{names[0]}.html"
-        raise ExperimentError(f"a comparison needs two runs, got {names[0]}", fix=fix)
+    elif not 2 <= len(names) <= MOST_RUNS:
+        fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
+        raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
     elif only or force or part:
         fix = "remove these options, or name one file"
         raise ExperimentError("a comparison takes none of --no-upstream, --force and --part", fix=fix)
     else:
-        _compare_named(config, names, overrides, quiet=quiet)
+        _compare(config, names, overrides, quiet=quiet)
 
 
-def _compare_named(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:
+def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:
     """Runs each file and reads its report at once: a later file may have the same student name."""
     from amalgam.stages.app.commands import run_stages
 
     reports = {}
     for name in names:
-        path = _report_path(config.parent, name)
+        path = config.parent / FOLDER / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             path = run_stages(Path(name), overrides, target=None, quiet=quiet).report.with_suffix(".json")
         reports[name.removesuffix(".yaml").removesuffix(".yml")] = read_report(path)
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
-    compare((files[0] if files else config).parent.absolute(), reports, Console(quiet=quiet))
-
-
-def _report_path(base: Path, name: str) -> Path:
-    return base / FOLDER / f"{name}.json"
+    comparison, console = comparison_of(reports), Console(quiet=quiet)
+    rows = _table(comparison)
+    console.table("", ["", *reports], rows)
+    console.sentence(comparison["summary"])
+    page = render("comparison.html.j2", numbers=comparison, rows=rows)
+    base = (files[0] if files else config).parent.absolute()
+    console.say(f"report: {publish(base, NAME, page, comparison)}")
 
 
 def read_report(path: Path) -> ReportJson:
@@ -92,20 +93,8 @@ def read_report(path: Path) -> ReportJson:
     return cast("ReportJson", content)
 
 
-def compare(base: Path, reports: Mapping[str, ReportJson], console: Console) -> None:
-    """Prints the comparison and writes its page; the keys of `reports` are the names of the runs."""
-    if len(reports) > MOST_RUNS:
-        raise ExperimentError(f"a comparison takes at most {MOST_RUNS} runs, got {len(reports)}", fix="name fewer runs")
-    comparison = comparison_of(reports)
-    rows = _table(comparison)
-    console.table("", ["", *reports], rows)
-    console.sentence(comparison["summary"])
-    page = render("comparison.html.j2", numbers=comparison, rows=rows)
-    console.say(f"report: {publish(base, NAME, page, comparison)}")
-
-
 def comparison_of(reports: Mapping[str, ReportJson]) -> Row:
-    """Returns comparison.json."""
+    """Returns comparison.json; the keys of `reports` are the names of the runs."""
     runs = list(reports.values())
     first, rows = runs[0], [_run_row(name, run, runs[0]) for name, run in reports.items()]
     same_texts = all(_same_texts(run, first) for run in runs)

@@ -38,8 +38,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
     ranges = sorted({span for span in files.values() if span[1] > span[0]})
     if not ranges:
         raise ExperimentError("the teachers ran no passes", where="cache.passes", fix='{"cache.passes": 16}')
-    paths = {span: [path for path in files if files[path] == span] for span in ranges}
-    return pl.concat([_passes(paths[span], span, labels) for span in ranges])
+    return pl.concat([_passes([path for path in files if files[path] == span], span, labels) for span in ranges])
 
 
 def targets(run: Run) -> pl.LazyFrame:

@@ -24,7 +24,7 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report.evaluation import gold_indices
 from amalgam.stages.report.report_json import AuditBlock, Row
-from amalgam.stages.target_methods import COMPARATIVE, Evidence, target_method
+from amalgam.stages.target_methods import Evidence, target_method
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -51,8 +51,8 @@ class AuditInputs:
     targets: Targets
     weights: pa.Table | None
     """The teacher weights of stage weigh-teachers, if it ran, in the order of the training texts."""
-    by_domain: bool
-    """The confidence of a teacher is its domain score."""
+    uncertainty: str
+    """The measure of the confidences."""
     store: Store
     read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
@@ -100,13 +100,12 @@ def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlo
     counts = AuditCounts(labels, targets.temperature, winner_takes_all=target_method(targets).winner_takes_all)
     for texts in blocks:
         counts.add(texts)
-    by_entropy = targets.uncertainty in COMPARATIVE and not inputs.by_domain
     conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
     return {
         "texts": counts.texts,
         "labelled": counts.labelled,
         "weights": "muka" if inputs.weights is None else targets.teacher_weights,
-        "uncertainty": "entropy" if by_entropy else targets.uncertainty,
+        "uncertainty": inputs.uncertainty,
         "accuracy": _share(counts.right, counts.labelled),
         "teachers": list(_teachers(counts, labels, weighed=inputs.weights is not None)),
         "conflicts": {"teachers": list(labels.columns), "confident_from": CONFIDENT, "shares": conflicts},

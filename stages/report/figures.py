@@ -116,15 +116,11 @@ class Axis:
         return (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
 
 
-def plain(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def axis(label: str, low: float, high: float, show: Callable[[float], str] = plain) -> Axis:
+def axis(label: str, low: float, high: float, show: Callable[[float], str] = "{:.4g}".format) -> Axis:
     """Returns an axis with about five round ticks that enclose `low` and `high`."""
     size = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= (high - low) / 4 * (1 - 1e-9))

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import combinations, islice, permutations
+from itertools import accumulate, combinations, islice, permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -203,12 +203,8 @@ def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table]
 def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
     """Returns the first buckets in key order; fewer if there are very many teachers."""
     wanted = min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / max(teachers**3 * labels, 1)))
-    buckets: list[Bucket] = []
-    for bucket in part.buckets:
-        if sum(earlier.rows for earlier in buckets) >= wanted:
-            break
-        buckets.append(bucket)
-    return buckets
+    totals = accumulate(bucket.rows for bucket in part.buckets)
+    return list(part.buckets[: 1 + sum(total < wanted for total in totals)])
 
 
 def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: Row) -> Row:

@@ -53,7 +53,7 @@ from amalgam.stages.report.report_json import (
     teacher_costs,
 )
 from amalgam.stages.report.tables import print_evaluation
-from amalgam.stages.target_methods import Evidence, reads_texts, target_method
+from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -328,7 +328,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         models={teacher.name: teacher.files for teacher in teachers_of(run)},
         targets=targets,
         weights=weights_of(run) if "weigh-teachers" in run.results else None,
-        by_domain=by_domain,
+        uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_evidence=read_evidence,
     )

@@ -83,7 +83,8 @@ class Console:
             done, reused = self._done.done, self._done.reused
             rate = f" ({rate_of(done / seconds)})" if done >= 10 and seconds > 0 else ""
             work = f", {done:,} {self._done.measure}{rate}" + (f", {reused:,} reused" if reused else "")
-        self.say(f"{stage}: done in {duration(seconds)}{work} -> {_relative(where)}")
+        place = where if "://" in where else os.path.relpath(where)
+        self.say(f"{stage}: done in {duration(seconds)}{work} -> {place}")
 
     def result(self, text: str) -> None:
         """Prints to stdout, also with --quiet."""
@@ -213,10 +214,3 @@ def _encodable(text: str, stream: TextIO) -> str:
     safe = "".join(ch if ch == "\n" or ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return safe.replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _relative(where: str) -> str:
-    try:
-        return where if "://" in where else os.path.relpath(where)
-    except ValueError:
-        return where

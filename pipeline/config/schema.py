@@ -71,7 +71,6 @@ Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
 Values = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1, max_length=16)]
 
-
 Checks = Iterator[tuple[bool, str, str]]
 """Whether fields contradict each other, the dotted path of the field to change, and the message."""
 

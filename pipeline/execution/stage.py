@@ -113,14 +113,13 @@ def _scheduled() -> WorkerShare:
             count = int(environment["SLURM_ARRAY_TASK_COUNT"])
         else:
             index, rest, count = int(environment["JOB_COMPLETION_INDEX"]), 0, int(environment["JOB_COMPLETIONS"])
-    except KeyError as absent:
+    except (KeyError, ValueError) as error:
+        reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise ExperimentError(
-            f"--part auto: {absent.args[0]} is not set",
+            f"--part auto: {reason}",
             fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
             "or use --part 0/4",
         ) from None
-    except ValueError as error:
-        raise ExperimentError(f"--part auto: {error}", fix="use --part 0/4") from None
     if rest or not 0 <= index < count:
         raise ExperimentError(
             f"--part auto: task {index} of an array of {count} with gaps",

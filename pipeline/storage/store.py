@@ -255,8 +255,14 @@ class Store:
     # ---- HEAD and pins
 
     def head(self) -> dict[str, dict[str, Any]]:
+        """Returns the entry of each stage; malformed ones are left out, because the file may be edited or damaged."""
         raw = self.read_json(self.root / "HEAD.json")
-        return {stage: entry for stage, entry in raw.items() if _is_entry(entry)} if isinstance(raw, dict) else {}
+        head = {}
+        for stage, entry in raw.items() if isinstance(raw, dict) else ():
+            match entry:
+                case {"fingerprint": str(), "overrides": dict()}:
+                    head[stage] = entry
+        return head
 
     def move_head(self, stage: str, name: str, overrides: Mapping[str, Any]) -> None:
         head = self.head()
@@ -322,14 +328,6 @@ def open_store(workspace: str, base: Path) -> Store:
             backend = backend_of(workspace)
             return Store(backend.root, backend)
     return Store((base / workspace).absolute())
-
-
-def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry of HEAD is well formed; the file may have been edited or damaged."""
-    match entry:
-        case {"fingerprint": str(), "overrides": dict()}:
-            return True
-    return False
 
 
 def canonical_record(record: Record) -> str:

@@ -35,7 +35,7 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
 from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, once, pending_units
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import FileDigests, library_versions
-from amalgam.pipeline.storage.store import open_store
+from amalgam.pipeline.storage.store import Record, open_store
 
 LOOK_SECONDS = 5.0
 """Interval between two queries of the nodes."""
@@ -66,7 +66,7 @@ class RayJob:
     stage: Stage
     experiment: ExperimentConfig
     base: Path
-    fingerprints: Mapping[str, str]
+    results: Mapping[str, tuple[str, Record]]
     workspace: str
     marker: str
     """File that every node must find in the workspace; its name is unique."""
@@ -167,8 +167,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     if not units:
         return
     backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
-    fingerprints = {name: fingerprint for name, (fingerprint, _) in run.results.items()}
-    job = RayJob(stage, run.experiment, run.base, fingerprints, backend.address, marker, library_versions())
+    job = RayJob(stage, run.experiment, run.base, dict(run.results), backend.address, marker, library_versions())
     backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
     try:
         given_up = _run_tasks(job, run, units)
@@ -266,11 +265,7 @@ def _run_for(job: RayJob) -> Run:
         store = open_store(job.workspace, job.base)
         digests = FileDigests(store.root / "digests.json")
         run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests)
-        for stage, name in job.fingerprints.items():
-            manifest = store.manifest(stage, name)
-            if manifest is None:
-                raise WorkError(f"{stage}/{name} cannot be read on this node", where=job.workspace)
-            run.results[stage] = (name, manifest)
+        run.results.update(job.results)
         job.stage.resolve_inputs(run)
         _opened[job.marker] = run
     return _opened[job.marker]

@@ -375,11 +375,9 @@ class Writer:
         model: LanguageModel,
         scorer: Scorer,
         steering: SteeringParams,
-        *,
-        stop: Callable[[], None] = never_stop,
         sampler: type[LazySampler] = LazySampler,
     ) -> None:
-        self.model, self.scorer, self.steering, self.stop, self.sampler = model, scorer, steering, stop, sampler
+        self.model, self.scorer, self.steering, self.sampler = model, scorer, steering, sampler
         self.ties_broken = 0
         """Tokens that were computed again because rounding could decide them."""
 
@@ -395,7 +393,7 @@ class Writer:
                 self.model.begin_text(slot, active[slot].row[:-1])
             if not active:
                 return
-            self.stop()
+            self.scorer.stop()
             texts = list(active.values())
             turns = self._turns(texts, self.model.step(list(active), [text.row for text in texts]))
             self._score(turns)

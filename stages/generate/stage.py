@@ -21,11 +21,11 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import texts_file
 from amalgam.stages.common.load import (
     fetch,
-    load_teacher,
     local_files,
     model_digest,
     model_files,
     prepare_teachers,
+    teacher_loader,
     teachers_of,
 )
 from amalgam.stages.common.models.resolve import ModelFiles
@@ -154,8 +154,7 @@ def source_inputs(run: Run) -> SourceInputs:
         teachers=teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
         corpus_files=_corpus_files(run),
-        load_teacher=partial(load_teacher, run, dtype="fp32", passes=0),
-        execution=run.experiment.execution,
+        loader=teacher_loader(run),
         console=run.console,
         stop=run.signals.check,
     )

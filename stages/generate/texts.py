@@ -20,13 +20,13 @@ import pyarrow as pa
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, read_table
 from amalgam.data.rows import Row, read_rows
-from amalgam.pipeline.config.schema import Corpus, Execution, Generate
+from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ModelError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.load import TeacherLoader
 from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate.decoding import (
@@ -78,8 +78,7 @@ class SourceInputs:
     teachers: Sequence[ResolvedTeacher]
     language_model: ModelFiles | None
     corpus_files: Sequence[Path]
-    load_teacher: Callable[[ResolvedTeacher], Teacher]
-    execution: Execution
+    loader: TeacherLoader
     console: Console
     stop: Callable[[], None]
 
@@ -107,13 +106,12 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> Non
     teachers = [teacher.name for teacher in inputs.teachers]
     in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
     for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
-        teacher = inputs.load_teacher(inputs.teachers[teachers.index(name)])
-        scorer = Scorer(teacher, batch_tokens=inputs.execution.batch_tokens, stop=inputs.stop)
+        teacher = inputs.loader.load(inputs.teachers[teachers.index(name)], "fp32", passes=0)
+        scorer = Scorer(teacher, batch_tokens=inputs.loader.batch_tokens, stop=inputs.stop)
         steering = SteeringParams(strength, settings.max_tokens, settings.max_scored)
         own_units = list(group)
         blocks: dict[int, dict[int, GeneratedText]] = defaultdict(dict)
-        writer = Writer(model, scorer, steering, stop=inputs.stop)
-        for (position, index), text in writer.write(_requests(settings, own_units)):
+        for (position, index), text in Writer(model, scorer, steering).write(_requests(settings, own_units)):
             blocks[position][index] = text
             inputs.console.advance(1)
             if len(blocks[position]) == BLOCK:
@@ -135,7 +133,7 @@ def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest
 def _language_model(inputs: SourceInputs, slots: dict[str, int]) -> LanguageModel:
     if inputs.language_model is None:
         raise AssertionError("no language model")  # the experiment's check requires it
-    device = pick_device(inputs.execution.device)
+    device = pick_device(inputs.loader.device)
     model = LanguageModel(
         load_language_model(inputs.language_model),
         load_tokenizer(inputs.language_model),

@@ -1,4 +1,4 @@
-"""A text passes few files on its way from the csv file to the student."""
+"""A text passes few files between the csv file and the student."""
 
 from __future__ import annotations
 

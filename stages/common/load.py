@@ -376,8 +376,7 @@ class TeacherLoader:
         from amalgam.stages.common.inference.teacher import Teacher
         from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
-        labels = len(resolved.labels)
-        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype, labels=labels)
+        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
         tokenizer = load_tokenizer(resolved.files)
         return Teacher(
             model,

@@ -52,7 +52,7 @@ def test_attentive_pooling_is_a_mean_weighted_by_what_a_query_finds_in_each_toke
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "deberta-v2", "modernbert"])
 def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> None:
     classifier, files = saved(tmp_path / "teacher", kind)
-    again = load_classifier(files, dropout=0.1, dtype="fp32", labels=3)
+    again = load_classifier(files, dropout=0.1, dtype="fp32")
     teacher = Teacher(again, load_tokenizer(files), digest="d", seed=0, limit=16)
     rows = Rows(teacher.tokenise(TEXTS[:3]), [bytes([row]) * 16 for row in range(3)], np.full(3, DROPOUT_OFF))
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     classifier: Any = attentive_classifier(without_pooler(body), head_for(body.config, len(LABELS)), LABELS)
     save_pretrained_folder(classifier, tiny("bert")[1], tmp_path / "teacher")
     files = resolve(Reference(str(tmp_path / "teacher"), None, tmp_path, Store(tmp_path / "pins"), file_digest))
-    model = load_classifier(files, dropout=0.1, dtype="bf16", labels=3)
+    model = load_classifier(files, dropout=0.1, dtype="bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
 

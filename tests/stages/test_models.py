@@ -85,7 +85,7 @@ def test_a_teacher_loads_all_weights_in_eval_mode_and_with_sdpa_if_supported(tmp
 
     folder = saved(tmp_path / "model", kind)
     rewrite_config(folder, attn_implementation="eager", _attn_implementation="eager")
-    model = load(files_of(folder), labels=3)
+    model = load(files_of(folder))
     stored = load_file(folder / "model.safetensors")
     assert stored
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in stored.items())
@@ -143,11 +143,6 @@ def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> No
     rewrite_config(folder, id2label=names, label2id={"a": 0, "b": 1})
     error = refusal(lambda: load(files_of(folder)))
     assert re.search("id2label.* 2 .* 3 ", error.what)
-
-
-def test_a_number_of_labels_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
-    files = files_of(saved(tmp_path / "model"))
-    assert re.search("3 outputs.*4 labels", refusal(lambda: load(files, labels=4)).what)
 
 
 def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path) -> None:

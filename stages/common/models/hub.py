@@ -6,7 +6,6 @@ the client, so that no header, token or address with a password is printed or lo
 
 from __future__ import annotations
 
-import errno
 import glob
 import logging
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from amalgam.pipeline.errors import DiskFullError, ModelError
+from amalgam.pipeline.execution.faults import is_disk_full
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -94,7 +94,7 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
     except HfHubHTTPError as error:
         raise _refusal(error, model.id, model.commit, where) from None
     except (HTTPError, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             fix = "make room, then run the command again: finished files are kept"
             raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
         what = f"the download of {model.id} broke off ({type(error).__name__})"

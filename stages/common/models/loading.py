@@ -46,19 +46,14 @@ def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 
 
-def load_classifier(
-    files: ModelFiles, *, dropout: float | None, dtype: str, labels: int | None = None
-) -> PreTrainedModel:
-    """Loads a classifier with every weight from the files; `labels` is its expected number of outputs."""
+def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> PreTrainedModel:
+    """Loads a classifier with every weight from the files."""
     config = _config(files)
     if dropout is not None:
         apply_rate(config, dropout)
     model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype))
     fix = "name a fine-tuned classifier; an encoder alone has no labels"
     _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
-    if labels is not None and model.config.num_labels != labels:
-        what = f"the model has {model.config.num_labels} outputs, but {labels} labels are named for it"
-        raise ModelError(what, where=str(files.folder), fix="name each output once, by position")
     return model
 
 

@@ -31,8 +31,7 @@ from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.training.batches import Examples
-    from amalgam.stages.train_student.training import TeacherEmbeddings
+    from amalgam.stages.train_student.training import Selection, TeacherEmbeddings
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -156,7 +155,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str
     texts, held_out = tokenized_buckets(run, part, new, ["key"]), 0.0 if validation else student.held_out
     data = targeted(texts, read_targets(run), held_out=held_out)
     targets = targets_objective(facts)
-    selected_by, score = selection(data, validation, new.pad_id, targets, facts)
+    selected_by, score = validation or selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
         check_lengths(states, data.learn)
@@ -180,16 +179,14 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, dic
     experiment, labels = run.experiment, list(label_space(run).names)
     student, temperature = experiment.student, experiment.targets.kd_temperature
     new = load_new_classifier(run, student, labels, ENCODER)
-    targets, tokens = WeightedKL(temperature), experiment.pseudo_embeddings.tokens
-    learned, selected_by, score = split_embeddings(
-        *projected_embeddings(
-            new, _teacher_embeddings(run), labels=len(labels), tokens=tokens, temperature=temperature
-        ),
-        _validation(run, new, labels),
+    validation, targets = _validation(run, new, labels), WeightedKL(temperature)
+    teachers, tokens = _teacher_embeddings(run), experiment.pseudo_embeddings.tokens
+    learned, selection = split_embeddings(
+        *projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
         targets,
-        pad_id=new.pad_id,
-        held_out=student.held_out,
+        held_out=0.0 if validation else student.held_out,
     )
+    selected_by, score = validation or selection
     phases, settings = [("", targets)], training_of(student)
     results = train(training_services(run), new, learned, phases, settings, score, checkpoint)
     return new, {**results, "selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0}
@@ -205,9 +202,11 @@ def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
         yield load_teacher(run, teacher, "fp32", passes=0), columns[teacher.name], paths
 
 
-def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples | None:
-    """Returns the labelled validation texts, if they select the checkpoint."""
+def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Selection | None:
+    """Returns the accuracy on the labelled validation texts and its name, if they select the checkpoint."""
     from amalgam.stages.common.training.batches import labelled
+    from amalgam.stages.common.training.run import accuracy_on
 
     part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
-    return labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
+    texts = labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
+    return ("accuracy on labelled validation", accuracy_on(texts, new.pad_id)) if texts else None

@@ -27,11 +27,14 @@ from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
-from amalgam.stages.common.training.run import Score, TrainingServices, accuracy_on, learn, negative_loss
+from amalgam.stages.common.training.run import Score, TrainingServices, learn, negative_loss
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
+
+Selection = tuple[str, Score]
+"""The name and the score by which checkpoints are selected."""
 
 
 def train(  # noqa: PLR0913 - the training's inputs, by name
@@ -69,12 +72,8 @@ def targeted(
     return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out)
 
 
-def selection(
-    data: TrainingData, validation: Examples | None, pad_id: int, objective: Objective, facts: Mapping[str, Any]
-) -> tuple[str, Score]:
-    """Returns the name and the score by which checkpoints are selected; `facts` are those of build-targets."""
-    if validation:
-        return "accuracy on labelled validation", accuracy_on(validation, pad_id)
+def selection(data: TrainingData, pad_id: int, objective: Objective, facts: Mapping[str, Any]) -> Selection:
+    """Returns how checkpoints are selected without validation texts; `facts` are those of build-targets."""
     gold = "gold labels among them" if facts.get("gold") else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
@@ -143,27 +142,19 @@ def projected_embeddings(
     return torch.cat(embeddings), torch.cat(targets)
 
 
-def split_embeddings(  # noqa: PLR0913 - the data and the ways to select
-    embeddings: torch.Tensor,
-    targets: torch.Tensor,
-    validation: Examples | None,
-    objective: WeightedKL,
-    *,
-    pad_id: int,
-    held_out: float,
-) -> tuple[Examples, str, Score]:
-    """Returns the embeddings to learn from, and the name and the score by which checkpoints are selected."""
-    is_held_out = np.random.default_rng(0).random(len(targets)) < (0.0 if validation else held_out)
+def split_embeddings(
+    embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, *, held_out: float
+) -> tuple[Examples, Selection]:
+    """Returns the embeddings to learn from, and how checkpoints are selected without validation texts."""
+    is_held_out = np.random.default_rng(0).random(len(targets)) < held_out
     learned = torch.from_numpy(~is_held_out)
     ids = [np.zeros(embeddings.shape[1], np.int64)] * int(learned.sum())
     weights = np.ones(len(ids), np.float32)
     examples = Examples(ids, None, targets[learned].numpy(), weights, embeddings[learned])
-    if validation:
-        return examples, "accuracy on labelled validation", accuracy_on(validation, pad_id)
     source = "held-out pseudo embeddings" if is_held_out.any() else "the pseudo embeddings themselves"
     rows = torch.from_numpy(is_held_out) if is_held_out.any() else learned
     score = _negative_loss(embeddings[rows], targets[rows], objective)
-    return examples, f"KL to the teachers on {source}, no labels used", score
+    return examples, (f"KL to the teachers on {source}, no labels used", score)
 
 
 def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL) -> Score:

@@ -46,7 +46,7 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
     score: Score,
     checkpoint: Path,
 ) -> dict[str, Any]:
-    """Trains the student in place, phase by phase, and returns the facts of the last phase, or of all."""
+    """Trains the student in place; returns the facts of the last phase, with those of all if there are several."""
     results = {
         name: learn(
             services, new, examples, settings, score, checkpoint / name, objective, keep=bool(name), phase=name

@@ -235,7 +235,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
     from amalgam.stages.common.inference import batches
-    from amalgam.stages.common.load import load_teacher, teachers_of
+    from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES
 
     computing = 0.0
@@ -262,7 +262,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             update(STAGES, run, target="read-corpus")
             took = time.perf_counter() - began
             next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
-            load_teacher(run, teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
+            teacher_loader(run).load(teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
             began = time.perf_counter()
             update(STAGES, run, target="cache-teachers")
             caching = time.perf_counter() - began

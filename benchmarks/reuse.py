@@ -94,7 +94,7 @@ def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
     from amalgam.stages.common.cached.load import dtype_of
-    from amalgam.stages.common.load import load_teacher, teachers_of
+    from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES
 
     run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
@@ -102,7 +102,7 @@ def _timed(base: Path, passes: int) -> float:
     with working(run):
         update(STAGES, run, target="read-corpus")
         next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
-        _ = load_teacher(run, teachers_of(run)[0], dtype_of(run), passes=passes).lean
+        _ = teacher_loader(run).load(teachers_of(run)[0], dtype_of(run), passes=passes).lean
         began = time.perf_counter()
         update(STAGES, run, target="cache-teachers")
         return time.perf_counter() - began

@@ -161,9 +161,8 @@ def _encode_by_backend(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: 
 
 def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
     fields = [list(field) for field in zip(*texts, strict=True)]
-    options: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
-    if types:
-        options["return_token_type_ids"] = True
+    options = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
+    options["return_token_type_ids"] = types
     truncation = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
     encoded = tokenizer(*fields, **options, **truncation)
     if encoded.encodings is not None:

@@ -35,7 +35,7 @@ from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
     extra_parts,
-    load_teacher,
+    teacher_loader,
     teachers_of,
     train_part,
     unit_texts,
@@ -119,7 +119,7 @@ def _work_on(run: Run, states: CachedStates) -> Callable[[Unit], None]:
     """Returns the function that computes and commits one unit of these states."""
     if states.teacher is None:
         return partial(_write_features, run)
-    teacher = load_teacher(run, states.teacher, states.key["dtype"], passes=0)
+    teacher = teacher_loader(run).load(states.teacher, states.key["dtype"], passes=0)
     tokenize = unit_texts(run, [train_part(run), *extra_parts(run)]).tokenizer(states.teacher, teacher)
     return partial(_write_states, run, states.key, teacher, tokenize)
 

@@ -409,11 +409,6 @@ def teacher_loader(run: Run) -> TeacherLoader:
     return TeacherLoader(cache.seed, execution.device, execution.batch_tokens, run.console)
 
 
-def load_teacher(run: Run, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-    """Loads a teacher with the run's shared loader."""
-    return teacher_loader(run).load(resolved, dtype, passes=passes)
-
-
 def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Classifier:
     """Loads a finished student whose logits follow these labels; refuses one with other labels."""
     from amalgam.stages.common.inference.classifier import Classifier

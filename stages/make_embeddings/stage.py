@@ -13,7 +13,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.load import load_teacher, prepare_teachers, teachers_of
+from amalgam.stages.common.load import prepare_teachers, teacher_loader, teachers_of
 from amalgam.stages.target_methods import reads_texts
 
 FILE = "embeddings.safetensors"
@@ -66,7 +66,7 @@ class MakeEmbeddings(Stage):
         from amalgam.stages.make_embeddings.search import search_embeddings
 
         teacher, label = unit.payload
-        loaded = load_teacher(run, teacher, "fp32", passes=0)
+        loaded = teacher_loader(run).load(teacher, "fp32", passes=0)
         embeddings, logits = search_embeddings(loaded, label, run.experiment.pseudo_embeddings, stop=run.signals.check)
         with run.store.draft(unit.folder, unit.name) as draft:
             save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)

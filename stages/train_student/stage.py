@@ -18,8 +18,8 @@ from amalgam.stages.common.load import (
     encoder_files,
     label_space,
     load_new_classifier,
-    load_teacher,
     part_of,
+    teacher_loader,
     teachers_of,
     tokenized_buckets,
     train_part,
@@ -199,7 +199,7 @@ def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
     for teacher in teachers_of(run):
         classes = manifest.facts["teachers"][teacher.name].values()
         paths = [run.store.verified_path(files[facts["file"]]) for facts in classes]
-        yield load_teacher(run, teacher, "fp32", passes=0), columns[teacher.name], paths
+        yield teacher_loader(run).load(teacher, "fp32", passes=0), columns[teacher.name], paths
 
 
 def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Selection | None:

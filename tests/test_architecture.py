@@ -45,7 +45,6 @@ EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?loa
 
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
-    "stages/app/compare_reports.py": "as cli.py",
     "stages/app/completion.py": "the shell waits for a completion",
 }
 """Files that may import light modules inside functions, with the reason."""

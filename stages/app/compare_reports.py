@@ -15,6 +15,7 @@ import numpy as np
 
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.stages.app.commands import run_stages
 from amalgam.stages.report.html import FOLDER, publish, render, size
 from amalgam.stages.report.report_json import (
     FORMAT,
@@ -40,8 +41,6 @@ def report(  # noqa: PLR0913 - the options of a command
     config: Path, arguments: list[str], *, only: bool, force: bool, part: str | None, quiet: bool
 ) -> None:
     """Makes the report of one experiment file, or compares the reports of several students or files."""
-    from amalgam.stages.app.commands import run_stages
-
     overrides = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
@@ -59,8 +58,6 @@ def report(  # noqa: PLR0913 - the options of a command
 
 def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:
     """Runs each file and reads its report at once: a later file may have the same student name."""
-    from amalgam.stages.app.commands import run_stages
-
     reports = {}
     for name in names:
         path = config.parent / FOLDER / f"{name}.json"

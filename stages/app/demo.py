@@ -19,7 +19,7 @@ from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation
-from amalgam.stages.report.tables import row
+from amalgam.stages.report.tables import header, row
 
 TEXTS: dict[str, tuple[Part, int, int]] = {
     "train": ("train", 4000, 0),
@@ -198,8 +198,8 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
     for name, scores in evaluations.items():
         systems[name] = next(system for key, system in scores["systems"].items() if "student" in key)
     rows = [row(name, system, first["groups"]) for name, system in systems.items()]
-    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in first["groups"])]
-    console.table(f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels", header, rows)
+    title = f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels"
+    console.table(title, header(first["groups"]), rows)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
 
 

@@ -14,8 +14,7 @@ from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.load import part_of, teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
-
-SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
+from amalgam.stages.report.tables import SCORES
 
 
 def texts(run: Run, part: str) -> pl.LazyFrame:
@@ -38,7 +37,22 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
     ranges = sorted({span for span in files.values() if span[1] > span[0]})
     if not ranges:
         raise ExperimentError("the teachers ran no passes", where="cache.passes", fix='{"cache.passes": 16}')
-    return pl.concat([_passes([path for path in files if files[path] == span], span, labels) for span in ranges])
+    statistics = ("entropy_nats", "confidence", "confidence_se")
+    frames = []
+    for first, last in ranges:
+        schema = {
+            "key": pl.Binary,
+            "passes": pl.Array(pl.Float16, (last - first) * labels),
+            "mean_probability": pl.Array(pl.Float32, labels),
+            **dict.fromkeys(statistics, pl.Float32),
+        }
+        rows = _scan([path for path in files if files[path] == (first, last)], schema)
+        each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
+        span = pl.lit(first).alias("first"), pl.lit(last).alias("last")
+        frames.append(
+            rows.unique("key", maintain_order=True).select("key", *span, each, "mean_probability", *statistics)
+        )
+    return pl.concat(frames)
 
 
 def targets(run: Run) -> pl.LazyFrame:
@@ -76,20 +90,6 @@ def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     spans = [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
     return dict(zip(map(str, run.store.verified_paths(files)), spans, strict=True)), len(teachers[name].labels)
-
-
-def _passes(paths: list[str], span: tuple[int, int], labels: int) -> pl.LazyFrame:
-    first, last = span
-    schema = {
-        "key": pl.Binary,
-        "passes": pl.Array(pl.Float16, (last - first) * labels),
-        "mean_probability": pl.Array(pl.Float32, labels),
-        **dict.fromkeys(("entropy_nats", "confidence", "confidence_se"), pl.Float32),
-    }
-    head = pl.col("key"), pl.lit(first).alias("first"), pl.lit(last).alias("last")
-    each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
-    rest = pl.col("mean_probability", "entropy_nats", "confidence", "confidence_se")
-    return _scan(paths, schema).unique("key", maintain_order=True).select(*head, each, rest)
 
 
 def _scan(paths: list[str], schema: dict[str, Any]) -> pl.LazyFrame:

@@ -28,13 +28,11 @@ from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, wo
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.stage import evaluation_if_any
-from amalgam.stages.report.tables import row
+from amalgam.stages.report.tables import SCORES, header, row
 
 STUDENT = next(stage for stage in STAGES if stage.name == "train-student")
 MOST = 200
 """Largest number of students in a sweep."""
-
-SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,8 @@ def _show(console: Console, results: Sequence[Mapping[str, Any]], *, as_json: bo
         console.table("no labelled test texts (corpus.test)", ["student"], [[result["name"]] for result in results])
         return
     groups = scored["groups"]
-    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
-    blank = [""] * (len(header) - 1)
+    columns = header(groups)
+    blank = [""] * (len(columns) - 1)
     rows = [
         row(result["name"], result["scores"], groups) if result["scores"] else [result["name"], *blank]
         for result in results
@@ -186,7 +184,7 @@ def _show(console: Console, results: Sequence[Mapping[str, Any]], *, as_json: bo
     for summary in summaries:
         cells = ["-" if None in summary[score] else "{:.3f} ± {:.3f}".format(*summary[score]) for score in SCORES]
         rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
-    console.table(f"{scored['n']:,} labelled test texts", header, rows)
+    console.table(f"{scored['n']:,} labelled test texts", columns, rows)
 
 
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

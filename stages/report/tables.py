@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from amalgam.pipeline.console import Console
 from amalgam.stages.report.report_json import AuditBlock, Evaluation, Row, Scores
+
+SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 MOST_SYSTEMS, MOST_LABELS = 12, 20
 
@@ -20,11 +22,15 @@ def number(value: float | None) -> str:
 
 def print_evaluation(console: Console, scores: Evaluation) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
-    header = ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in scores["groups"])]
     names = list(scores["systems"])
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
     title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
-    console.table(title, header, [row(name, scores["systems"][name], scores["groups"]) for name in names])
+    rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
+    console.table(title, header(scores["groups"]), rows)
+
+
+def header(groups: Iterable[str]) -> list[str]:
+    return ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
 
 
 def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:

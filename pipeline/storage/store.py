@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
@@ -355,11 +355,16 @@ AT_ONCE = 256
 """Number of units whose files are fetched together."""
 
 
-def loose_units(store: Store, entries: Iterable[FileInfo]) -> dict[str, list[str]]:
-    """Returns the folders with many small units, and the paths of their records.
+class LooseUnits(NamedTuple):
+    """Paths of the records of a folder's small units."""
 
-    Some may be packed already: an earlier run was stopped before it removed their loose files.
-    """
+    new: list[str]
+    packed: list[str]
+    """An earlier run was stopped before it removed their loose files."""
+
+
+def loose_units(store: Store, entries: Iterable[FileInfo]) -> dict[str, LooseUnits]:
+    """Returns the folders with many small units."""
     large: set[str] = set()
     records: dict[str, list[str]] = {}
     for entry in entries:
@@ -369,14 +374,17 @@ def loose_units(store: Store, entries: Iterable[FileInfo]) -> dict[str, list[str
                 records.setdefault(folder, []).append(entry.path)
             elif entry.bytes > SMALL:
                 large.add(entry.path.rpartition("-")[0] + ".json")
-    small = {folder: [path for path in sorted(paths) if path not in large] for folder, paths in sorted(records.items())}
-    packed = {folder: store.backend.index(folder, refresh=True).texts.keys() for folder in small}
-    return {
-        folder: paths for folder, paths in small.items() if len(paths) >= LEAST or not packed[folder].isdisjoint(paths)
-    }
+    folders = {}
+    for folder, paths in sorted(records.items()):
+        texts = store.backend.index(folder, refresh=True).texts
+        packed = sorted(path for path in paths if path in texts)
+        new = sorted(path for path in paths if path not in large and path not in texts)
+        if packed or len(new) >= LEAST:
+            folders[folder] = LooseUnits(new if len(new) >= LEAST else [], packed)
+    return folders
 
 
-def compact(store: Store, folder: str, paths: Sequence[str]) -> int:
+def compact(store: Store, folder: str, loose: LooseUnits) -> int:
     """Packs the units and returns their number; damaged and incomplete units stay loose.
 
     A kill loses nothing, because the index with the units is complete before their loose records are removed.
@@ -385,7 +393,7 @@ def compact(store: Store, folder: str, paths: Sequence[str]) -> int:
     pieces: dict[str, tuple[str, int, int]] = {}
     packs: dict[str, int] = {}
     index = store.backend.index(folder)
-    for group in _groups(_small_units(store, [path for path in paths if path not in index.texts])):
+    for group in _groups(_small_units(store, loose.new)):
         content = b"".join(data for _, _, _, data in group)
         pack = f"{folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
         store.backend.put({pack: content})
@@ -395,7 +403,7 @@ def compact(store: Store, folder: str, paths: Sequence[str]) -> int:
             offset += len(data)
     if texts:
         store.backend.add(folder, texts=texts, pieces=pieces, packs=packs)
-    _remove_loose(store, index, paths)
+    _remove_loose(store, index, [*loose.new, *loose.packed])
     return len(texts)
 
 

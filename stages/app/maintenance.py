@@ -104,8 +104,8 @@ def verify(run: Run) -> dict[str, Any]:
 def compact(run: Run, *, write: bool) -> dict[str, Any]:
     """Counts the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
     loose = store.loose_units(run.store, run.store.backend.list())
-    units = sum(store.compact(run.store, folder, paths) if write else len(paths) for folder, paths in loose.items())
-    return {"units": units, "folders": list(loose), "loose": not run.store.backend.is_remote}
+    packed = (store.compact(run.store, folder, units) if write else len(units.new) for folder, units in loose.items())
+    return {"units": sum(packed), "folders": list(loose), "loose": not run.store.backend.is_remote}
 
 
 # ---- garbage

@@ -8,6 +8,7 @@ since it reads no word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,20 +154,16 @@ def split_embeddings(
     examples = Examples(ids, None, targets[learned].numpy(), weights, embeddings[learned])
     source = "held-out pseudo embeddings" if is_held_out.any() else "the pseudo embeddings themselves"
     rows = torch.from_numpy(is_held_out) if is_held_out.any() else learned
-    score = _negative_loss(embeddings[rows], targets[rows], objective)
+    score = partial(_negative_loss, embeddings[rows], targets[rows], objective)
     return examples, (f"KL to the teachers on {source}, no labels used", score)
 
 
-def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL) -> Score:
-    """Returns a score: minus the mean loss on the embeddings."""
-
-    def score(model: Any) -> float:
-        device, total = next(model.parameters()).device, 0.0
-        with torch.no_grad():
-            for inputs, wanted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):
-                logits = model(inputs_embeds=inputs.to(device)).logits.double().cpu()
-                weights = torch.ones(len(logits), dtype=torch.float64)
-                total += float(objective(logits, {"targets": wanted.double(), "weights": weights}).sum())
-        return -total / len(targets)
-
-    return score
+def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, model: Any) -> float:
+    """Returns minus the mean loss on the embeddings."""
+    device, total = next(model.parameters()).device, 0.0
+    with torch.no_grad():
+        for inputs, predicted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):
+            logits = model(inputs_embeds=inputs.to(device)).logits.double().cpu()
+            weights = torch.ones(len(logits), dtype=torch.float64)
+            total += float(objective(logits, {"targets": predicted.double(), "weights": weights}).sum())
+    return -total / len(targets)

@@ -109,12 +109,8 @@ class CoTrainedTeachers(nn.Module):
         self.bodies, self.head = nn.ModuleList(bodies), head
         sizes = [int(body.get_input_embeddings().weight.shape[0]) for body in bodies]
         self.starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+        self.pad_id = self.starts[-1]  # no encoder's token
         self.config = SimpleNamespace(num_labels=len(bodies) * labels)
-
-    @property
-    def pad_id(self) -> int:
-        """Returns an id that is no encoder's token."""
-        return self.starts[-1]
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None

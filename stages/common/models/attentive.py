@@ -113,9 +113,8 @@ def without_pooler(body: Any) -> Any:
 
 def attentive_classifier(body: Any, head: AttentiveHead, labels: list[str]) -> AttentiveClassifier:
     """Returns a separate classifier with the weights of a body and a head that others may share."""
-    named = {"id2label": dict(enumerate(labels)), "label2id": {label: place for place, label in enumerate(labels)}}
-    query_width = head.pooling.key.out_features
-    model = AttentiveClassifier(AttentiveConfig(text_config=body.config, query_width=query_width, **named))
+    label2id = {label: place for place, label in enumerate(labels)}
+    model = AttentiveClassifier(AttentiveConfig(body.config, id2label=dict(enumerate(labels)), label2id=label2id))
     model.base_model.load_state_dict(body.state_dict())
     model.attentive.load_state_dict(head.state_dict())
     model.eval()

@@ -134,9 +134,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
 
 def _folders(folder: Path) -> list[tuple[int, Path]]:
     """Returns steps and folders, latest first."""
-    if not folder.is_dir():
-        return []
-    named = [(FOLDER.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    named = [(FOLDER.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
     return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
 

@@ -306,9 +306,10 @@ def methods(as_json: AsJson = False) -> None:
 @app.command(epilog=examples("amalgam schema"))
 def schema() -> None:
     """Print the experiment file's JSON Schema."""
-    from amalgam.stages.app.commands import show_schema
+    from amalgam.pipeline.console import Console
+    from amalgam.stages.methods import experiment_schema
 
-    show_schema()
+    Console().json(experiment_schema())
 
 
 @app.command(epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))

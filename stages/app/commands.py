@@ -15,7 +15,7 @@ from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.app.doctor import Check, diagnose
-from amalgam.stages.methods import METHODS, experiment_schema
+from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
 
@@ -64,7 +64,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
     if as_json:
         console.json({"stages": [state.to_json() for state in states], "cost": costs.to_json()})
         return
-    prices = ["time", "memory", "disk"] if any(costs.costs.values()) else []
+    prices = ["time", "memory", "disk"] if costs.known else []
     rows = {
         state.stage: [
             state.state,
@@ -209,10 +209,6 @@ def show_methods(*, as_json: bool) -> None:
 def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
     pairs = [(section, *pair) for section, fields in sections.items() for pair in fields.items()]
     return ", ".join(f"{section}.{name}={value}" for section, name, value in pairs)
-
-
-def show_schema() -> None:
-    Console().json(experiment_schema())
 
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -56,15 +56,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """The costs of all stages that are not current; None where the cost is not known, with a note."""
+    """The costs of all stages that are not current, or the reason why a cost is not known."""
 
-    costs: dict[str, Cost | None]
-    notes: dict[str, str]
+    costs: dict[str, Cost | str]
+
+    @property
+    def known(self) -> dict[str, Cost]:
+        return {stage: cost for stage, cost in self.costs.items() if isinstance(cost, Cost)}
 
     @property
     def total(self) -> Cost | None:
         """Returns the sum over all stages, or None if the cost of one is not known."""
-        costs = [cost for cost in self.costs.values() if cost]
+        costs = self.known.values()
         if not costs or len(costs) < len(self.costs):
             return None
         memory = max(cost.memory_mb for cost in costs)
@@ -72,14 +75,15 @@ class CostEstimate:
 
     def cells(self, stage: str) -> list[str]:
         """Returns time, memory and disk of a stage as text; empty cells for a current stage."""
-        cost = self.costs.get(stage)
+        cost = self.known.get(stage)
         return cost.cells() if cost else ["?" if stage in self.costs else ""] * 3
 
     def lines(self) -> list[str]:
         """Returns the sentences below the table: the stages without an estimate by their reason, and the total."""
         reasons: dict[str, list[str]] = {}
-        for stage, note in self.notes.items():
-            reasons.setdefault(note, []).append(stage)
+        for stage, cost in self.costs.items():
+            if isinstance(cost, str):
+                reasons.setdefault(cost, []).append(stage)
         lines = [f"cost of {', '.join(stages)} not known: {note}" for note, stages in reasons.items()]
         if self.total:
             seconds, memory, disk = self.total.cells()
@@ -87,27 +91,23 @@ class CostEstimate:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        stages = {stage: asdict(cost) if cost else None for stage, cost in self.costs.items()}
-        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": self.notes}
+        stages = {stage: None if isinstance(cost, str) else asdict(cost) for stage, cost in self.costs.items()}
+        notes = {stage: cost for stage, cost in self.costs.items() if isinstance(cost, str)}
+        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes}
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
     """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
     stages = {stage.name: stage for stage in STAGES}
-    costs: dict[str, Cost | None] = {}
-    notes: dict[str, str] = {}
+    costs: dict[str, Cost | str] = {}
     for state in (state for state in states if state.state != "current"):
-        cost: Cost | str
         try:
-            cost = _cost(run, stages[state.stage], state, measure=measure)
+            costs[state.stage] = _cost(run, stages[state.stage], state, measure=measure)
         except PendingDependencyError as pending:
-            cost = f"after {pending}"
+            costs[state.stage] = f"after {pending}"
         except AmalgamError as error:
-            cost = error.what
-        costs[state.stage] = cost if isinstance(cost, Cost) else None
-        if isinstance(cost, str):
-            notes[state.stage] = cost
-    return CostEstimate(costs, notes)
+            costs[state.stage] = error.what
+    return CostEstimate(costs)
 
 
 def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:

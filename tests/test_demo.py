@@ -60,8 +60,8 @@ def test_the_demo_is_not_written_into_an_experiment_of_ones_own(tmp_path: Path) 
 
 
 def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, (part, _, seed) in TEXTS.items():
-        monkeypatch.setitem(TEXTS, name, (part, 40, seed))
+    for name, (_, seed, part) in TEXTS.items():
+        monkeypatch.setitem(TEXTS, name, (40, seed, part))
     write_texts(tmp_path)
     write_demo(tmp_path)
     assert (tmp_path / "amalgam.yaml").exists()

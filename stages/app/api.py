@@ -34,9 +34,6 @@ from amalgam.stages.report.stage import audit
 if TYPE_CHECKING:
     import polars as pl
 
-
-Overrides = Mapping[str, Any] | Iterable[str]
-
 # ---- runs
 
 
@@ -105,7 +102,7 @@ class Experiment:
     def load(
         cls,
         path: str | Path = "amalgam.yaml",
-        overrides: Overrides = (),
+        overrides: Mapping[str, Any] | Iterable[str] = (),
         *,
         texts: Mapping[str, Any] | None = None,
         quiet: bool = False,

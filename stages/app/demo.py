@@ -21,12 +21,12 @@ from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import header, row
 
-TEXTS: dict[str, tuple[Part, int, int]] = {
-    "train": ("train", 4000, 0),
-    "teachers": ("train", 4000, 100),
-    "test": ("test", 1000, 0),
+TEXTS: dict[str, tuple[int, int, Part]] = {
+    "train": (4000, 0, "train"),
+    "teachers": (4000, 100, "train"),
+    "test": (1000, 0, "test"),
 }
-"""file: (part of the embedded corpus, texts, seed). Teachers and students train on different texts."""
+"""file: (texts, seed, part of the embedded corpus). Teachers and students train on different texts."""
 
 GENERAL_TEXTS = 8000
 FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
@@ -58,8 +58,7 @@ train_teachers:                    # three teachers with different labels
   learning_rate: 3e-4
 """
 
-EXPERIMENT = (
-    """\
+EXPERIMENT = f"""\
 # The demo's experiment: an ordinary one. Try, in this folder:
 #   amalgam plan
 #   amalgam plan student.method=muka-soft
@@ -69,9 +68,7 @@ corpus:
   test: texts/test.parquet
   label: label
 
-"""
-    + THREE_TEACHERS
-    + """
+{THREE_TEACHERS}
 cache:
   passes: 16
   max_tokens: 48
@@ -84,10 +81,8 @@ student:
   batch_size: 32
   learning_rate: 1e-3
 """
-)
 
-TEACHERS_EXPERIMENT = (
-    """\
+TEACHERS_EXPERIMENT = f"""\
 # This experiment trains the teachers from labelled texts. The supervised student learns from these texts too, and is
 # the upper bound for students without texts:
 #   amalgam run -c with-texts.yaml
@@ -96,9 +91,7 @@ corpus:
   test: texts/test.parquet
   label: label
 
-"""
-    + THREE_TEACHERS
-    + """
+{THREE_TEACHERS}
 cache:
   passes: 0                        # no method here uses dropout
   max_tokens: 48
@@ -112,7 +105,6 @@ student:
   batch_size: 16
   learning_rate: 1e-3
 """
-)
 
 DATA_FREE_EXPERIMENT = """\
 # Teachers, a language model, and no text. Try, in this folder:
@@ -228,7 +220,7 @@ def _write_texts_and_encoder(folder: Path, encoder_texts: str) -> None:
     _refuse_other_files(folder)
     write_texts(folder)
     if not (folder / "encoder" / "model.safetensors").exists():
-        tiny_encoder(folder / "encoder", [text for text, _ in _texts(encoder_texts)], seed=0)
+        tiny_encoder(folder / "encoder", [text for text, _ in generate(*TEXTS[encoder_texts])], seed=0)
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -244,16 +236,11 @@ def _refuse_other_files(folder: Path) -> None:
 
 def write_texts(folder: Path) -> None:
     (folder / "texts").mkdir(parents=True, exist_ok=True)
-    for name in TEXTS:
+    for name, settings in TEXTS.items():
         path = folder / f"texts/{name}.parquet"
         if not path.exists():
-            texts, labels = zip(*_texts(name), strict=True)
+            texts, labels = zip(*generate(*settings), strict=True)
             pq.write_table(pa.table({"text": texts, "label": labels}), path)
-
-
-def _texts(name: str) -> list[tuple[str, str]]:
-    part, count, seed = TEXTS[name]
-    return generate(count, seed, part)
 
 
 def _write_missing(path: Path, content: str) -> None:

@@ -75,10 +75,10 @@ def weigh(signal: Array | None, confidence: Array, targets: Targets, facts: Fact
     elif targets.teacher_weights == "standardised" or signal.shape[1] == 1:
         weights = standardised(signal)
     else:
-        fitted = mixture(signal, shares)
-        facts["separation"] = fitted.separation
+        weights, fitted = mixture(signal, shares)
+        facts["separation"] = float(fitted.separations.mean())
         facts["shares"] = fitted.shares
-        return fitted.weights
+        return weights
     facts["shares"] = weights.mean(axis=0)
     return weights
 
@@ -326,37 +326,12 @@ def standardised(signal: Array) -> Array:
 
 @dataclass(frozen=True)
 class Mixture:
-    weights: Array
-    """[texts, teachers], each row a distribution."""
+    """The parameters of the teachers."""
+
     shares: Array
-    """Fraction of the texts by teacher."""
-    separation: float
-    """Between own texts and others, in deviations of the noise, the mean over teachers."""
-
-
-def mixture(signal: Array, shares: Array | None = None) -> Mixture:
-    """A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
-
-    EM fits it to standardised signals; `shares` fixes the shares. All teachers have one ratio of own to foreign noise:
-    a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
-    shrink towards their mean. Without both, EM loses a teacher if there are more than two.
-    """
-    texts, teachers = signal.shape
-    scores, weights = standard(signal), standardised(signal)
-    fitted = _fit(scores, weights, shares)
-    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
-        posterior = fitted.posterior(scores)
-        change, weights = float(np.abs(posterior - weights).max()), posterior
-        fitted = _fit(scores, weights, shares)
-        if change < SETTLED:
-            break
-    return Mixture(weights, fitted.shares, float(fitted.separations.mean()))
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    shares: Array
+    """Fraction of the texts."""
     separations: Array
+    """Between own texts and others, in deviations of the noise."""
     noise: Array
     """On texts of others; on own texts `ratio` of it."""
     ratio: float
@@ -371,7 +346,28 @@ class _Parameters:
         return softmax(gain + np.log(self.shares))
 
 
-def _fit(scores: Array, weights: Array, known_shares: Array | None) -> _Parameters:
+def mixture(signal: Array, shares: Array | None = None) -> tuple[Array, Mixture]:
+    """Returns the weights [texts, teachers] and the fitted mixture.
+
+    A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
+
+    EM fits it to standardised signals; `shares` fixes the shares. All teachers have one ratio of own to foreign noise:
+    a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
+    shrink towards their mean. Without both, EM loses a teacher if there are more than two.
+    """
+    texts, teachers = signal.shape
+    scores, weights = standard(signal), standardised(signal)
+    fitted = _fit(scores, weights, shares)
+    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
+        posterior = fitted.posterior(scores)
+        change, weights = float(np.abs(posterior - weights).max()), posterior
+        fitted = _fit(scores, weights, shares)
+        if change < SETTLED:
+            break
+    return weights, fitted
+
+
+def _fit(scores: Array, weights: Array, known_shares: Array | None) -> Mixture:
     texts, teachers = scores.shape
     counts, means, spreads = [], [], []
     for part in (weights, 1 - weights):
@@ -384,4 +380,4 @@ def _fit(scores: Array, weights: Array, known_shares: Array | None) -> _Paramete
     separations = (means[0] - means[1]) / noise
     shrunk = (1 - SHRINKAGE) * separations + SHRINKAGE * separations.mean()
     estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-    return _Parameters(estimated if known_shares is None else known_shares, np.maximum(shrunk, 0.0), noise, ratio)
+    return Mixture(estimated if known_shares is None else known_shares, np.maximum(shrunk, 0.0), noise, ratio)

@@ -26,8 +26,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.predict import finished_student
-from amalgam.stages.common.inference.batches import model_inputs
-from amalgam.stages.common.inference.classifier import Classifier
+from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import light_names
 
 MODEL, FACTS = "model.onnx", "export.json"

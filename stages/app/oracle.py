@@ -6,6 +6,7 @@ KL(target || oracle) is finite because an oracle's softmax is never zero.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.corpus import fields, tables
-from amalgam.stages.common.inference.classifier import log_softmax
 from amalgam.stages.common.load import load_student, train_part
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def show_divergence(run: Run, folder: Path) -> None:
@@ -29,9 +31,15 @@ def show_divergence(run: Run, folder: Path) -> None:
     for rows, targets in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
         target = matrix(targets.column("target")).astype(np.float64)
         log_target = np.log(np.where(target > 0, target, 1.0))
-        divergences.append((target * (log_target - log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
+        divergences.append((target * (log_target - _log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
         weights.append(targets.column("weight").to_numpy())
     divergence, weight = np.concatenate(divergences), np.concatenate(weights)
     for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
         if group.any():
             run.console.result(f"KL to the oracle, {name}: {divergence[group].mean():.3f} nats (n={group.sum():,})")
+
+
+def _log_softmax(logits: Array) -> Array:
+    top = logits.max(axis=-1, keepdims=True)
+    result: Array = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    return result

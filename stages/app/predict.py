@@ -29,7 +29,7 @@ from amalgam.stages.common.models.model_folder import METADATA, read_metadata
 from amalgam.stages.methods import load_with_methods
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.inference.classifier import Classifier
+    from amalgam.stages.common.inference.batches import Classifier
 
 SHOWN = 200
 """Largest number of characters of a text on a terminal."""
@@ -56,7 +56,7 @@ class StudentFolder:
     """Names of the text columns in input files, from corpus.text."""
 
     def load(self) -> Classifier:
-        from amalgam.stages.common.inference.classifier import Classifier
+        from amalgam.stages.common.inference.batches import Classifier
 
         return Classifier.in_folder(self.folder, device=self.device, max_tokens=self.max_tokens, where="the student")
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from amalgam.data.tokens import TokenRows
-    from amalgam.stages.common.inference.classifier import Classifier
+    from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.common.inference.teacher import Teacher
     from amalgam.stages.common.training.run import TrainingServices
 
@@ -411,7 +411,7 @@ def teacher_loader(run: Run) -> TeacherLoader:
 
 def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Classifier:
     """Loads a finished student whose logits follow these labels; refuses one with other labels."""
-    from amalgam.stages.common.inference.classifier import Classifier
+    from amalgam.stages.common.inference.batches import Classifier
 
     files = resolve(model_reference(run, str(folder.absolute()), where=where))
     device, limit = run.experiment.execution.device, run.experiment.student.max_tokens

@@ -24,7 +24,7 @@ from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
-from amalgam.stages.common.inference.classifier import Classifier
+from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.report_json import Scores
 
 if TYPE_CHECKING:

@@ -12,17 +12,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
-from amalgam.data.tokens import Ragged, Tokens
-from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.device import PendingTransfer, put_on
+from amalgam.data.tokens import Ragged, Tokens, encode
+from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.stages.common.device import PendingTransfer, pick_device, put_on
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.resolve import ModelFiles, read_model, takes_types
 
 KEYS_SHOWN = 5
 
@@ -80,10 +83,6 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
         yield np.concatenate(waiting)
 
 
-def never_stop() -> None:
-    """Never raises: the default of `stop`."""
-
-
 def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     teacher: Teacher,
     tokens: Sequence[Tokens],
@@ -93,7 +92,7 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     deterministic: bool,
     batch_tokens: int,
     on_progress: Callable[[int], None] = lambda _rows: None,
-    stop: Callable[[], None] = never_stop,
+    stop: Callable[[], None] = lambda: None,
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
     """Returns the logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
@@ -255,3 +254,43 @@ def predict(
             all_logits[rows] = logits.float().cpu().numpy()
     model.train(was_training)
     return all_logits
+
+
+LONGEST_TOKENS = 512
+"""Longest text of a student whose folder names no limit."""
+
+
+class Classifier:
+    """Predicts logits in fp32 without dropout, in the model's own order of labels unless reordered."""
+
+    def __init__(self, files: ModelFiles, *, device: str, max_tokens: int | None) -> None:
+        self.folder = files.folder
+        self.model: Any = load_classifier(files, dropout=None, dtype="fp32").to(pick_device(device))
+        self.tokenizer = load_tokenizer(files)
+        self.limit = token_limit(self.model.config, self.tokenizer, max_tokens or LONGEST_TOKENS)
+        self.types = takes_types(self.model.config)
+        self.pad_id = int(self.tokenizer.pad_token_id or 0)
+        self.labels = [str(self.model.config.id2label[place]) for place in range(self.model.config.num_labels)]
+        self._order = list(range(len(self.labels)))
+
+    def reorder(self, labels: Sequence[str], *, where: str) -> None:
+        """Orders the logits by these labels; refuses a model with other labels."""
+        if set(self.labels) != set(labels):
+            raise ModelError(
+                f"{where} has other labels than this experiment",
+                where=f"{self.folder}: {', '.join(self.labels)}",
+                fix=f"use a model with exactly the labels {', '.join(labels)}",
+            )
+        self._order = [self.labels.index(name) for name in labels]
+        self.labels = list(labels)
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, device: str, max_tokens: int | None, where: str) -> Self:
+        """Loads a classifier with the labels of its own config."""
+        return cls(read_model(folder, where), device=device, max_tokens=max_tokens)
+
+    def logits(self, texts: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float64]:
+        """Returns the logits [texts, labels]."""
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        logits = predict(self.model, tokens.ids, pad_id=self.pad_id, type_ids=tokens.type_ids)
+        return logits[:, self._order].astype(np.float64)

@@ -404,7 +404,10 @@ def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
         with torch.inference_mode():
             inputs = teacher.inputs(rows)
             pairs = [(teacher.forward(inputs, None), teacher.forward(inputs, lean))]
-            sites = _keyed_sites(teacher)
+            try:
+                sites = teacher.sites
+            except ModelError:  # a model whose dropout cannot be keyed may still run with dropout off
+                sites = ()
             if sites:
                 inputs = teacher.inputs(rows, sites)
                 keyed = partial(teacher.forward_with_dropout, inputs, sites)
@@ -412,11 +415,3 @@ def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
         if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
             return False
     return True
-
-
-def _keyed_sites(teacher: Teacher) -> tuple[Site, ...]:
-    """Returns no site for a model whose dropout cannot be keyed: it may still run with dropout off."""
-    try:
-        return teacher.sites
-    except ModelError:
-        return ()

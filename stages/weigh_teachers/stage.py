@@ -109,7 +109,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     else:
         signal = exclusive(answers[targets.weight_signal], facts)
         if signal is not None and targets.neighbours:
-            signal = coherent(signal, nearest(features_of(run, buckets), targets.neighbours)[0], facts)
+            signal = coherent(signal, nearest(features_of(run, key_array(keys)), targets.neighbours)[0], facts)
     weights = weigh(signal, answers["confidence"], targets, facts, shares)
     facts["shares"] = dict(zip(teachers, facts["shares"].round(4).tolist(), strict=True))
     values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))
@@ -144,7 +144,7 @@ def _agreed_signal(
     from amalgam.stages.weigh_teachers import weigh
 
     space, neighbours = label_space(run), run.experiment.targets.neighbours
-    features = features_of(run, train_part(run).buckets)
+    features = features_of(run, key_array(keys))
     states = [
         own.take(np.arange(len(own)))[:, 0, 0].astype(np.float32)
         for own in states_of(run, key_array(keys), last_states)

@@ -7,7 +7,7 @@ text costs only itself, and K = 24 after 16 costs 8 passes. A second corpus reus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -111,18 +111,13 @@ def family_in(path: str) -> str:
     return PurePosixPath(path).parts[1]
 
 
-def prefix_in(path: str) -> str:
-    """Returns the bucket prefix of a stored file."""
-    return PurePosixPath(path).name.split("-", 1)[0]
-
-
 def index_files(files: Iterable[StoredFile]) -> dict[str, PrefixIndex[StoredFile]]:
     """Returns a manifest's files by family and bucket, in its order."""
-    families: dict[str, list[StoredFile]] = {}
+    families: dict[str, list[tuple[str, StoredFile]]] = {}
     for file in files:
-        families.setdefault(family_in(file.path), []).append(file)
-    pairs = {family: [(prefix_in(file.path), file) for file in group] for family, group in families.items()}
-    return {family: PrefixIndex(group) for family, group in pairs.items()}
+        prefix = PurePosixPath(file.path).name.split("-", 1)[0]
+        families.setdefault(family_in(file.path), []).append((prefix, file))
+    return {family: PrefixIndex(pairs) for family, pairs in families.items()}
 
 
 def has_answers(store: Store, folder: Path) -> bool:
@@ -207,7 +202,6 @@ class BucketRequest:
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
         self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
         self._rows: dict[str, Any] = {}
-        self._missing: tuple[Any, Sequence[tuple[Any, bool, int, int]]] = (None, ())
 
     @cached_property
     def keys(self) -> Keys:
@@ -238,13 +232,6 @@ class BucketRequest:
             self._rows[unit.name] = places[self.keys[places] == keys]
         return self._rows[unit.name]
 
-    def missing(self, coverage: Coverage) -> Sequence[tuple[Any, bool, int, int]]:
-        """Returns the coverage's missing groups, cached for the next teacher that lacks the same."""
-        key = (coverage.logits.tobytes(), coverage.passes.tobytes(), coverage.wanted.tobytes())
-        if self._missing[0] != key:
-            self._missing = key, list(coverage.missing())
-        return self._missing[1]
-
 
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
     """Yields the cached units that these texts use, and new units for missing predictions.
@@ -263,7 +250,7 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
             yield Unit(unit.name, cached.folder, unit.size, is_complete=True)
             if coverage.is_complete:
                 return
-    for rows, logits, first, last in bucket.missing(coverage):
+    for rows, logits, first, last in coverage.missing():
         places = rows if len(rows) < bucket.texts else None
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)

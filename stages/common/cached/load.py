@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,13 +117,9 @@ def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
     return key
 
 
-def family_indexes(run: Run) -> dict[str, PrefixIndex[StoredFile]]:
-    """Returns the files of the current cache-teachers manifest by family and bucket."""
-    return _indexes(run, run.fingerprint("cache-teachers"))
-
-
 @once
-def _indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
+def _family_indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
+    """Returns the files of the current cache-teachers manifest by family and bucket."""
     return index_files(run.result("cache-teachers").files)
 
 
@@ -134,12 +130,11 @@ def answer_reader(run: Run) -> AnswerReader:
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
-        indexes=family_indexes(run),
+        indexes=_family_indexes(run, run.fingerprint("cache-teachers")),
         families=families_of(run),
         labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
         targets=run.experiment.targets,
-        passes=run.experiment.cache.passes,
-        adaptive=run.experiment.cache.adaptive,
+        cache=run.experiment.cache,
     )
 
 
@@ -242,12 +237,11 @@ def state_of(
     return open_states(teacher.name, list(folders.values()), keys)
 
 
-def features_of(run: Run, buckets: Sequence[Bucket]) -> Any:
-    """Returns the encoder's states [texts, width] in float32, in the order of the buckets' texts."""
+def features_of(run: Run, keys: NDArray[Any]) -> Any:
+    """Returns the encoder's states [texts, width] in float32, of the texts with these keys."""
     from amalgam.stages.common.cached.read import read_features
 
-    paths = [run.store.verified_path(file) for file in _files_of(run, encoder_states(run))]
-    return read_features(run.store, paths, buckets)
+    return read_features([run.store.verified_path(file) for file in _files_of(run, encoder_states(run))], keys)
 
 
 def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:

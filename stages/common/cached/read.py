@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from amalgam.data.arrays import softmax_column, width
 from amalgam.data.parquet import key_array, matrix, read_table
-from amalgam.pipeline.config.schema import Targets
+from amalgam.pipeline.config.schema import Cache, Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
-from amalgam.stages.common.corpus import Bucket, read_bucket
 from amalgam.stages.target_methods import COMPARATIVE, Evidence
 
 Array = NDArray[Any]
@@ -51,9 +50,7 @@ class AnswerReader:
     labels: Mapping[str, int]
     """Number of labels by teacher."""
     targets: Targets
-    passes: int
-    """Cached passes of a text (K)."""
-    adaptive: bool
+    cache: Cache
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
@@ -69,13 +66,13 @@ class AnswerReader:
         targets = self.targets
         answers = self._answers(teacher, prefixes, keys)
         logits = _aligned(_logits(answers), keys, teacher)["logits"]
-        full = self.passes if targets.passes is None else targets.passes
+        full = self.cache.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
         if full == 0 or (comparative and targets.distribution == "deterministic"):
             sums, full = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure)), 0
         else:
-            squares = self.adaptive and not comparative
+            squares = self.cache.adaptive and not comparative
             frames = [
                 _summed(answers, count, rows, measure, squares=squares)
                 for count, rows in self._pass_counts(prefixes, full)
@@ -231,10 +228,9 @@ def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: NDArr
     return States(teacher, mapped, *(np.concatenate(part)[places] for part in (file_of, starts, lengths)))
 
 
-def read_features(store: Store, paths: Sequence[Path], buckets: Sequence[Bucket]) -> Array:
-    """Returns the encoder's states [texts, width] in float32, in the order of the buckets' texts."""
+def read_features(paths: Sequence[Path], wanted: NDArray[np.bytes_]) -> Array:
+    """Returns the encoder's states [texts, width] in float32, in the order of the wanted keys."""
     tables = [read_table(path) for path in paths]
-    wanted = np.concatenate([key_array(read_bucket(store, bucket, ["key"]).column("key")) for bucket in buckets])
     values = np.concatenate([matrix(table.column("features")) for table in tables])
     features: Array = values[_places(tables, wanted, "the encoder")].astype(np.float32)
     return features

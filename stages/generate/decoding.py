@@ -21,7 +21,7 @@ from amalgam.data.tokens import Tokens, encode
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.inference.batches import never_stop, run_passes
+from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import GOLDEN, MIX_B, mixed
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.generate.language_model import LanguageModel
@@ -264,7 +264,7 @@ class Scorer:
     """Computes the log-probabilities of all of a teacher's classes, with dropout off."""
 
     def __init__(
-        self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = never_stop
+        self, teacher: Teacher, *, batch_tokens: int | None = None, stop: Callable[[], None] = lambda: None
     ) -> None:
         self.teacher, self.stop = teacher, stop
         self.tokenization = Tokenization(teacher)

@@ -66,7 +66,7 @@ def histogram(label: str, unit: str, names: Mapping[str, str], block: Mapping[st
     """Draws each series in percent of itself; None if nearly all values are in one bin."""
     series = {key: block[key] for key in names if key in block and block[key]["n"]}
     totals = [sum(counts) for counts in zip(*(values["counts"] for values in series.values()), strict=True)]
-    if not totals or max(totals) > MOST_IN_ONE_BIN * sum(totals):
+    if not any(totals) or max(totals) > MOST_IN_ONE_BIN * sum(totals):
         return None
     shares = {key: [count / values["n"] for count in values["counts"]] for key, values in series.items()}
     styles = {key: "two" if key == "wrong" else "one" for key in series}

@@ -318,9 +318,11 @@ def _audit_inputs(run: Run) -> AuditInputs:
     labels, targets = label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
 
+    reader = answer_reader(run) if labels.columns else None
+
     def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
-        column, reader = pl.Series("key", keys, pl.Binary), answer_reader(run)
-        evidence = [reader.evidence(name, prefixes, column) for name in labels.columns]
+        column = pl.Series("key", keys, pl.Binary)
+        evidence = [reader.evidence(name, prefixes, column) for name in labels.columns] if reader else []
         return with_domain_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
 
     return AuditInputs(

@@ -226,8 +226,7 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
 def _student_checks(experiment: ExperimentConfig) -> Checks:
     student, names = experiment.student, experiment.teacher_names
     unmeasured = not student.learns and experiment.corpus.test is None
-    message = f"{student.method} trains nothing and is only measured, which needs corpus.test"
-    yield unmeasured, "student.method", message
+    yield unmeasured, "student.method", f"{student.method} trains nothing and is only measured, which needs corpus.test"
     for name, model in (("encoder", student.encoder), ("method", student.method or "")):
         unknown = model.startswith(TEACHER) and model.removeprefix(TEACHER) not in names
         yield unknown, f"student.{name}", f"no teacher has this name (known: {', '.join(names)})"

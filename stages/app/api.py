@@ -288,13 +288,8 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, 
     except PendingDependencyError:
         identity = None
     differing = differences(old.identity, identity) if old and identity else ()
-    absent = {
-        "stage": stage.name,
-        "state": "not part of this experiment",
-        "detail": "",
-        "reason": None,
-        "fingerprint": None,
-    }
+    absent: dict[str, Any] = {"stage": stage.name, "state": "not part of this experiment", "detail": ""}
+    absent |= {"reason": None, "fingerprint": None}
     changes = [{"field": field, "change": change} for field, change in differing]
     return {**(state.to_json() if state else absent), "last": last, "changes": changes, "identity": identity}
 

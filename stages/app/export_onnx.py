@@ -53,7 +53,7 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
         temporary.mkdir()
         write_model(classifier, temporary / MODEL)
         facts = check_parity(classifier, temporary / MODEL)
-        for name in light_names([path.name for path in finished.folder.iterdir()], trust_remote_code=False):
+        for name in light_names([path.name for path in finished.folder.iterdir()]):
             shutil.copy2(finished.folder / name, temporary / name)
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         if folder.exists():

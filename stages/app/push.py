@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -52,13 +51,13 @@ def push(  # noqa: PLR0913 - the options of the command
         what = f"{shown(repo_id)} is no repository name"
         raise ExperimentError(what, where="amalgam push", fix="run `amalgam push YOUR-NAME/a-model`")
     console, finished = Console(), finished_student(config, student)
-    read_model(finished.folder, "amalgam push")  # it is a model
+    model = read_model(finished.folder, "amalgam push")
     files = _files(finished.folder)
     written = None
     if CARD not in files:
-        id2label = json.loads((finished.folder / "config.json").read_text("utf-8"))["id2label"]
-        names = {int(position): str(label) for position, label in id2label.items()}
-        info = CardInfo([names[position] for position in sorted(names)], finished.teachers, finished.max_tokens)
+        id2label = model.config["id2label"]
+        labels = [str(id2label[position]) for position in sorted(id2label, key=int)]
+        info = CardInfo(labels, finished.teachers, finished.max_tokens)
         written = card(_measured(info, finished, config) if student is None else info, repo_id)
     if show_card:
         console.result(written if written is not None else files[CARD].read_text("utf-8"))

@@ -104,7 +104,7 @@ def read(folder: Path, step: int) -> Checkpoint:
                 raise BrokenError(f"{name}.safetensors has changed since it was written")
             tensors[name] = load(table)
     except OSError as error:
-        raise BrokenError(f"{Path(error.filename).name}: {error.strerror}") from error
+        raise BrokenError(f"{Path(error.filename or path).name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BrokenError(f"{STATE} is no checkpoint") from error
     return Checkpoint(body["step"], body["state"], tensors)

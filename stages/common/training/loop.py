@@ -71,6 +71,9 @@ class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an e
 
     step: int
 
+    def __str__(self) -> str:
+        return f"stopped after step {self.step}; a checkpoint is saved"
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -366,6 +369,7 @@ class TrainingRun:
             "training": asdict(self.training) | {"checkpoint_seconds": None},
             "examples": self.examples.digest(),
             "objective": type(self.objective).__qualname__,
+            "temperature": getattr(self.objective, "temperature", None),
             "weights": {name: list(weight.shape) for weight, name in self.names.items()},
         }
         return fingerprint(parts)

@@ -57,8 +57,9 @@ class StudentFolder:
 
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.batches import Classifier
+        from amalgam.stages.common.models.resolve import read_model
 
-        return Classifier.in_folder(self.folder, device=self.device, max_tokens=self.max_tokens, where="the student")
+        return Classifier(read_model(self.folder, "the student"), device=self.device, max_tokens=self.max_tokens)
 
     def positions(self, labels: Sequence[str]) -> dict[str, list[int]]:
         """Returns the positions of each teacher's labels in the student's outputs."""

@@ -6,7 +6,7 @@ for objectives that learn from them. Families work as for predictions: appended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -78,7 +78,13 @@ class CacheFeatures(Stage):
         return Identity({}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        return list(_units(run, self.name))
+        requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
+        units: list[Unit] = []
+        for states in required_states(run):
+            cached = units_of(run, self.name, states.family)
+            for bucket in (bucket for part in parts_of(run, states) for bucket in requests[part.name]):
+                units += units_for(states.owner, bucket, cached, 0)
+        return units
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
@@ -105,14 +111,6 @@ class CacheFeatures(Stage):
 
     def describe(self, manifest: Record) -> str:
         return f"states of {', '.join(manifest.facts['families'])}"
-
-
-def _units(run: Run, stage: str) -> Iterator[Unit]:
-    requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
-    for states in required_states(run):
-        cached = units_of(run, stage, states.family)
-        for bucket in (bucket for part in parts_of(run, states) for bucket in requests[part.name]):
-            yield from units_for(states.owner, bucket, cached, 0)
 
 
 def _work_on(run: Run, states: CachedStates) -> Callable[[Unit], None]:

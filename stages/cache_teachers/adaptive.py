@@ -87,20 +87,19 @@ class CachedPasses:
         return np.stack([each.confidence for each in summaries]), np.stack([each.confidence_se for each in summaries])
 
 
-RequestUnits = Callable[[Bucket, Any], Iterable[Unit]]
-"""(bucket, passes wanted by each of its texts) -> the units of all teachers that make or contain them."""
-
-
 def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are found
     store: Store,
     passes: int,
     buckets: Sequence[tuple[Bucket, Any]],
     families: Sequence[str],
     *,
-    request: RequestUnits,
+    request: Callable[[Bucket, Any], Iterable[Unit]],
     pending: Callable[[Sequence[Unit]], Sequence[Unit]],
 ) -> list[Unit]:
-    """Returns all units that can be listed now: up to the first round that is not done, or all rounds."""
+    """Returns all units that can be listed now: up to the first round that is not done, or all rounds.
+
+    `request` lists the units of all teachers for a bucket and the number of passes of each of its texts.
+    """
     wanted = {bucket.prefix: np.zeros(len(keys), np.int64) for bucket, keys in buckets}
     decisions: list[Unit] = []
     for step in (*(step for step in PASS_STEPS if step < passes), passes):

@@ -247,9 +247,8 @@ def standard(signal: Array) -> Array:
 
 def together(signals: Sequence[Array], factors: Sequence[Array | float] | None = None) -> Array:
     """Returns the standardised sum of standardised signals, each times its factor."""
-    scores = [standard(signal) for signal in signals]
-    if factors is not None:
-        scores = [factor * score for factor, score in zip(factors, scores, strict=True)]
+    factors = factors or [1.0] * len(signals)
+    scores = [factor * standard(signal) for factor, signal in zip(factors, signals, strict=True)]
     return standard(np.sum(scores, axis=0))
 
 

@@ -43,10 +43,6 @@ if TYPE_CHECKING:
 
 ENCODER = "student.encoder"
 
-ENCODER_STATES = "the encoder"
-"""Owner of the encoder's states; no teacher can have this name."""
-
-
 # ---- families and their units
 
 
@@ -154,7 +150,7 @@ class CachedStates:
 
     @property
     def owner(self) -> str:
-        return self.teacher.name if self.teacher else ENCODER_STATES
+        return self.teacher.name if self.teacher else "the encoder"  # no teacher can have this name
 
 
 def required_states(run: Run) -> list[CachedStates]:

@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
@@ -25,7 +23,7 @@ from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.resolve import ModelFiles, read_model, takes_types
+from amalgam.stages.common.models.resolve import ModelFiles, takes_types
 
 KEYS_SHOWN = 5
 
@@ -202,9 +200,9 @@ class _Launcher:
         )
 
 
-Ids = npt.NDArray[np.integer[Any]]
+Ids = NDArray[np.integer[Any]]
 
-RowNumbers = npt.NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 
 
 def token_batches(lengths: RowNumbers, batch_tokens: int) -> list[RowNumbers]:
@@ -237,7 +235,7 @@ def predict(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
     type_ids: Sequence[Ids] | None = None,
-) -> npt.NDArray[np.float32]:
+) -> NDArray[np.float32]:
     """Returns logits [n, C] in the order of `tokens`, without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
     lengths = tokens.lengths
@@ -284,12 +282,7 @@ class Classifier:
         self._order = [self.labels.index(name) for name in labels]
         self.labels = list(labels)
 
-    @classmethod
-    def in_folder(cls, folder: Path, *, device: str, max_tokens: int | None, where: str) -> Self:
-        """Loads a classifier with the labels of its own config."""
-        return cls(read_model(folder, where), device=device, max_tokens=max_tokens)
-
-    def logits(self, texts: Sequence[tuple[str, ...]]) -> npt.NDArray[np.float64]:
+    def logits(self, texts: Sequence[tuple[str, ...]]) -> NDArray[np.float64]:
         """Returns the logits [texts, labels]."""
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
         logits = predict(self.model, tokens.ids, pad_id=self.pad_id, type_ids=tokens.type_ids)

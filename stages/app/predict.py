@@ -26,6 +26,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
+from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ class StudentFolder:
 
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.batches import Classifier
-        from amalgam.stages.common.models.resolve import read_model
 
         return Classifier(read_model(self.folder, "the student"), device=self.device, max_tokens=self.max_tokens)
 

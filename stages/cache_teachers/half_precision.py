@@ -6,8 +6,8 @@ confident one. Otherwise fp32 is used, and a note gives the figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,22 +35,14 @@ RATIO = (0.98, 1.02)
 FLIPS = 0.005
 
 
-class Sample(NamedTuple):
-    """Texts and their keys."""
-
-    keys: list[bytes]
-    texts: list[tuple[str, ...]]
-
-
-def sample_texts(tables: Iterable[pa.Table], total: int) -> Sample:
-    """Returns the texts with the smallest keys: mostly the same ones when the corpus grows."""
+def sample_texts(tables: Iterable[pa.Table], total: int) -> dict[bytes, tuple[str, ...]]:
+    """Returns the texts with the smallest keys, by key: mostly the same ones when the corpus grows."""
     wanted = min(TEXTS, max(FEWEST, total // SHARE))
-    sample = Sample([], [])
+    sample: dict[bytes, tuple[str, ...]] = {}
     for table in tables:
-        rows = table.slice(0, wanted - len(sample.keys))
-        sample.keys.extend(rows.column("key").to_pylist())
-        sample.texts.extend(fields(rows))
-        if len(sample.keys) >= wanted:
+        rows = table.slice(0, wanted - len(sample))
+        sample.update(zip(rows.column("key").to_pylist(), fields(rows), strict=True))
+        if len(sample) >= wanted:
             break
     return sample
 
@@ -59,7 +51,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     loader: TeacherLoader,
     teachers: Sequence[ResolvedTeacher],
     dtype: str,
-    sample: Sample,
+    sample: Mapping[bytes, tuple[str, ...]],
     *,
     passes: int,
     check_interrupt: Callable[[], None],
@@ -72,8 +64,8 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
         teacher = loader.load(resolved, precision, passes=count)
         logits, raw = run_passes(
             teacher,
-            teacher.tokenise(sample.texts),
-            sample.keys,
+            teacher.tokenise(list(sample.values())),
+            list(sample),
             range(count),
             deterministic=not count,
             batch_tokens=loader.tokens_at_once(teacher),
@@ -83,7 +75,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
 
     ratios: dict[str, float] = {}
     confidences: dict[str, list[Array]] = {"fp32": [], dtype: []}
-    checked = f"{dtype} on {len(sample.keys)} texts"
+    checked = f"{dtype} on {len(sample)} texts"
     for resolved in teachers:
         variances = []
         for precision in ("fp32", dtype):
@@ -95,7 +87,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
             confidences[precision].append(statistics(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)
     chosen = {precision: np.stack(values).argmax(0) for precision, values in confidences.items()}
-    flips = float((chosen["fp32"] != chosen[dtype]).mean()) if len(sample.keys) else 0.0
+    flips = float((chosen["fp32"] != chosen[dtype]).mean()) if sample else 0.0
     passed = all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values()) and flips <= FLIPS
     listed = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
     figures = f"variance of passes against fp32: {listed}; the most confident teacher differs on {flips:.2%}"

@@ -145,7 +145,7 @@ def test_answers_are_those_of_the_teacher_itself(done: Experiment, desk: Workspa
 
     folder = desk.folder / "models/second"
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
-    asked = done.answers("second").join(done.texts("test"), on="key").collect()
+    asked = done.logits("second").join(done.texts("test"), on="key").collect()
     assert len(asked) == TEST
     row = asked.row(0, named=True)
     with torch.no_grad():
@@ -202,11 +202,11 @@ def test_garbage_is_deleted_only_on_request(workspace: Workspace) -> None:
 
 def test_a_stale_result_is_an_error_and_never_returned(desk: Workspace) -> None:
     changed = Experiment.load(desk.config, {"targets.temperature": 0.5}, quiet=True)
-    assert changed.said.targets.temperature == 0.5
+    assert changed.config.targets.temperature == 0.5
     with pytest.raises(AmalgamError, match=r"build-targets .*0\.2 -> 0\.5") as refused:
         _ = changed.targets
     assert refused.value.fix == "experiment.run(until='build-targets')"
-    assert len(changed.answers("first").collect()) == TRAIN + TEST
+    assert len(changed.logits("first").collect()) == TRAIN + TEST
 
 
 def test_running_until_a_stage_stops_there(workspace: Workspace) -> None:
@@ -233,7 +233,7 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
     ("do", "piece"),
     [
         (lambda one: one.texts("validation"), "test, train"),
-        (lambda one: one.answers("third"), "first, second"),
+        (lambda one: one.logits("third"), "first, second"),
         (lambda one: one.run(until="tragets"), "read-corpus"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"dev": []}), "train, validation"),
@@ -289,7 +289,7 @@ def test_the_same_texts_as_any_object_are_one_file_and_rerun_nothing_but_the_rea
     table = pa.table({"text": frame["text"].to_list()[::-1], "label": numbers[::-1], "more": numbers})
     given = [frame, frame.lazy(), frame.to_arrow(), Dataset(table, list(range(TRAIN))[::-1])]
     loaded = [Experiment.load(workspace.config, texts={"train": one}, quiet=True) for one in given]
-    assert len({tuple(one.said.corpus.train or ()) for one in loaded}) == 1
+    assert len({tuple(one.config.corpus.train or ()) for one in loaded}) == 1
     [file] = (workspace.artifacts / "given").iterdir()
     assert pl.read_parquet(file).rows() == frame.rows()
     with workspace.counting() as asked:

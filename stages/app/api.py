@@ -91,7 +91,7 @@ def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, t
 class Experiment:
     """Offers the commands as methods: running again resumes, and current stages never run again.
 
-    `experiment.run()`, then `experiment.targets`, `.answers("a-teacher")`, `.texts("test")`, `.evaluation`.
+    `experiment.run()`, then `experiment.targets`, `.logits("a-teacher")`, `.texts("test")`, `.evaluation`.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], console: Console, part: str | None = None) -> None:
@@ -123,7 +123,7 @@ class Experiment:
         return cls(Path(path), assignments, Console(quiet=True, out=io.StringIO()) if quiet else Console())
 
     @property
-    def said(self) -> ExperimentConfig:
+    def config(self) -> ExperimentConfig:
         """Returns the configuration from the file and the overrides, defaults included."""
         return self._run.experiment
 
@@ -134,7 +134,7 @@ class Experiment:
     @property
     def student(self) -> Path:
         """The folder of the finished student: a plain Hugging Face folder."""
-        folder = self._run.base / "students" / self.said.student.name
+        folder = self._run.base / "students" / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
         return folder
@@ -142,7 +142,7 @@ class Experiment:
     @property
     def report(self) -> Path:
         """The report's page; a JSON file next to it has the numbers."""
-        return self._run.base / FOLDER / f"{page_name(self.said)}.html"
+        return self._run.base / FOLDER / f"{page_name(self.config)}.html"
 
     def plan(self) -> list[StageState]:
         """Every stage's state, and the reason where it would run. Nothing runs."""
@@ -222,11 +222,11 @@ class Experiment:
 
         return frames.texts(self._current("read-corpus"), part)
 
-    def answers(self, teacher: str) -> pl.LazyFrame:
+    def logits(self, teacher: str) -> pl.LazyFrame:
         """key, tokens, cut, logits of every text with dropout off, by the teacher's own labels."""
         from amalgam.stages.app import frames
 
-        return frames.answers(self._current("cache-teachers"), teacher)
+        return frames.logits(self._current("cache-teachers"), teacher)
 
     def passes(self, teacher: str) -> pl.LazyFrame:
         """key, first, last, passes (the logits of each pass), and their mean probability, entropy and confidence."""
@@ -258,7 +258,7 @@ class Experiment:
         from amalgam.stages.app import frames
         from amalgam.stages.app.predict import Student, finished_in
 
-        finished = replace(finished_in(self.student), device=self.said.execution.device)
+        finished = replace(finished_in(self.student), device=self.config.execution.device)
         return frames.predictions(Student(finished, top=top, explain=explain), texts)
 
     # ----

@@ -64,7 +64,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
     if as_json:
         console.json({"stages": [state.to_json() for state in states], "cost": costs.to_json()})
         return
-    prices = ["time", "memory", "disk"] if costs.known else []
+    prices = ["time", "memory", "disk"] if costs.estimates else []
     rows = {
         state.stage: [
             state.state,

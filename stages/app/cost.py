@@ -61,13 +61,13 @@ class CostEstimate:
     costs: dict[str, Cost | str]
 
     @property
-    def known(self) -> dict[str, Cost]:
+    def estimates(self) -> dict[str, Cost]:
         return {stage: cost for stage, cost in self.costs.items() if isinstance(cost, Cost)}
 
     @property
     def total(self) -> Cost | None:
         """Returns the sum over all stages, or None if the cost of one is not known."""
-        costs = self.known.values()
+        costs = self.estimates.values()
         if not costs or len(costs) < len(self.costs):
             return None
         memory = max(cost.memory_mb for cost in costs)
@@ -75,7 +75,7 @@ class CostEstimate:
 
     def cells(self, stage: str) -> list[str]:
         """Returns time, memory and disk of a stage as text; empty cells for a current stage."""
-        cost = self.known.get(stage)
+        cost = self.estimates.get(stage)
         return cost.cells() if cost else ["?" if stage in self.costs else ""] * 3
 
     def lines(self) -> list[str]:

@@ -25,7 +25,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
     return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets))
 
 
-def answers(run: Run, teacher: str) -> pl.LazyFrame:
+def logits(run: Run, teacher: str) -> pl.LazyFrame:
     files, labels = _files(run, teacher)
     schema = {"key": pl.Binary, "tokens": pl.Int32, "cut": pl.Boolean, "logits": pl.Array(pl.Float32, labels)}
     return _scan(list(files), schema).filter(pl.col("logits").is_not_null()).unique("key", maintain_order=True)

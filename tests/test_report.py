@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -314,3 +315,10 @@ def test_the_group_size_of_buckets_does_not_change_the_evaluation(
     assert [one["text"] for one in parts["student_quality"]["errors"]] == [
         one["text"] for one in whole["student_quality"]["errors"]
     ]
+
+
+def test_a_folder_whose_name_is_a_pattern_is_read_as_it_is(built: Workspace, tmp_path: Path) -> None:
+    workspace = built.copy(tmp_path / "a[1]*")
+    shutil.rmtree(workspace.artifacts / "report")
+    workspace("report")
+    assert (workspace.folder / "reports/student.html").is_file()

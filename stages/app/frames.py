@@ -22,7 +22,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
     if corpus_part is None:
         parts = ", ".join(run.result("read-corpus").facts["parts"])
         raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {parts}")
-    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets))
+    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets), glob=False)
 
 
 def logits(run: Run, teacher: str) -> pl.LazyFrame:
@@ -56,7 +56,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
 
 
 def targets(run: Run) -> pl.LazyFrame:
-    return pl.scan_parquet(run.store.verified_paths(run.result("build-targets").files))
+    return pl.scan_parquet(run.store.verified_paths(run.result("build-targets").files), glob=False)
 
 
 def evaluation(run: Run) -> pl.LazyFrame:
@@ -94,4 +94,4 @@ def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
 
 def _scan(paths: list[str], schema: dict[str, Any]) -> pl.LazyFrame:
     """Files of one family do not all have every column."""
-    return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore")
+    return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)

@@ -104,7 +104,7 @@ class TestAnswers:
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
-    similarities, groups, first = pl.scan_parquet(inputs.similarities), [], 0
+    similarities, groups, first = pl.scan_parquet(inputs.similarities, glob=False), [], 0
     for buckets in neighbouring_buckets(inputs.test.buckets, GROUP_TEXTS):
         rows = sum(bucket.rows for bucket in buckets)
         similar = similarities.slice(first, rows).select("similarity").collect()["similarity"]

@@ -57,7 +57,7 @@ class AnswerReader:
         schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts; not every file has logits.
-        rows = pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore")
+        rows = pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
         cached = rows.filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
         return _aligned(cached.unique("key", keep="last", maintain_order=True), keys, teacher)["logits"]
 
@@ -104,7 +104,7 @@ class AnswerReader:
             return [(full, None)]
         wanted = {stored[prefix] for prefix in prefixes}
         files = [file for file in self.manifest.files if file.path in wanted]
-        counts = pl.concat([pl.read_parquet(path) for path in self.store.verified_paths(files)])
+        counts = pl.concat([pl.read_parquet(path, glob=False) for path in self.store.verified_paths(files)])
         counts = counts.with_columns(pl.col("passes").clip(upper_bound=full))
         return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
 

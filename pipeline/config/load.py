@@ -85,16 +85,19 @@ def _config_error(path: Path, problems: Iterable[str]) -> ExperimentError:
 def write_template(folder: Path, teachers: str = "") -> Path:
     """Writes the commented amalgam.yaml of `amalgam init`; `teachers` replaces the section of that name."""
     path = folder / "amalgam.yaml"
-    folder.mkdir(parents=True, exist_ok=True)
     text = Path(__file__).with_name("template.yaml").read_text("utf-8")
     if teachers:
         before, _, rest = text.partition("teachers: ")
         text = "\n".join([before + teachers, rest.partition("\n\n")[2]])
+    if path.exists():
+        raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix="edit it, or move it away")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix="edit it, or move it away") from None
+    except OSError as error:
+        what = f"{path} cannot be written ({error.strerror})"
+        raise ExperimentError(what, where=str(folder.absolute()), fix="name a folder that you may write") from None
     return path
 
 

@@ -150,8 +150,9 @@ class Experiment:
         with working(self._run):
             return plan(STAGES, self._run)
 
-    def estimate_cost(self, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
+    def estimate_cost(self, states: Sequence[StageState] | None = None, *, measure: bool = False) -> CostEstimate:
         """Returns time, memory and disk of the planned stages; `measure` runs one unit where no time is recorded."""
+        states = self.plan() if states is None else states
         with working(self._run):
             return estimate_cost(self._run, states, measure=measure)
 

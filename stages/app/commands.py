@@ -102,7 +102,8 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
     if as_json:
         console.json(details)
         return
-    console.result(f"{name}: {details['state']}" + (f" ({details['reason']})" if details["reason"] else ""))
+    reason = ": ".join(text for text in (details["reason"], details["detail"]) if text)
+    console.result(f"{name}: {details['state']}" + (f" ({reason})" if reason else ""))
     console.result(
         f"  fingerprint now {details['fingerprint'] or 'not known yet'}, built last {details['last'] or 'never'}"
     )
@@ -136,7 +137,7 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         console.json(results)
     else:
         for fault in damaged:
-            console.result(f"{fault['path']}: {fault['fault']}; quarantined")
+            console.result(f"{fault['path']}: {fault['fault']}{'' if fault['fault'] == 'missing' else '; quarantined'}")
         megabytes = f"{results['bytes'] / 1e6:,.1f} MB"
         console.result(f"{results['files']:,} files, {megabytes} checked, {len(damaged)} damaged")
     if damaged:

@@ -84,7 +84,7 @@ def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Returns the teacher's files with their range of passes, and the number of its labels."""
     teachers = {teacher.name: teacher for teacher in teachers_of(run)}
     if name not in teachers:
-        raise ExperimentError(f"no teacher {name!r}", where="answers", fix=f"the teachers: {', '.join(teachers)}")
+        raise ExperimentError(f"no teacher {name!r}", where="teachers", fix=f"the teachers: {', '.join(teachers)}")
     manifest, family = run.result("cache-teachers"), families_of(run)[name]
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]

@@ -19,7 +19,9 @@ from typing import Any, TextIO
 EVERY_SECONDS = 30.0
 
 LEAST_LAST = 16
-"""Minimal width of the last column, the only one that is shortened."""
+"""Minimal width of the last column on a terminal, where wide tables are split."""
+LEAST_CUT = 7
+"""Minimal width of the last column on a pipe; it is the only one that is shortened."""
 
 
 class Progress:
@@ -183,7 +185,7 @@ def _groups(widths: list[int], columns: int) -> list[list[int]]:
 def _block(cells: Sequence[Sequence[str]], columns: int) -> str:
     """Aligns the cells; a last column that does not fit is cut and marked."""
     *widths, last = _widths(cells)
-    last = min(last, max(columns - sum(widths) - 2 * len(widths), LEAST_LAST))
+    last = min(last, max(columns - sum(widths) - 2 * len(widths), LEAST_CUT))
     lines = []
     for *row, end in cells:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -46,7 +46,6 @@ Part = Annotated[str | None, typer.Option("--part", help="Run share i of n, such
 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -6,6 +6,7 @@ students learn from generated texts only. The supervised student, trained on rea
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,7 @@ TEXTS: dict[str, tuple[int, int, Part]] = {
 GENERAL_TEXTS = 8000
 FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
 WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml"}
+EXPERIMENTS = Path(__file__).with_name("demo_experiments")
 METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 ROWS = (
@@ -43,106 +45,6 @@ ROWS = (
     ("as-dfd", None),
 )
 """(method, source of its texts); as-dfd has no texts, but embeddings made by the teachers."""
-
-THREE_TEACHERS = """\
-train_teachers:                    # three teachers with different labels
-  texts: texts/teachers.parquet    # not the texts of the student
-  encoder: encoder
-  groups:
-    desk: [banking, computing]
-    weekend: [cooking, football, gardening]
-    study: [law, medicine, music]
-  max_tokens: 48
-  epochs: 6
-  batch_size: 16
-  learning_rate: 3e-4
-"""
-
-EXPERIMENT = f"""\
-# The demo's experiment: an ordinary one. Try, in this folder:
-#   amalgam plan
-#   amalgam plan student.method=muka-soft
-#   amalgam run  student.method=muka-soft targets.temperature=0.5
-corpus:
-  train: texts/train.parquet       # only the supervised student and the report read its labels
-  test: texts/test.parquet
-  label: label
-
-{THREE_TEACHERS}
-cache:
-  passes: 16
-  max_tokens: 48
-
-student:
-  method: amalgam
-  encoder: encoder
-  max_tokens: 48
-  epochs: 3
-  batch_size: 32
-  learning_rate: 1e-3
-"""
-
-TEACHERS_EXPERIMENT = f"""\
-# This experiment trains the teachers from labelled texts. The supervised student learns from these texts too, and is
-# the upper bound for students without texts:
-#   amalgam run -c with-texts.yaml
-corpus:
-  train: texts/train.parquet
-  test: texts/test.parquet
-  label: label
-
-{THREE_TEACHERS}
-cache:
-  passes: 0                        # no method here uses dropout
-  max_tokens: 48
-
-student:
-  method: supervised
-  name: supervised
-  encoder: teacher:desk
-  max_tokens: 48
-  epochs: 4                        # about as many steps as other students
-  batch_size: 16
-  learning_rate: 1e-3
-"""
-
-DATA_FREE_EXPERIMENT = """\
-# Teachers, a language model, and no text. Try, in this folder:
-#   amalgam plan
-#   amalgam plan generate.texts=400
-#   amalgam run  student.method=vanilla-kd generate.steering_strength=5
-corpus:
-  test: texts/test.parquet         # read by the report only
-  label: label
-
-teachers:
-  - {name: desk, model: ./teachers/desk}
-  - {name: weekend, model: ./teachers/weekend}
-  - {name: study, model: ./teachers/study}
-
-generate:
-  source: steered
-  language_model: ./lm
-  texts: 200                       # per teacher and class
-  steering_strength: 2
-  max_tokens: 32
-  held_out: 0.2                    # for stratanet's statistics of the teachers; no student learns from it
-
-pseudo_embeddings:
-  count: 64                        # as-dfd's, per teacher and class
-
-cache:
-  passes: 0
-  max_tokens: 48
-
-student:
-  method: amalgam
-  encoder: teacher:desk
-  max_tokens: 48
-  epochs: 12                       # StrataNet has ten; these texts are few
-  batch_size: 16
-  learning_rate: 1e-3
-"""
 
 
 def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
@@ -201,7 +103,7 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
 def write_demo(folder: Path) -> None:
     """Writes texts, a tiny encoder and the experiment file; existing files stay."""
     _write_texts_and_encoder(folder, "train")
-    _write_missing(folder / "amalgam.yaml", EXPERIMENT)
+    _copy_missing("amalgam.yaml", folder / "amalgam.yaml")
 
 
 def write_data_free(folder: Path, console: Console) -> None:
@@ -209,8 +111,8 @@ def write_data_free(folder: Path, console: Console) -> None:
     _write_texts_and_encoder(folder, "teachers")
     if not (folder / "texts/general.parquet").exists():
         pq.write_table(pa.table({"text": mixture(GENERAL_TEXTS, seed=0)}), folder / "texts/general.parquet")
-    _write_missing(folder / "with-texts.yaml", TEACHERS_EXPERIMENT)
-    _write_missing(folder / "amalgam.yaml", DATA_FREE_EXPERIMENT)
+    _copy_missing("with-texts.yaml", folder / "with-texts.yaml")
+    _copy_missing("data-free.yaml", folder / "amalgam.yaml")
     if not (folder / "lm").exists():
         console.say("== a language model of general text")
         tiny_language_model(folder / "lm", mixture(GENERAL_TEXTS, seed=0), seed=0)
@@ -243,6 +145,6 @@ def write_texts(folder: Path) -> None:
             pq.write_table(pa.table({"text": texts, "label": labels}), path)
 
 
-def _write_missing(path: Path, content: str) -> None:
+def _copy_missing(experiment: str, path: Path) -> None:
     if not path.exists():
-        path.write_text(content)
+        shutil.copyfile(EXPERIMENTS / experiment, path)

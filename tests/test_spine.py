@@ -166,6 +166,22 @@ def test_verify_counts_every_file_and_names_the_damaged(workspace: Workspace) ->
     assert list((workspace.artifacts / "quarantine").iterdir())
 
 
+def test_verify_names_the_records_that_cannot_be_read(workspace: Workspace) -> None:
+    pin = workspace.artifacts / "pins" / "dtype-auto.json"
+    pin.parent.mkdir(exist_ok=True)
+    patterns = ("read-corpus/part-*/*.json", "cache-teachers/*/units/*.json", "build-targets/*/MANIFEST.json")
+    paths = [pin, *(next(workspace.artifacts.glob(pattern)) for pattern in patterns)]
+    for path in paths:
+        path.write_text("{")
+    result = workspace.attempt("verify", "--json")
+    assert result.code == 1
+    damaged = {workspace.artifacts / fault["path"] for fault in result.json["damaged"]}
+    assert damaged == set(paths)
+    assert not any(path.exists() for path in paths)
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
 def test_gc_lists_and_deletes_only_with_yes(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
     workspace("build-targets", "--force")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from amalgam.stages.app.sweep import combinations, over_seeds, values_of
+from amalgam.stages.report.tables import SCORES
 from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
 
 
@@ -82,7 +84,9 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
 
 
 def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
-    scores = dict.fromkeys(("accuracy", "macro_f1", "nll_nats", "ece"), 0.5)
+    scores = dict.fromkeys(SCORES, 0.5)
     settings = [{"student.method": "uhc", "student.seed": "0"}, {"student.method": "amalgam", "student.seed": "1"}]
-    assert list(over_seeds([{"values": values, "scores": scores} for values in settings])) == []
-    assert list(over_seeds([{"values": {"student.method": name}, "scores": scores} for name in "ab"])) == []
+    by_settings: Any = [{"values": values, "scores": scores} for values in settings]
+    by_method: Any = [{"values": {"student.method": name}, "scores": scores} for name in "ab"]
+    assert list(over_seeds(by_settings)) == []
+    assert list(over_seeds(by_method)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
@@ -14,6 +14,35 @@ from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
 
 State = Literal["current", "partial", "missing"]
+
+
+class UnitsJson(TypedDict):
+    done: int | None
+    total: int | None
+
+
+class StateJson(TypedDict):
+    """A stage's state, as `amalgam plan --json` prints it."""
+
+    stage: str
+    state: State
+    reason: Reason | None
+    detail: str
+    units: UnitsJson
+    fingerprint: str | None
+    warnings: list[str]
+    after: list[str]
+
+
+class IdentityJson(TypedDict):
+    """All inputs of a stage's result; its digest is the fingerprint."""
+
+    stage: str
+    version: int
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    upstream: Mapping[str, str]
+    libraries: NotRequired[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +65,7 @@ class StageState:
     def why(self) -> str:
         return f"{self.reason}{': ' + self.detail if self.detail else ''}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> StateJson:
         return {
             "stage": self.stage,
             "state": self.state,
@@ -95,21 +124,27 @@ def stage_state(stage: Stage, run: Run) -> StageState:
     return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)
 
 
-def identity_of(stage: Stage, run: Run) -> dict[str, Any]:
-    parts = {part: dict(value) for part, value in vars(stage.identity(run)).items()}
-    identity: dict[str, Any] = {"stage": stage.name, "version": stage.VERSION, **parts}
+def identity_of(stage: Stage, run: Run) -> IdentityJson:
+    parts = stage.identity(run)
+    identity = IdentityJson(
+        stage=stage.name,
+        version=stage.VERSION,
+        config=dict(parts.config),
+        inputs=dict(parts.inputs),
+        upstream=dict(parts.upstream),
+    )
     if run.experiment.execution.on_version_change == "strict":
         identity["libraries"] = library_versions()
     return identity
 
 
 def _reason(
-    stage: Stage, run: Run, name: str, identity: dict[str, Any], fault: tuple[StoredFile, str] | None
+    stage: Stage, run: Run, name: str, identity: IdentityJson, fault: tuple[StoredFile, str] | None
 ) -> tuple[Reason, str]:
     if fault is not None:
         file, kind = fault
         return ("missing" if kind == "missing" else "damaged"), f"{file.path} is {kind}"
-    before = run.store.head().get(stage.name, {}).get("fingerprint")
+    before = run.store.last(stage.name)
     if before is None:
         return "first-run", ""
     if before == name:

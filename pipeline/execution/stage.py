@@ -247,7 +247,7 @@ class Stage:
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002 - a default
+    def finish(self, run: Run, records: Sequence[Record]) -> Mapping[str, object]:  # noqa: ARG002 - a default
         """Returns the manifest's facts, computed from the units' records; by default those of a single unit."""
         return dict(records[0].facts)
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
@@ -45,9 +45,10 @@ class Record:
 
     name: str
     files: tuple[StoredFile, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
-    identity: dict[str, Any] = field(default_factory=dict)
+    facts: Any = field(default_factory=dict)
+    """A JSON object; the stage that writes it has its type."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, trusted: bool = False) -> Record:
@@ -60,13 +61,20 @@ class Record:
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
+class HeadEntry(TypedDict):
+    """The last result of a stage, in HEAD.json."""
+
+    fingerprint: str
+    overrides: dict[str, Any]
+
+
 @dataclass
 class UnitWriter:
     """Holds the temporary folder of a unit's files, and the facts for its record."""
 
     folder: Path
-    facts: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
+    made: Mapping[str, object] = field(default_factory=dict)
     files: tuple[StoredFile, ...] = ()
     """The published files, after the block."""
     rival: Record | None = None
@@ -254,19 +262,24 @@ class Store:
 
     # ---- HEAD and pins
 
-    def head(self) -> dict[str, dict[str, Any]]:
+    def head(self) -> dict[str, HeadEntry]:
         """Returns the entry of each stage; malformed ones are left out, because the file may be edited or damaged."""
         raw = self.read_json(self.root / "HEAD.json")
-        head = {}
+        head = dict[str, HeadEntry]()
         for stage, entry in raw.items() if isinstance(raw, dict) else ():
             match entry:
                 case {"fingerprint": str(), "overrides": dict()}:
                     head[stage] = entry
         return head
 
+    def last(self, stage: str) -> str | None:
+        """Returns the fingerprint of the stage's last result."""
+        entry = self.head().get(stage)
+        return entry["fingerprint"] if entry else None
+
     def move_head(self, stage: str, name: str, overrides: Mapping[str, Any]) -> None:
         head = self.head()
-        entry = {"fingerprint": name, "overrides": dict(overrides)}
+        entry = HeadEntry(fingerprint=name, overrides=dict(overrides))
         if head.get(stage) != entry:
             self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, stage: entry})
 

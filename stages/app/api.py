@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.plan import StageState, identity_of, plan
+from amalgam.pipeline.execution.plan import IdentityJson, Reason, StageState, UnitsJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
@@ -173,7 +173,7 @@ class Experiment:
                 )
                 return []
 
-    def explain(self, stage: str) -> dict[str, Any]:
+    def explain(self, stage: str) -> Explanation:
         """Returns why a stage would run: the fields that differ from its last result."""
         stages = {entry.name: entry for entry in STAGES}
         if stage not in stages:
@@ -199,11 +199,11 @@ class Experiment:
 
     # ---- the workspace
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> maintenance.Status:
         """Returns every result in the workspace, and marks the last one of each stage."""
         return maintenance.list_artifacts(self._run)
 
-    def verify(self) -> dict[str, Any]:
+    def verify(self) -> maintenance.Verification:
         """Verifies every stored file against its digest, and quarantines damaged ones."""
         return maintenance.verify(self._run)
 
@@ -211,7 +211,7 @@ class Experiment:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
         return maintenance.find_garbage(self._run, unused=unused, delete=delete)
 
-    def compact(self, *, write: bool = False) -> dict[str, Any]:
+    def compact(self, *, write: bool = False) -> maintenance.Packing:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
         return maintenance.compact(self._run, write=write)
 
@@ -281,18 +281,48 @@ class Experiment:
         return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"
 
 
-def _explanation(stage: Stage, run: Run, state: StageState | None) -> dict[str, Any]:
-    last = run.store.head().get(stage.name, {}).get("fingerprint")
+class Change(TypedDict):
+    field: str
+    change: str
+
+
+class Explanation(TypedDict):
+    """A stage's state, as in the plan, and the changes since its last result."""
+
+    stage: str
+    state: str
+    reason: Reason | None
+    detail: str
+    units: NotRequired[UnitsJson]
+    fingerprint: str | None
+    warnings: NotRequired[list[str]]
+    after: NotRequired[list[str]]
+    last: str | None
+    changes: list[Change]
+    identity: IdentityJson | None
+
+
+def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanation:
+    last = run.store.last(stage.name)
     old = run.store.manifest(stage.name, last) if last else None
     try:
         identity = identity_of(stage, run) if state else None
     except PendingDependencyError:
         identity = None
     differing = differences(old.identity, identity) if old and identity else ()
-    absent: dict[str, Any] = {"stage": stage.name, "state": "not part of this experiment", "detail": ""}
-    absent |= {"reason": None, "fingerprint": None}
-    changes = [{"field": field, "change": change} for field, change in differing]
-    return {**(state.to_json() if state else absent), "last": last, "changes": changes, "identity": identity}
+    changes = [Change(field=field, change=change) for field, change in differing]
+    if state:
+        return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
+    return {
+        "stage": stage.name,
+        "state": "not part of this experiment",
+        "detail": "",
+        "reason": None,
+        "fingerprint": None,
+        "last": last,
+        "changes": changes,
+        "identity": identity,
+    }
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:

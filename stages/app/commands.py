@@ -43,9 +43,9 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
     then `train-student`.
     """
     run = open_run(config, overrides, console=Console(quiet=True))
-    head, console, repeated = run.store.head(), Console(), dict[str, Any]()
+    head, console, repeated = run.store.head(), Console(), dict[str, object]()
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
-        for key, value in head.get(stage.name, {}).get("overrides", {}).items():
+        for key, value in head[stage.name]["overrides"].items() if stage.name in head else ():
             if key.split(".")[0] in stage.sections and key not in run.overrides:
                 repeated[key] = value
                 console.note(

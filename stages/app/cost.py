@@ -7,11 +7,11 @@ Each finished stage records its seconds, bytes and workload in timing.json. Wher
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import duration
@@ -54,6 +54,12 @@ class Cost:
         return [duration(self.seconds), *(f"{mb / 1000:,.1f} GB" if mb >= 1000 else f"{mb:,.0f} MB" for mb in sizes)]
 
 
+class CostJson(TypedDict):
+    stages: Mapping[str, Mapping[str, float] | None]
+    total: Mapping[str, float] | None
+    notes: dict[str, str]
+
+
 @dataclass(frozen=True)
 class CostEstimate:
     """The costs of all stages that are not current, or the reason why a cost is not known."""
@@ -90,7 +96,7 @@ class CostEstimate:
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
         return lines
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CostJson:
         stages = {stage: None if isinstance(cost, str) else asdict(cost) for stage, cost in self.costs.items()}
         notes = {stage: cost for stage, cost in self.costs.items() if isinstance(cost, str)}
         return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes}
@@ -149,7 +155,7 @@ def _recorded(run: Run, stage: Stage) -> Rate | None:
     rates = {folders[path]: rate for path, record in records.items() if (rate := _rate(record.facts))}
     if not rates:
         return _rate(_measured_rates(run).get(stage.name))
-    last = run.store.head().get(stage.name, {}).get("fingerprint")
+    last = run.store.last(stage.name)
     return rates[last] if last in rates else max(rates.values(), key=lambda rate: rate.workload)
 
 
@@ -162,7 +168,7 @@ def _rate(facts: Any) -> Rate | None:
     return rate if rate.workload > 0 else None
 
 
-def _measured_rates(run: Run) -> dict[str, Any]:
+def _measured_rates(run: Run) -> Mapping[str, object]:
     content = run.store.read_json(run.store.root / RATES)
     return content if isinstance(content, dict) else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run, Stage
@@ -12,7 +12,7 @@ from amalgam.pipeline.storage import store
 from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
 from amalgam.pipeline.storage.local import remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.store import MANIFEST, Record
+from amalgam.pipeline.storage.store import MANIFEST, HeadEntry, Record
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
 from amalgam.stages.registry import STAGES
@@ -29,7 +29,25 @@ ROOMS = ("pins", QUARANTINE, "training-logs", "given")
 # ---- results
 
 
-def list_artifacts(run: Run) -> dict[str, Any]:
+class Artifact(TypedDict):
+    """A result or a family."""
+
+    stage: str
+    name: str
+    head: bool
+    bytes: int
+    summary: str
+
+
+class Status(TypedDict):
+    workspace: str
+    bytes: int
+    head: dict[str, HeadEntry]
+    artifacts: list[Artifact]
+    notes: list[str]
+
+
+def list_artifacts(run: Run) -> Status:
     """Returns every result and family of the workspace, and marks those in HEAD."""
     entries, head = list(run.store.backend.list()), run.store.head()
     folders: dict[str, dict[str, list[FileInfo]]] = {stage.name: {} for stage in STAGES}
@@ -38,14 +56,9 @@ def list_artifacts(run: Run) -> dict[str, Any]:
         if stage_name in folders:
             folders[stage_name].setdefault(inside.partition("/")[0], []).append(entry)
     sizes = {entry.path: entry.bytes for entry in entries}
+    last = {(name, entry["fingerprint"]) for name, entry in head.items()}
     artifacts = [
-        {
-            "stage": stage.name,
-            "name": name,
-            "head": name == head.get(stage.name, {}).get("fingerprint"),
-            "bytes": _bytes(files),
-            "summary": summary,
-        }
+        Artifact(stage=stage.name, name=name, head=(stage.name, name) in last, bytes=_bytes(files), summary=summary)
         for stage in STAGES
         for name, files in sorted(folders[stage.name].items())
         if (summary := _summary(run, stage, name, files, sizes))
@@ -87,21 +100,41 @@ def _newer_models(run: Run) -> Iterator[str]:
 # ---- verification and packing
 
 
-def verify(run: Run) -> dict[str, Any]:
-    """Verifies every file of every record, and quarantines the damaged ones."""
-    files = {file.path: file for _, record in _records(run, run.store.backend.list()) for file in record.files}
-    damaged = []
-    for file in files.values():
-        fault = run.store.check_file(file, refetch=True)
-        if fault:
-            damaged.append({"path": file.path, "fault": fault})
-            run.store.quarantine(run.store.path(file))
+class Damage(TypedDict):
+    path: str
+    fault: str
+
+
+class Verification(TypedDict):
+    files: int
+    bytes: int
+    damaged: list[Damage]
+    quarantine: str
+
+
+class Packing(TypedDict):
+    units: int
+    folders: list[str]
+    loose: bool
+
+
+def verify(run: Run) -> Verification:
+    """Verifies every record and every file that a record names, and quarantines the damaged ones."""
+    entries = list(run.store.backend.list())
+    records = dict(_records(run, entries))
+    files = {file.path: file for record in records.values() for file in record.files}
+    unread = [run.store.root / entry.path for entry in entries if _is_record(entry.path) and entry.path not in records]
+    unread = [path for path in unread if run.store.record(path) is None and run.store.has(path)]
+    faults = {run.store.inside(path): "the record cannot be read" for path in unread}
+    faults |= {path: fault for path, file in files.items() if (fault := run.store.check_file(file, refetch=True))}
+    run.store.quarantine(*(run.store.root / path for path in faults))
     size = sum(file.bytes for file in files.values())
     quarantine = run.store.where(run.store.root / QUARANTINE)
+    damaged = [Damage(path=path, fault=fault) for path, fault in faults.items()]
     return {"files": len(files), "bytes": size, "damaged": damaged, "quarantine": quarantine}
 
 
-def compact(run: Run, *, write: bool) -> dict[str, Any]:
+def compact(run: Run, *, write: bool) -> Packing:
     """Counts the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
     loose = store.loose_units(run.store, run.store.backend.list())
     packed = (store.compact(run.store, folder, units) if write else len(units.new) for folder, units in loose.items())
@@ -170,6 +203,13 @@ def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[st
 def _is_data(parts: Sequence[str]) -> bool:
     metadata = parts[-1].endswith((".json", ".gz"))
     return len(parts) > 2 and parts[0] not in ROOMS and not metadata and "checkpoint" not in parts
+
+
+def _is_record(path: str) -> bool:
+    """Returns whether this is a pin, or a record in a folder of units; JSON files of models are data."""
+    *folders, name = path.split("/")
+    in_folder = folders[:1] == ["pins"] or (len(folders) - (folders[-1:] == ["units"]) == 2 and folders[0] not in ROOMS)
+    return in_folder and name.endswith(".json") and name != "family.json" and not name.startswith(TEMPORARY)
 
 
 def _records(run: Run, entries: Iterable[FileInfo]) -> Iterator[tuple[str, Record]]:

@@ -10,11 +10,11 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import yaml
 
@@ -27,8 +27,9 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
+from amalgam.stages.report.report_json import Scores
 from amalgam.stages.report.stage import evaluation_if_any
-from amalgam.stages.report.tables import SCORES, header, row
+from amalgam.stages.report.tables import SCORES, Score, header, row
 
 STUDENT = next(stage for stage in STAGES if stage.name == "train-student")
 MOST = 200
@@ -152,7 +153,30 @@ class PrefixedConsole(QuietTables):
 # ---- results
 
 
-def _result(sweep_run: SweepRun, run: Run) -> dict[str, Any]:
+Spread = tuple[float, float] | tuple[None, None]
+"""Mean and standard deviation; None where a score of a student is None."""
+
+
+class SweepResult(TypedDict):
+    name: str
+    values: dict[str, str]
+    fingerprint: str | None
+    folder: str | None
+    n: int | None
+    groups: dict[str, list[str]]
+    scores: Scores | None
+
+
+class SeedSummary(TypedDict):
+    name: str
+    students: int
+    accuracy: Spread
+    macro_f1: Spread
+    nll_nats: Spread
+    ece: Spread
+
+
+def _result(sweep_run: SweepRun, run: Run) -> SweepResult:
     evaluation, learns = evaluation_if_any(run), run.experiment.student.learns
     return {
         "name": sweep_run.name,
@@ -165,7 +189,7 @@ def _result(sweep_run: SweepRun, run: Run) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, results: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+def _show(console: Console, results: Sequence[SweepResult], *, as_json: bool) -> None:
     summaries = list(over_seeds(results))
     if as_json:
         console.json({"students": results, "over_seeds": summaries})
@@ -187,18 +211,26 @@ def _show(console: Console, results: Sequence[Mapping[str, Any]], *, as_json: bo
     console.table(f"{scored['n']:,} labelled test texts", columns, rows)
 
 
-def over_seeds(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:
     """Yields mean and standard deviation of students that differ only in seeds."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Scores]] = {}
     for result in results:
         words = [_word(field, value) for field, value in result["values"].items() if not field.endswith(".seed")]
         if result["scores"] and len(words) < len(result["values"]):
             groups.setdefault("-".join(words) or "all", []).append(result["scores"])
     for name, students in groups.items():
         if len(students) > 1:
-            summary: dict[str, Any] = {"name": name, "students": len(students)}
-            for score in SCORES:
-                values = [scores[score] for scores in students]
-                complete = None not in values
-                summary[score] = (statistics.mean(values), statistics.stdev(values)) if complete else (None, None)
-            yield summary
+            accuracy, macro_f1, nll_nats, ece = (_spread(students, score) for score in SCORES)
+            yield {
+                "name": name,
+                "students": len(students),
+                "accuracy": accuracy,
+                "macro_f1": macro_f1,
+                "nll_nats": nll_nats,
+                "ece": ece,
+            }
+
+
+def _spread(students: Sequence[Scores], score: Score) -> Spread:
+    values = [value for scores in students if (value := scores[score]) is not None]
+    return (statistics.mean(values), statistics.stdev(values)) if len(values) == len(students) else (None, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
 from amalgam.stages.report.report_json import AuditBlock, Evaluation, Row, Scores
 
-SCORES = ("accuracy", "macro_f1", "nll_nats", "ece")
+Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
+SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 MOST_SYSTEMS, MOST_LABELS = 12, 20
 

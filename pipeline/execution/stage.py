@@ -194,6 +194,8 @@ class Stage:
     """Number of units that `run_units` works on at the same time, each in a thread."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Sections of the experiment whose overrides a later stage command repeats."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """The value of `needs` where it is the same for every experiment."""
     enabled_by: ClassVar[str] = ""
     """The setting that adds the stage to an experiment; empty for stages without such a setting."""
 
@@ -203,7 +205,7 @@ class Stage:
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002 - a default for subclasses
         """Returns the stages whose results this stage reads, in any order; those not in the experiment are ignored."""
-        return ()
+        return self.reads
 
     def resolve_inputs(self, run: Run) -> None:
         """Fetches inputs that identity depends on, such as a remote file or a Hub commit; `plan` never calls it."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
-from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint
+from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
 
@@ -214,7 +214,7 @@ class Store:
         temporary = temporary_path(folder)
         temporary.mkdir(parents=True)
         try:
-            draft = UnitWriter(temporary)
+            draft = UnitWriter(temporary, made={"libraries": library_versions()})
             yield draft
             draft.files = self._publish_files(draft.folder, folder, name, suffix)
             committed = self.commit(folder / f"{name}.json", Record(name, draft.files, draft.facts, draft.made))

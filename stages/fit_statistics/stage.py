@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.keys import text_key
+from amalgam.data.keys import shown_names, text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -35,13 +35,11 @@ class FitStatistics(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "teachers"
+    reads = ("generate", "read-corpus", "train-teachers", "cache-teachers", "cache-features")
     enabled_by = "choose an uncertainty that compares teachers (rmd, md, msp), or student.method: stratanet"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and measure_of(experiment) is not None
-
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
-        return ("generate", "read-corpus", "train-teachers", "cache-teachers", "cache-features")
 
     def identity(self, run: Run) -> Identity:
         """Returns the key of the states, which also determines the dropout-off logits."""
@@ -167,8 +165,7 @@ def notes(teacher: str, facts: dict[str, Any]) -> list[str]:
     absent = facts["absent"]
     messages = []
     if absent:
-        more = f" and {len(absent) - FEW} more" if len(absent) > FEW else ""
-        messages.append(f"teacher {teacher}: no text of {', '.join(absent[:FEW])}{more}; texts of it will look foreign")
+        messages.append(f"teacher {teacher}: no text of {shown_names(absent, FEW)}; texts of it will look foreign")
     if facts["texts"] <= facts["width"]:
         shares = " and ".join(f"{share:.2f}" for share in facts["shrinkage"])
         messages.append(

@@ -6,8 +6,7 @@ from its neighbours, and the search makes it fail, which keeps the embeddings di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,9 +74,10 @@ def search_embeddings(
             where=f"embeddings.tokens: {config.tokens}",
             fix=f"pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
+    model.requires_grad_(False)  # a loaded teacher is never trained
     table = model.get_input_embeddings().weight.detach().float()
     labels = torch.full((config.count,), label, device=table.device)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _frozen(model):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(key64(config.seed, teacher.digest, label, 0) % 2**63)
         noise = torch.randn(config.count, config.tokens, table.shape[1]).to(table.device)
         embeddings = nn.Parameter(table.mean(0) + table.std(0) * noise)
@@ -99,18 +99,6 @@ def search_embeddings(
     with torch.no_grad():
         logits = model(inputs_embeds=special(embeddings)).logits.float()
     return embeddings.detach().cpu().contiguous(), logits.cpu().contiguous()
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in weights:
-        weight.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for weight in weights:
-            weight.requires_grad_(True)
 
 
 # ---- from the teacher's space to the student's

@@ -11,7 +11,7 @@ from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.load import prepare_teachers, teacher_loader, teachers_of
 from amalgam.stages.target_methods import reads_texts
@@ -27,14 +27,12 @@ class MakeEmbeddings(Stage):
     VERSION = 1
     parallelism = "units"
     unit_label = "embeddings"
+    reads = ("train-teachers",)
     sections = ("pseudo_embeddings",)
     enabled_by = "set student.method: as-dfd"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not reads_texts(experiment)
-
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
-        return ("train-teachers",)
 
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
@@ -72,7 +70,6 @@ class MakeEmbeddings(Stage):
             save_file({"embeddings": embeddings, "logits": logits}, draft.folder / FILE)
             taken = int((logits.argmax(dim=-1) == label).sum())
             draft.facts = {"rows": len(logits), "taken": taken, "content": teacher.files.digest, "label": label}
-            draft.made = {"libraries": library_versions()}
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         classes = {}

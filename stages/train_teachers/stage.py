@@ -42,14 +42,12 @@ class TrainTeachers(Stage):
     VERSION = 1
     parallelism = "collective"
     unit_label = "teachers"
+    reads = ("read-corpus",)
     sections = ("train_teachers",)
     enabled_by = "add a `train_teachers` section"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.train_teachers is not None
-
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
-        return ("read-corpus",)
 
     def resolve_inputs(self, run: Run) -> None:
         for settings, where in encoders_of(run).values():

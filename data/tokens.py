@@ -65,13 +65,12 @@ class Ragged(Sequence[Whole]):
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Ragged(self.values[places], offsets)
 
-    def padded(self, rows: NDArray[np.integer[Any]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Returns these rows as a matrix, padded on the right with `fill`, and the mask of their values."""
-        taken = self.take(rows)
-        lengths = taken.lengths
-        token_mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+    def padded(self, fill: int, width: int = 0) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns a matrix of at least this width, padded on the right with `fill`, and the mask of its values."""
+        lengths = self.lengths
+        token_mask = np.arange(int(lengths.max(initial=width))) < lengths[:, None]
         filled = np.full(token_mask.shape, fill, np.int64)
-        filled[token_mask] = taken.values
+        filled[token_mask] = self.values
         return filled, token_mask
 
 

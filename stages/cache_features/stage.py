@@ -17,7 +17,6 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.coverage import units_for
 from amalgam.stages.common.cached.load import (
@@ -37,6 +36,7 @@ from amalgam.stages.common.load import (
     extra_parts,
     teacher_loader,
     teachers_of,
+    token_cache,
     train_part,
     unit_texts,
 )
@@ -52,14 +52,12 @@ class CacheFeatures(Stage):
     VERSION = 1
     parallelism = "units"
     unit_label = "texts"
+    reads = ("read-corpus", "train-teachers")
     enabled_by = "choose targets or an objective that read hidden states"
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         reads_states = objective_inputs(experiment).states is not None or measure_of(experiment) is not None
         return experiment.student.learns and (reads_states or target_method(experiment.targets).reads_features)
-
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
-        return ("read-corpus", "train-teachers")
 
     def resolve_inputs(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
@@ -126,11 +124,12 @@ def _write_features(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import feature_table
 
     bucket = next(bucket for bucket in train_part(run).buckets if bucket.prefix == unit.payload.prefix)
-    table = feature_table(run.store, run.console, load_encoder(run), bucket, unit.payload.rows)
+    encoder = load_encoder(run)
+    rows, tokens = token_cache(run, encoder.classifier).read(bucket, unit.payload.rows)
+    table = feature_table(encoder, rows.column("key"), tokens)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
         draft.facts = _facts(unit, table.num_rows)
-        draft.made = {"libraries": library_versions()}
 
 
 def _write_states(
@@ -143,7 +142,6 @@ def _write_states(
     with run.store.draft(unit.folder, unit.name) as draft:
         width = write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
         draft.facts = {**_facts(unit, len(texts.keys)), "width": width}
-        draft.made = {"libraries": library_versions()}
 
 
 def _facts(unit: Unit, rows: int) -> dict[str, Any]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from amalgam.data.tokens import TokenRows
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.common.inference.teacher import Teacher
+    from amalgam.stages.common.token_cache import TokenCache
     from amalgam.stages.common.training.run import TrainingServices
 
 
@@ -249,12 +250,15 @@ def tokenized_buckets(
     run: Run, part: Part, new: NewClassifier, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, TokenRows]]:
     """Yields the columns and the tokens of each bucket."""
-    from amalgam.stages.common.token_cache import tokens_of
-
-    store, digest = run.store, new.tokenizer_digest
+    cache = token_cache(run, new)
     for bucket in part.buckets:
-        tokens = tokens_of(store, run.console, bucket, new.tokenizer, digest=digest, limit=new.limit, types=new.types)
-        yield read_bucket(store, bucket, columns), tokens
+        yield read_bucket(run.store, bucket, columns), cache.tokens(bucket)
+
+
+def token_cache(run: Run, new: NewClassifier) -> TokenCache:
+    from amalgam.stages.common.token_cache import TokenCache
+
+    return TokenCache(run.store, run.console, new.tokenizer, new.tokenizer_digest, new.limit, new.types)
 
 
 def part_of(run: Run, name: str) -> Part | None:
@@ -442,24 +446,15 @@ class UnitTexts:
 
     def tokenizer(self, resolved: ResolvedTeacher, teacher: Teacher) -> Callable[[Unit], TokenizedUnit]:
         """Returns the function that tokenises a unit's texts for this teacher."""
-        from amalgam.stages.common.token_cache import tokenizer_digest
+        from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
 
-        return partial(self._tokenize, resolved, teacher, tokenizer_digest(teacher.tokenizer, resolved.files))
+        digest = tokenizer_digest(teacher.tokenizer, resolved.files)
+        cache = TokenCache(self.store, self.console, teacher.tokenizer, digest, teacher.limit, teacher.takes_types)
+        return partial(self._tokenize, resolved, teacher, cache)
 
-    def _tokenize(self, resolved: ResolvedTeacher, teacher: Teacher, digest: str, unit: Unit) -> TokenizedUnit:
-        from amalgam.stages.common.token_cache import read_tokens
-
+    def _tokenize(self, resolved: ResolvedTeacher, teacher: Teacher, cache: TokenCache, unit: Unit) -> TokenizedUnit:
         request: UnitRequest = unit.payload
-        rows, tokens = read_tokens(
-            self.store,
-            self.console,
-            self.buckets[request.part, request.prefix],
-            request.rows,
-            teacher.tokenizer,
-            digest=digest,
-            limit=teacher.limit,
-            types=teacher.takes_types,
-        )
+        rows, tokens = cache.read(self.buckets[request.part, request.prefix], request.rows)
         teacher.check(tokens, lambda row: str(rows.column("text")[row]))
         if self.refuse_long and tokens.truncated.any():
             first = rows.column("text")[int(tokens.truncated.argmax())].as_py()

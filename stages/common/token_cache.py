@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from amalgam.data.parquet import TOKEN_TYPES, TOKENS, arrow_schema, read_table, write_table
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles
@@ -30,44 +32,53 @@ SMALL_PART = 4
 """Less than 1 / SMALL_PART of a bucket is tokenised without storing the tokens."""
 
 
-def read_tokens(  # noqa: PLR0913 - each a separate input of the tokens
-    store: Store,
-    console: Console,
-    bucket: Bucket,
-    places: Any,
-    tokenizer: Any,
-    *,
-    digest: str,
-    limit: int,
-    types: bool,
-) -> tuple[Any, TokenRows]:
-    """Returns the bucket's rows at these places, None for all, and their tokens."""
-    rows = read_bucket(store, bucket)
-    if places is not None:
+@dataclass(frozen=True)
+class TokenCache:
+    """Reads a bucket's tokens by one tokenizer, or tokenises the bucket and stores them."""
+
+    store: Store
+    console: Console
+    tokenizer: Any
+    digest: str
+    """That of tokenizer_digest."""
+    limit: int
+    types: bool
+
+    def read(self, bucket: Bucket, places: Any) -> tuple[Any, TokenRows]:
+        """Returns the bucket's rows at these places, None for all, and their tokens."""
+        rows = read_bucket(self.store, bucket)
+        if places is None:
+            return rows, self.tokens(bucket)
         rows = rows.take(places)
         if SMALL_PART * len(places) < bucket.rows:
-            return rows, encode(tokenizer, fields(rows), limit, types=types)
-    tokens = tokens_of(store, console, bucket, tokenizer, digest=digest, limit=limit, types=types)
-    return rows, tokens if places is None else tokens.take(places)
+            return rows, encode(self.tokenizer, fields(rows), self.limit, types=self.types)
+        return rows, self.tokens(bucket).take(places)
 
+    def tokens(self, bucket: Bucket) -> TokenRows:
+        """Returns the bucket's tokens, row by row."""
+        types = uses_token_types(self.tokenizer, types=self.types)
+        folder = self.store.folder(ROOM, fingerprint([VERSION, self.digest, self.limit, types]))
+        name = bucket.file.sha256[:20]
+        record = self.store.record(folder / f"{name}.json")
+        cached = record and self._cached(record, bucket)
+        if cached:
+            return cached
+        tokens = encode(self.tokenizer, fields(read_bucket(self.store, bucket)), self.limit, types=types)
+        with self.store.draft(folder, name, ".parquet") as draft:
+            write_table(token_table(tokens), draft.folder / "tokens.parquet")
+            draft.facts = {"bucket": bucket.file.sha256, "rows": len(tokens), "tokens": int(tokens.lengths.sum())}
+        return tokens
 
-def tokens_of(  # noqa: PLR0913 - each a separate input of the tokens
-    store: Store, console: Console, bucket: Bucket, tokenizer: Any, *, digest: str, limit: int, types: bool
-) -> TokenRows:
-    """Returns the bucket's tokens, row by row; `digest` is that of tokenizer_digest."""
-    types = uses_token_types(tokenizer, types=types)
-    folder = store.folder(ROOM, fingerprint([VERSION, digest, limit, types]))
-    name = bucket.file.sha256[:20]
-    record = store.record(folder / f"{name}.json")
-    cached = record and _cached_tokens(store, console, record, bucket)
-    if cached:
-        return cached
-    tokens = encode(tokenizer, fields(read_bucket(store, bucket)), limit, types=types)
-    with store.draft(folder, name, ".parquet") as draft:
-        write_table(token_table(tokens), draft.folder / "tokens.parquet")
-        draft.facts = {"bucket": bucket.file.sha256, "rows": len(tokens), "tokens": int(tokens.lengths.sum())}
-        draft.made = {"libraries": library_versions()}
-    return tokens
+    def _cached(self, record: Record, bucket: Bucket) -> TokenRows | None:
+        if self.store.missing_files(record):
+            return None  # the next writer replaces the record
+        try:
+            path = self.store.verified_path(record.files[0])
+        except DamagedError as damage:
+            self.console.note(f"{damage.what}: quarantined and rebuilt")
+            return None
+        tokens = _read(path)
+        return tokens if len(tokens) == bucket.rows else None
 
 
 def tokenizer_digest(tokenizer: Any, files: ModelFiles) -> str:
@@ -81,21 +92,7 @@ def tokenizer_digest(tokenizer: Any, files: ModelFiles) -> str:
     return fingerprint([backend, options, version("tokenizers")])
 
 
-def _cached_tokens(store: Store, console: Console, record: Record, bucket: Bucket) -> TokenRows | None:
-    if store.missing_files(record):
-        return None  # the next writer replaces the record
-    try:
-        path = store.verified_path(record.files[0])
-    except DamagedError as damage:
-        console.note(f"{damage.what}: quarantined and rebuilt")
-        return None
-    tokens = _read(path)
-    return tokens if len(tokens) == bucket.rows else None
-
-
 def token_table(tokens: TokenRows) -> Any:
-    import pyarrow as pa
-
     columns: Mapping[str, Ragged] = {"ids": tokens.ids} | ({"type_ids": tokens.type_ids} if tokens.type_ids else {})
     arrays = {
         name: pa.ListArray.from_arrays(pa.array(rows.offsets, pa.int32()), pa.array(rows.values))

@@ -17,7 +17,7 @@ from amalgam.stages.common import token_cache as token_store
 from amalgam.stages.common.corpus import fields, read_bucket
 from amalgam.stages.common.load import encoder_files, part_of, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
-from amalgam.stages.common.token_cache import tokenizer_digest, tokens_of
+from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
 from amalgam.tests.stages.tiny_models import word_tokenizer
 from amalgam.tests.workspaces import Workspace, flip_bit
 
@@ -49,7 +49,7 @@ def tokens_of_training(run: Run, limit: int = 32) -> TokenRows:
     part = part_of(run, "train")
     assert part is not None
     return join(
-        tokens_of(run.store, run.console, bucket, tokenizer, digest=digest, limit=limit, types=True)
+        TokenCache(run.store, run.console, tokenizer, digest, limit, types=True).tokens(bucket)
         for bucket in part.buckets
     )
 
@@ -212,7 +212,7 @@ def test_ragged_rows_are_taken_and_padded_as_lists_would_be() -> None:
     assert ragged[0].base is not None  # a view
     assert [row.tolist() for row in ragged.take(np.array([3, 0, 3, 1]))] == [[9, 10], [5, 6, 7], [9, 10], []]
     assert [row.tolist() for row in ragged[1:3]] == [[], [8]]
-    filled, existing = ragged.padded(np.array([2, 0]), -1)
+    filled, existing = ragged.take(np.array([2, 0])).padded(-1)
     assert filled.tolist() == [[8, -1, -1], [5, 6, 7]]
     assert existing.tolist() == [[True, False, False], [True, True, True]]
     with pytest.raises(IndexError):

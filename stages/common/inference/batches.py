@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from amalgam.data.keys import shown_names
 from amalgam.data.tokens import Ragged, Tokens, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on
@@ -189,11 +190,10 @@ class _Launcher:
             return
         passes = sorted(set(part.passes[rows].tolist()))
         when = "dropout off" if passes == [DROPOUT_OFF] else f"pass {', '.join(map(str, passes))}"
-        texts = list(dict.fromkeys(self.keys[i].hex() for i in part.texts[rows]))
-        more = f" and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
+        texts = dict.fromkeys(self.keys[i].hex() for i in part.texts[rows])
         raise WorkError(
             f"teacher {self.teacher.name}: {what} ({when})",
-            where=f"texts {', '.join(texts[:KEYS_SHOWN])}{more}",
+            where=f"texts {shown_names(texts, KEYS_SHOWN)}",
             fix="set cache.dtype: fp32"
             if self.teacher.dtype != torch.float32
             else "leave the texts or this teacher out",
@@ -221,10 +221,10 @@ def model_inputs(
     tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int
 ) -> dict[str, torch.Tensor]:
     """Returns the model's inputs for these rows, padded to the longest of them."""
-    ids, mask = Ragged.of(tokens).padded(rows, pad_id)
+    ids, mask = Ragged.of(tokens).take(rows).padded(pad_id)
     arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
     if type_ids is not None:
-        arrays["token_type_ids"], _ = Ragged.of(type_ids).padded(rows, 0)
+        arrays["token_type_ids"], _ = Ragged.of(type_ids).take(rows).padded(0)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -18,15 +18,11 @@ import torch
 
 from amalgam.data.parquet import FEATURES, STATES, arrow_schema, write_table
 from amalgam.data.tokens import TokenRows, encode
-from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
-from amalgam.stages.common.token_cache import read_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -75,15 +71,11 @@ def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def feature_table(store: Store, console: Console, encoder: Encoder, bucket: Bucket, places: Any) -> pa.Table:
-    """Returns the encoder's states of the bucket's texts at these places; None means all texts."""
-    new = encoder.classifier
-    rows, tokens = read_tokens(
-        store, console, bucket, places, new.tokenizer, digest=new.tokenizer_digest, limit=new.limit, types=new.types
-    )
+def feature_table(encoder: Encoder, keys: Any, tokens: TokenRows) -> pa.Table:
+    """Returns the encoder's states of these texts."""
     values = encoder.pooled(tokens).astype(np.float16)
     arrays = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    return pa.table([rows.column("key"), arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
+    return pa.table([keys, arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
 
 
 # ---- teachers

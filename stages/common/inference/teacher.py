@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from amalgam.data.tokens import TokenRows, Tokens, encode
+from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.common.device import PendingTransfer, put_on, start_transfer, to_device
 from amalgam.stages.common.inference.cuda import (
@@ -265,19 +265,11 @@ class Teacher:
 
     def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
         """Returns the model's inputs, padded on the right, with an attention mask only where rows differ in length."""
-        lengths = np.array([len(tokens) for tokens in rows.tokens])
-        width = max(int(lengths.max()), rows.width)
-        mask = np.arange(width) < lengths[:, None]
-
-        def padded(parts: Sequence[Any], pad: int) -> NDArray[np.int64]:
-            filled = np.full(mask.shape, pad, np.int64)
-            filled[mask] = np.concatenate(parts)
-            return filled
-
-        arrays = {"input_ids": padded([tokens.ids for tokens in rows.tokens], self._pad)}
-        if rows.tokens[0].type_ids is not None:
-            arrays["token_type_ids"] = padded([tokens.type_ids for tokens in rows.tokens], 0)
-        if (lengths < width).any():
+        ids, mask = Ragged.of([tokens.ids for tokens in rows.tokens]).padded(self._pad, rows.width)
+        arrays = {"input_ids": ids}
+        if types := [tokens.type_ids for tokens in rows.tokens if tokens.type_ids is not None]:
+            arrays["token_type_ids"], _ = Ragged.of(types).padded(0, rows.width)
+        if not mask.all():
             arrays["attention_mask"] = mask.astype(np.int64)
         tensors = put_on(self.device, {name: torch.from_numpy(array) for name, array in arrays.items()})
         return tensors if sites is None else tensors | {WORDS: self._words(rows, sites)}

@@ -234,12 +234,12 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.common.inference import batches
+    from amalgam.stages.cache_teachers import ask
     from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES
 
     computing = 0.0
-    real = batches.run_passes
+    real = ask.run_passes
 
     def timed(*arguments: Any, **options: Any) -> Any:
         nonlocal computing
@@ -248,7 +248,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
         computing += time.perf_counter() - began
         return answers
 
-    with tempfile.TemporaryDirectory() as scratch, mock.patch.object(batches, "run_passes", timed):
+    with tempfile.TemporaryDirectory() as scratch, mock.patch.object(ask, "run_passes", timed):
         base = Path(scratch)
         pq.write_table(pa.table({"text": list(texts)}), base / "texts.parquet")
         (base / "amalgam.yaml").write_text(

@@ -16,6 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.parquet import (
     CORPUS,
@@ -105,8 +109,6 @@ def read_part(
 
 def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
     """Returns the number of texts that two parts share, and the first five by id, else by text."""
-    import numpy as np
-
     count, examples = 0, list[str]()
     for bucket in _bucket_files(test):
         keys = read_keys(bucket)
@@ -127,8 +129,6 @@ def _bucket_files(folder: Path) -> list[Path]:
 
 def _spill_schema() -> Any:
     """Returns a schema for more than 2 GB of text, the limit of a plain Arrow string column."""
-    import pyarrow as pa
-
     schema = arrow_schema(CORPUS)
     wide = [field.with_type(pa.large_string()) if field.type == pa.string() else field for field in schema]
     return pa.schema(wide)
@@ -164,9 +164,6 @@ class _SkippedFile:
             self._writer.close()
 
     def _flush(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         schema = arrow_schema(SKIPPED)
         self._writer = self._writer or pq.ParquetWriter(self._path, schema, **parquet_options(schema))
         rows = [dict(zip(schema.names, bad, strict=False)) for bad in self._rows]  # BadRow has two more fields
@@ -262,8 +259,6 @@ def _id_hash(identity: str) -> bytes:
 
 def _repeated(hashes: bytearray) -> set[bytes]:
     """Returns the hashes of 8 bytes each that occur more than once."""
-    import numpy as np
-
     ordered = np.sort(np.frombuffer(hashes, np.uint64))
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])[:SUSPECTS]
     return {number.tobytes() for number in repeated}
@@ -292,9 +287,6 @@ class _BucketWriter:
 
     def _one_of_each(self, rows: Any, most: int) -> Any:
         """Returns the first `most` texts; of several copies the one with the smallest id, then the first read."""
-        import numpy as np
-        import pyarrow as pa
-
         keys = key_array(rows.column("key"))
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         stops = np.append(starts[1:], len(keys))[:most]
@@ -328,8 +320,6 @@ class _BucketWriter:
                 self.labels_digest.update(key + len(data).to_bytes(4, "big") + data)
 
     def _write_buckets(self, texts: Any) -> None:
-        import numpy as np
-
         keys = key_array(texts.column("key"))
         leading = np.frombuffer(keys.tobytes(), ">u2")[::8]
         numbers = leading.astype(np.uint32) >> (16 - self.bits)

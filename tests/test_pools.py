@@ -36,7 +36,7 @@ def test_units_share_a_pool_and_results_do_not_depend_on_it(fresh: Workspace, mo
     many_rows(fresh)
     other = fresh.copy(fresh.folder.parent / "other")
     watched = Watched()
-    monkeypatch.setattr(launches, "run_passes", watched)
+    monkeypatch.setattr(pools, "run_passes", watched)
     assert fresh("build-targets").code == 0
     units = len(fresh.units())
     assert len(watched.texts) < units
@@ -51,7 +51,7 @@ def test_memory_is_given_back_after_each_pool(fresh: Workspace, monkeypatch: pyt
     many_rows(fresh)
     watched = Watched()
     given: list[int] = []
-    monkeypatch.setattr(launches, "run_passes", watched)
+    monkeypatch.setattr(pools, "run_passes", watched)
     monkeypatch.setattr(pools, "malloc_trim", lambda: given.append)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     assert fresh("cache-teachers", "execution.batch_tokens=256").code == 0
@@ -70,7 +70,7 @@ def test_a_c_library_without_the_call_is_no_fault(monkeypatch: pytest.MonkeyPatc
 def test_answers_before_a_failure_are_kept(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     many_rows(fresh)
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
-    monkeypatch.setattr(launches, "run_passes", Watched(last=2))
+    monkeypatch.setattr(pools, "run_passes", Watched(last=2))
     result = fresh.attempt("cache-teachers", "execution.batch_tokens=256")
     assert result.code != 0
     assert len(fresh.units()) == 2
@@ -99,7 +99,7 @@ def test_a_note_of_a_teacher_is_printed_once(fresh: Workspace, monkeypatch: pyte
         return real(teacher, *what, **how)
 
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
-    monkeypatch.setattr(launches, "run_passes", noting)
+    monkeypatch.setattr(pools, "run_passes", noting)
     result = fresh("cache-teachers", "execution.batch_tokens=256")
     families = {path.parent.parent for path in fresh.units()}
     assert (result.out + result.err).count("launches are not captured") == len(families)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,7 @@ from amalgam.benchmarks.synthetic_workspace import (
 )
 from amalgam.pipeline.execution.plan import StageState, plan
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.common.cached.coverage import KEPT_UNITS
-from amalgam.stages.common.cached.load import families_of, unit_keys, units_of
+from amalgam.stages.common.cached.load import KEPT_UNITS, families_of, unit_keys, units_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import flip_bit
 
@@ -82,16 +82,17 @@ def test_neither_texts_nor_answers_about_them_are_opened_where_none_changed(made
 
 
 def test_the_keys_of_a_few_units_alone_stay_in_memory(made: Experiments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amalgam.stages.common.cached.coverage.KEPT_UNITS", 2)
+    monkeypatch.setattr("amalgam.stages.common.cached.load.KEPT_UNITS", 2)
     write_answers(made.first, lacking(made.first), SHAPE)
     run = quiet_run(made.first)
     update(STAGES, run, target="read-corpus")
     units = units_of(run, "cache-teachers", next(iter(families_of(run).values()))).entries
     assert KEPT_UNITS > 2
-    keys = [unit_keys(run)(unit).tobytes() for unit in units]
+    keys_of: Any = unit_keys(run)
+    keys = [keys_of(unit).tobytes() for unit in units]
     assert len(units) > 2
-    assert len(unit_keys(run).cached) == 2
-    assert [unit_keys(run)(unit).tobytes() for unit in units] == keys
+    assert keys_of.cache_info().currsize == 2
+    assert [keys_of(unit).tobytes() for unit in units] == keys
 
 
 def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> None:

@@ -14,25 +14,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema, matrix, read_table, write_table
+from amalgam.data.tokens import TokenRows, join
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
+from amalgam.stages.common.cached.uncertainty import statistics
+from amalgam.stages.common.inference.batches import run_passes
+from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from amalgam.data.tokens import TokenRows
-    from amalgam.stages.common.inference.teacher import Teacher
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 POOL_LAUNCHES = 64
 POOL_TEXTS = 8192
@@ -141,9 +140,6 @@ def _compute(
     inputs: CacheInputs, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int
 ) -> list[Callable[[], None]]:
     """Runs the texts of a pool together; returns the functions that commit the answers of each unit."""
-    from amalgam.data.tokens import join
-    from amalgam.stages.common.inference.batches import run_passes
-
     inputs.check_interrupt()
     request = pool[0].unit.payload
     began = time.monotonic()
@@ -198,7 +194,7 @@ def _commit(
     with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
         draft.facts = facts
-        draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
+        draft.made["seconds"] = round(seconds, 3)
     if draft.rival is not None:
         record_conflict(inputs.store, inputs.console, unit, draft.files[0], draft.rival)
 
@@ -217,8 +213,6 @@ def record_conflict(store: Store, console: Console, unit: Unit, ours: StoredFile
 
 
 def _largest_difference(store: Store, column: str, ours: StoredFile, first: StoredFile) -> float | None:
-    import numpy as np
-
     tables = [read_table(store.verified_path(file)) for file in (ours, first)]
     if any(column not in table.column_names for table in tables):
         return None
@@ -228,10 +222,6 @@ def _largest_difference(store: Store, column: str, ours: StoredFile, first: Stor
 
 def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
     """Returns logits, raw passes and the statistics of the passes as columns."""
-    import numpy as np
-    import pyarrow as pa
-
-    from amalgam.stages.common.cached.uncertainty import statistics
 
     def arrays(values: Array, dtype: Any) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])

@@ -16,7 +16,6 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
 from amalgam.stages.common.cached.coverage import UnitRequest, family_in, has_answers, units_for
 from amalgam.stages.common.cached.load import (
     describe_family,
@@ -47,13 +46,11 @@ class CacheTeachers(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "text-passes"
+    reads = ("read-corpus", "train-teachers")
     sections = ("cache",)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None
-
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002
-        return ("read-corpus", "train-teachers")
 
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
@@ -91,6 +88,7 @@ class CacheTeachers(Stage):
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide
+        from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
 
         families = families_of(run)
         inputs = CacheInputs(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from amalgam.data.arrays import softmax, top_margin
 from amalgam.stages.common.cached.read import States
@@ -163,8 +164,6 @@ class Statistics:
         return np.where(deviation > 0, (score - self.mean[place]) / np.where(deviation > 0, deviation, 1.0), 0.0)
 
     def save(self, path: Path) -> None:
-        from safetensors.numpy import save_file
-
         tensors = {
             f"{name}.{part}": np.stack([getattr(pair[place], part) for pair in self.pairs])
             for place, name in enumerate(PAIR)
@@ -174,8 +173,6 @@ class Statistics:
 
     @classmethod
     def load(cls, path: Path) -> Statistics:
-        from safetensors.numpy import load_file
-
         tensors = load_file(path)
         own, background = (
             [Gaussians(*parts) for parts in zip(*(tensors[f"{name}.{part}"] for part in PARTS), strict=True)]

@@ -18,6 +18,7 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.cached.load import describe_family
 from amalgam.stages.common.corpus import texts_file
 from amalgam.stages.common.load import (
     fetch,
@@ -187,7 +188,7 @@ def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: 
         write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
         scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
         draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
-        draft.made = {"libraries": library_versions(), "seconds": round(seconds, 3)}
+        draft.made["seconds"] = round(seconds, 3)
 
 
 def _collect(run: Run, unit: Unit) -> None:
@@ -197,16 +198,13 @@ def _collect(run: Run, unit: Unit) -> None:
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "texts.parquet")
         draft.facts = {"source": generate_config(run).source, "texts": table.num_rows}
-        draft.made = {"libraries": library_versions()}
 
 
 def _describe_families(run: Run) -> None:
     """Writes family.json, which describes a family to a person who opens its folder."""
     for family in text_plan(run).families:
-        path = run.store.folder("generate", family.name) / "family.json"
-        if not run.store.has(path):
-            teacher = family.teacher or generate_config(run).source
-            run.store.replace(path, {"teacher": teacher, "dtype": "fp32", **family.key})
+        teacher = family.teacher or generate_config(run).source
+        describe_family(run, "generate", family.name, {"teacher": teacher, "dtype": "fp32", **family.key})
 
 
 def _warn_of_labels(run: Run) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from amalgam.data.keys import ALL, keys_digest
-from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
@@ -30,9 +29,6 @@ T = TypeVar("T")
 
 ENGINE = 1
 """Version of the numerics: raised whenever the same teacher, text, pass and seed give other numbers."""
-
-KEPT_UNITS = 64
-"""Units whose keys stay in memory."""
 
 
 class PrefixIndex(Generic[T]):
@@ -86,7 +82,8 @@ class CachedUnit:
     first: int
     last: int
     rows: int
-    file: StoredFile
+    file: StoredFile = field(compare=False)
+    """Units of one name have the same texts in every family."""
 
     @property
     def size(self) -> int:
@@ -123,23 +120,6 @@ def index_files(files: Iterable[StoredFile]) -> dict[str, PrefixIndex[StoredFile
 def has_answers(store: Store, folder: Path) -> bool:
     """Returns whether the family has any complete unit; stops at the first one."""
     return any(any(units_in(store.units(folder, [path.stem]))) for path in store.units_in(folder))
-
-
-class UnitKeys:
-    """Reads the keys of cached units; KEPT_UNITS of them stay in memory, because buckets come in order."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.cached: dict[str, Keys] = {}
-
-    def __call__(self, unit: CachedUnit) -> Keys:
-        keys = self.cached.pop(unit.name, None)
-        if keys is None:
-            keys = read_keys(self._store.verified_path(unit.file))
-        self.cached[unit.name] = keys
-        if len(self.cached) > KEPT_UNITS:
-            self.cached.pop(next(iter(self.cached)))
-        return keys
 
 
 def units_in(records: Mapping[str, Record]) -> Iterator[CachedUnit]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.cached.coverage import (
     BucketRequest,
+    CachedUnit,
     CachedUnits,
     PrefixIndex,
-    UnitKeys,
     family_in,
     family_name,
     index_files,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 ENCODER = "student.encoder"
 
+KEPT_UNITS = 64
+"""Units whose keys stay in memory."""
+
 # ---- families and their units
 
 
@@ -58,9 +61,9 @@ def units_of(run: Run, stage: str, family: str) -> CachedUnits:
 
 
 @once
-def unit_keys(run: Run) -> UnitKeys:
-    """Returns the reader of unit keys that all families of this run share."""
-    return UnitKeys(run.store)
+def unit_keys(run: Run) -> Callable[[CachedUnit], Keys]:
+    """Returns the reader of unit keys that all families of this run share; it keeps some, as buckets come in order."""
+    return lru_cache(KEPT_UNITS)(lambda unit: read_keys(run.store.verified_path(unit.file)))
 
 
 def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:

@@ -11,18 +11,27 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
 
+from amalgam.data.keys import shown_names
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.models.hub import silenced
 from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ALIGNMENT = 64  # bytes of one cache line, to which torch aligns its own CPU allocations
@@ -37,10 +46,10 @@ POSITIONS_AFTER_PADDING = frozenset(
 
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
+_few = partial(shown_names, most=3)
+
 
 def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
     trusted = files.trust_remote_code
     with _as_model_error(files, "tokenizer"):
         return AutoTokenizer.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
@@ -59,7 +68,7 @@ def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> 
 
 def load_language_model(files: ModelFiles) -> PreTrainedModel:
     """Loads a causal language model in fp32 with every weight from the files."""
-    model, loading = _load(files, _config(files), kind="AutoModelForCausalLM")
+    model, loading = _load(files, _config(files), kind=AutoModelForCausalLM)
     fix = "name a model that was trained to continue texts, such as a GPT-2"
     _refuse_incomplete(files, model, loading, head="language model head", fix=fix)
     return model
@@ -69,8 +78,6 @@ def load_student(
     files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
 ) -> PreTrainedModel:
     """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""
-    from transformers import AutoModelForSequenceClassification
-
     files = replace(files, trust_remote_code=False)  # a student loads without code
     config = _config(files)
     if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
@@ -175,13 +182,11 @@ def _load(
     config: PreTrainedConfig,
     *,
     dtype: str = "float32",
-    kind: str = "AutoModelForSequenceClassification",
+    kind: Any = AutoModelForSequenceClassification,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Loads weights of any size; `_refuse_incomplete` then names the mismatched one, which the loader would not."""
-    import transformers
-
     with _as_model_error(files, "model"):
-        model, loading = getattr(transformers, kind).from_pretrained(
+        model, loading = kind.from_pretrained(
             str(files.folder),
             config=config,
             dtype=getattr(torch, dtype),
@@ -233,10 +238,6 @@ def _in_body(model: PreTrainedModel, key: str) -> bool:
     return key.startswith(f"{model.base_model_prefix}.")
 
 
-def _few(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-
-
 def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
     """Sets the number of layers through num_hidden_layers, which every architecture's config maps to its own name."""
     here = config.num_hidden_layers
@@ -271,8 +272,6 @@ def _unreached(config: PreTrainedConfig) -> int:
 @contextmanager
 def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
     """Turns any error that a library raises on a bad model into one line with the folder."""
-    from safetensors import SafetensorError
-
     try:
         with _silent():
             yield
@@ -286,8 +285,6 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
 
 
 def _silent() -> AbstractContextManager[None]:
-    from transformers.utils import logging
-
     show_bars = logging.enable_progress_bar if logging.is_progress_bar_enabled() else None
     return silenced("transformers", logging.disable_progress_bar, show_bars)
 

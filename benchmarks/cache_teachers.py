@@ -239,7 +239,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
     from amalgam.stages.registry import STAGES
 
     computing = 0.0
-    real = ask.run_passes
+    real = run_passes
 
     def timed(*arguments: Any, **options: Any) -> Any:
         nonlocal computing

@@ -194,7 +194,7 @@ def _commit(
     with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
         draft.facts = facts
-        draft.made["seconds"] = round(seconds, 3)
+        draft.made = {**draft.made, "seconds": round(seconds, 3)}
     if draft.rival is not None:
         record_conflict(inputs.store, inputs.console, unit, draft.files[0], draft.rival)
 

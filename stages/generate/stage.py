@@ -188,7 +188,7 @@ def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: 
         write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
         scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
         draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
-        draft.made["seconds"] = round(seconds, 3)
+        draft.made = {**draft.made, "seconds": round(seconds, 3)}
 
 
 def _collect(run: Run, unit: Unit) -> None:

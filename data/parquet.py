@@ -6,7 +6,8 @@ are 16 bytes long. A single element loses its trailing zero bytes: use `key_list
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -310,20 +311,28 @@ class ExternalKeySort:
         if self._run:
             self._write_run()
         self._writer.close()
-        keys = (key_array(self._read(byte, byte + 1, [0]).column(0)) for byte in range(256))
-        return sum(len(np.unique(own)) for own in keys)
+        with self._reader([0]) as reader:
+            keys = (key_array(self._rows(reader, byte, byte + 1).column(0)) for byte in range(256))
+            return sum(len(np.unique(own)) for own in keys)
 
     def table(self, first: int, stop: int) -> Any:
         """Returns all rows whose key has a leading byte in [first, stop), sorted by key."""
-        return _sorted_by_key(self._read(first, stop).combine_chunks())
+        with self._reader() as reader:
+            return _sorted_by_key(self._rows(reader, first, stop).combine_chunks())
 
-    def _read(self, first: int, stop: int, columns: Sequence[int] | None = None) -> Any:
+    @contextmanager
+    def _reader(self, columns: Sequence[int] | None = None) -> Iterator[Any]:
         import pyarrow as pa
 
         options = pa.ipc.IpcReadOptions(included_fields=columns)
         with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file, options=options) as reader:
-            numbers = (256 * run + byte for run in range(self._runs) for byte in range(first, stop))
-            return pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
+            yield reader
+
+    def _rows(self, reader: Any, first: int, stop: int) -> Any:
+        import pyarrow as pa
+
+        numbers = (256 * run + byte for run in range(self._runs) for byte in range(first, stop))
+        return pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
 
 
 def _sorted_by_key(rows: Any) -> Any:

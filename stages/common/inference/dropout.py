@@ -74,9 +74,9 @@ def bank_levels(seed: int) -> NDArray[np.uint16]:
     Raw Philox draws are replaced by their ranks: unlike distributions, these are the same in every numpy release.
     """
     raw = np.random.Philox(key=seed % (1 << 128)).random_raw(BANK_SIZE // 4).astype("<u8").view("<u2")
-    order = np.argsort(raw.reshape(-1, LEVELS), axis=1, kind="stable").astype(np.int64)
-    levels = np.empty(order.shape, np.uint16)
-    np.put_along_axis(levels, order, np.broadcast_to(np.arange(LEVELS, dtype=np.uint16), order.shape), 1)
+    ranks, levels = np.arange(LEVELS, dtype=np.uint16), np.empty((BANK_SIZE // LEVELS, LEVELS), np.uint16)
+    for block, draws in zip(levels, raw.reshape(-1, LEVELS), strict=True):  # one at a time stays in the CPU's cache
+        block[np.argsort(draws, kind="stable")] = ranks
     return levels.reshape(-1)
 
 

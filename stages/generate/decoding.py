@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -199,7 +200,7 @@ class Tokenization:
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
-        self._cached: dict[str, tuple[int, ...]] = {}
+        self._ids = lru_cache(CACHED)(self._plain)
         self._special = self._find_special_tokens()
         self.separator = self._find_separator()
         """Precedes a word that is tokenized alone: " " or nothing. None: the whole text must be tokenized."""
@@ -218,15 +219,6 @@ class Tokenization:
         row = np.array([*before, *ids[:room], *after], np.int32)
         types = np.full(len(row), token_type, np.int8) if token_type is not None else None
         return Tokens(row, types, truncated=len(ids) > room)
-
-    def _ids(self, text: str) -> tuple[int, ...]:
-        ids = self._cached.get(text)
-        if ids is None:
-            if len(self._cached) >= CACHED:
-                self._cached.clear()
-            ids = tuple(self._plain(text))
-            self._cached[text] = ids
-        return ids
 
     def _plain(self, text: str) -> list[int]:
         backend = getattr(self.teacher.tokenizer, "backend_tokenizer", None)

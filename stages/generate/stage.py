@@ -6,7 +6,7 @@ Filters are applied when the corpus is read, so a changed filter generates no ne
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,11 @@ class Generate(Stage):
         if blocks:
             _describe_families(run)
             _warn_of_labels(run)
-            produce(source_inputs(run), blocks, _committer(run))
+            began = time.monotonic()
+            for unit, texts in produce(source_inputs(run), blocks):
+                write = partial(_write_block, run, unit, texts, time.monotonic() - began)
+                began = time.monotonic()
+                with_retries(write, f"{self.name} {unit.name}", run.store, run.console)
         for unit in units:
             if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
                 with_retries(partial(_collect, run, unit), f"{self.name} {unit.name}", run.store, run.console)
@@ -166,19 +170,6 @@ def _corpus_files(run: Run) -> list[Path]:
 
 
 # ---- units
-
-
-def _committer(run: Run) -> Callable[[Unit, Sequence[GeneratedText]], None]:
-    """Returns a function that commits a block; its seconds are those since the block before."""
-    last = time.monotonic()
-
-    def commit(unit: Unit, texts: Sequence[GeneratedText]) -> None:
-        nonlocal last
-        seconds, last = time.monotonic() - last, time.monotonic()
-        write = partial(_write_block, run, unit, texts, seconds)
-        with_retries(write, f"generate {unit.name}", run.store, run.console)
-
-    return commit
 
 
 def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: float) -> None:

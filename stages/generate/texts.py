@@ -43,7 +43,8 @@ from amalgam.stages.generate.decoding import (
 from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
 
-Done = Callable[[Unit, Sequence[GeneratedText]], None]
+Blocks = Iterator[tuple[Unit, Sequence[GeneratedText]]]
+"""Units with their texts."""
 
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
 """Texts generated at once with steering, if the cache has room: most of the time goes to the teacher."""
@@ -83,10 +84,10 @@ class SourceInputs:
     stop: Callable[[], None]
 
 
-def produce(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
-    """Calls `done` with each unit and its texts in the order of their index."""
+def produce(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
+    """Yields each unit with its texts in the order of their index."""
     sources = {"cross-domain": _take_corpus, "random-words": _draw_words}
-    sources.get(inputs.settings.source, _write_texts)(inputs, units, done)
+    return sources.get(inputs.settings.source, _write_texts)(inputs, units)
 
 
 def text_key64(seed: int, family: Family, index: int) -> int:
@@ -98,7 +99,7 @@ def text_key64(seed: int, family: Family, index: int) -> int:
 # ---- a language model
 
 
-def _write_texts(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+def _write_texts(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Generates texts with the language model, one teacher at a time."""
     settings = inputs.settings
     strength = settings.steering_strength if settings.source == "steered" else 0.0
@@ -115,7 +116,7 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> Non
             blocks[position][index] = text
             inputs.console.advance(1)
             if len(blocks[position]) == BLOCK:
-                done(own_units[position], [text for _, text in sorted(blocks.pop(position).items())])
+                yield own_units[position], [text for _, text in sorted(blocks.pop(position).items())]
 
 
 def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest]:
@@ -150,7 +151,7 @@ def _language_model(inputs: SourceInputs, slots: dict[str, int]) -> LanguageMode
 # ---- random words
 
 
-def _draw_words(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+def _draw_words(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Draws each text's number of words, then the words, uniformly from the teacher's vocabulary."""
     most = max(FEWEST_WORDS, inputs.settings.max_tokens // 2)
     teachers = {teacher.name: teacher for teacher in inputs.teachers}
@@ -159,7 +160,7 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None
         inputs.stop()
         family = unit.payload.family
         keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
-        done(unit, [_random_words(key, vocabulary(family.teacher), most) for key in keys])
+        yield unit, [_random_words(key, vocabulary(family.teacher), most) for key in keys]
         inputs.console.advance(BLOCK)
 
 
@@ -191,7 +192,7 @@ def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
 # ---- another corpus
 
 
-def _take_corpus(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> None:
+def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Takes the texts with the lowest keys: a sample by content that a larger sample extends."""
     count = max(unit.payload.first for unit in units) + BLOCK
     texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
@@ -200,7 +201,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit], done: Done) -> Non
     for unit in units:
         inputs.stop()
         own = texts[unit.payload.first : unit.payload.first + BLOCK]
-        done(unit, [GeneratedText(text, len(text.split())) for text in own])
+        yield unit, [GeneratedText(text, len(text.split())) for text in own]
         inputs.console.advance(BLOCK)
 
 

@@ -108,15 +108,6 @@ def family_in(path: str) -> str:
     return PurePosixPath(path).parts[1]
 
 
-def index_files(files: Iterable[StoredFile]) -> dict[str, PrefixIndex[StoredFile]]:
-    """Returns a manifest's files by family and bucket, in its order."""
-    families: dict[str, list[tuple[str, StoredFile]]] = {}
-    for file in files:
-        prefix = PurePosixPath(file.path).name.split("-", 1)[0]
-        families.setdefault(family_in(file.path), []).append((prefix, file))
-    return {family: PrefixIndex(pairs) for family, pairs in families.items()}
-
-
 def has_answers(store: Store, folder: Path) -> bool:
     """Returns whether the family has any complete unit; stops at the first one."""
     return any(any(units_in(store.units(folder, [path.stem]))) for path in store.units_in(folder))

@@ -19,7 +19,6 @@ from amalgam.stages.common.cached.coverage import (
     PrefixIndex,
     family_in,
     family_name,
-    index_files,
     units_in,
 )
 from amalgam.stages.common.corpus import Bucket, Part
@@ -118,8 +117,12 @@ def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
 
 @once
 def _family_indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
-    """Returns the files of the current cache-teachers manifest by family and bucket."""
-    return index_files(run.result("cache-teachers").files)
+    """Returns the files of the current cache-teachers manifest by family and bucket, in its order."""
+    families: dict[str, list[tuple[str, StoredFile]]] = {}
+    for file in run.result("cache-teachers").files:
+        prefix = Path(file.path).name.split("-", 1)[0]
+        families.setdefault(family_in(file.path), []).append((prefix, file))
+    return {family: PrefixIndex(pairs) for family, pairs in families.items()}
 
 
 def answer_reader(run: Run) -> AnswerReader:

@@ -16,7 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.coverage import UnitRequest, family_in, has_answers, units_for
+from amalgam.stages.common.cached.coverage import UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
     describe_family,
     dtype_of,
@@ -185,7 +185,8 @@ def _check_new_teachers(run: Run) -> None:
     """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
     families, loader = families_of(run), teacher_loader(run)
     for teacher in teachers_of(run):
-        if not has_answers(run.store, units_folder(run, CacheTeachers.name, families[teacher.name])):
+        folder = units_folder(run, CacheTeachers.name, families[teacher.name])
+        if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
             loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record, Store, StoredFile
+from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
@@ -106,11 +106,6 @@ def family_name(identity: dict[str, Any]) -> str:
 def family_in(path: str) -> str:
     """Returns the family of a stored file: STAGE/FAMILY/units/..."""
     return PurePosixPath(path).parts[1]
-
-
-def has_answers(store: Store, folder: Path) -> bool:
-    """Returns whether the family has any complete unit; stops at the first one."""
-    return any(any(units_in(store.units(folder, [path.stem]))) for path in store.units_in(folder))
 
 
 def units_in(records: Mapping[str, Record]) -> Iterator[CachedUnit]:

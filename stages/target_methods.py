@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from amalgam.data.arrays import (
     columns_of,
@@ -67,6 +67,14 @@ class TargetBatch:
     """The teacher with the largest weight; it, the margin and the confidences are None without a comparison."""
     margin: pl.Series | None = None
     confidence: pl.Series | None = None
+
+
+class LossFacts(TypedDict):
+    """The student's loss in the manifest of build-targets."""
+
+    objective: str
+    columns: Sequence[Sequence[int]]
+    student_temperature: float
 
 
 class TargetMethod:

@@ -25,6 +25,7 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
+from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
@@ -245,7 +246,7 @@ class Experiment:
     @property
     def labels(self) -> list[str]:
         """The union of all teachers' labels, in the order of targets and of the student's outputs."""
-        return list(self._current("build-targets").result("build-targets").facts["labels"])
+        return target_facts(self._current("build-targets"))["labels"]
 
     @property
     def evaluation(self) -> pl.LazyFrame:

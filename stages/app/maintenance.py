@@ -123,9 +123,9 @@ def verify(run: Run) -> Verification:
     entries = list(run.store.backend.list())
     records = dict(_records(run, entries))
     files = {file.path: file for record in records.values() for file in record.files}
-    unread = [run.store.root / entry.path for entry in entries if _is_record(entry.path) and entry.path not in records]
-    unread = [path for path in unread if run.store.record(path) is None and run.store.has(path)]
-    faults = {run.store.inside(path): "the record cannot be read" for path in unread}
+    unread = (path for entry in entries if _is_record(path := entry.path) and path not in records and path not in files)
+    paths = [path for path in map(run.store.root.joinpath, unread) if run.store.record(path) is None]
+    faults = {run.store.inside(path): "the record cannot be read" for path in paths if run.store.has(path)}
     faults |= {path: fault for path, file in files.items() if (fault := run.store.check_file(file, refetch=True))}
     run.store.quarantine(*(run.store.root / path for path in faults))
     size = sum(file.bytes for file in files.values())

@@ -13,7 +13,7 @@ import numpy as np
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.load import load_student, train_part
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def show_divergence(run: Run, folder: Path) -> None:
     """Prints the mean divergence of all texts, and of texts of large and of small weight."""
-    facts = run.result("build-targets").facts
+    facts = target_facts(run)
     if facts["objective"] != "kl":
         what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
         raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")

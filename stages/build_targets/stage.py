@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from amalgam.data.arrays import width
 from amalgam.data.keys import LabelSpace
@@ -23,7 +23,7 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
-from amalgam.stages.target_methods import TargetBatch, TargetInputs, reads_texts, target_method
+from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class BuildTargets(Stage):
         """Returns the inputs read from stage 1, not its fingerprint: new test parts or passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
         method = target_method(targets)
-        inputs: dict[str, Any] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
+        inputs: dict[str, object] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
         if method.reads_gold:
             inputs["gold"] = part.labels_digest
         if method.reads_teachers:
@@ -94,7 +94,7 @@ class BuildTargets(Stage):
             write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
             draft.facts = summarise(batch, rows, label_space(run))
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> TargetFacts:
         targets, space = run.experiment.targets, label_space(run)
         method = target_method(targets)
         return {
@@ -109,12 +109,28 @@ class BuildTargets(Stage):
         }
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        for line in summary_lines(manifest.facts["summary"], run.experiment.targets.mode) if fresh else ():
+        facts: TargetFacts = manifest.facts
+        for line in summary_lines(facts["summary"], run.experiment.targets.mode) if fresh else ():
             run.console.say(f"  {line}")
 
     def describe(self, manifest: Record) -> str:
         method = manifest.facts.get("method", manifest.identity["config"]["targets"]["mode"])
         return f"{method}, {manifest.facts['summary']['texts']:,} texts"
+
+
+class TargetFacts(LossFacts):
+    """The manifest's facts."""
+
+    method: str | None
+    labels: list[str]
+    knows: dict[str, list[str]]
+    gold: bool
+    summary: TargetSummary
+
+
+def target_facts(run: Run) -> TargetFacts:
+    facts: TargetFacts = run.result("build-targets").facts
+    return facts
 
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
@@ -204,7 +220,17 @@ def _table(rows: pa.Table, batch: TargetBatch, teachers: int) -> pa.Table:
 # ---- the summary: counts and sums alone, so that units can be added up
 
 
-def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> dict[str, Any]:
+class TargetSummary(TypedDict):
+    """Sums over the texts; without teachers or gold labels the last ones are empty."""
+
+    texts: int
+    weight_sum: float
+    weight_bins: list[int]
+    chosen: dict[str, int]
+    selection: dict[str, list[int]]
+
+
+def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> TargetSummary:
     """Returns sums of the weights, the chosen teachers, and with gold labels how often they have the label."""
     import polars as pl
 
@@ -244,7 +270,7 @@ def _added(total: Any, part: Any) -> Any:
     return total + part
 
 
-def summary_lines(summary: dict[str, Any], mode: str) -> list[str]:
+def summary_lines(summary: TargetSummary, mode: str) -> list[str]:
     texts = max(summary["texts"], 1)
     lines = [f"{summary['texts']:,} texts, mode {mode}, mean weight {summary['weight_sum'] / texts:.3f}"]
     if summary["chosen"]:

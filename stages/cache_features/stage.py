@@ -18,7 +18,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.coverage import units_for
+from amalgam.stages.common.cached.coverage import UnitFacts, units_for
 from amalgam.stages.common.cached.load import (
     ENCODER,
     CachedStates,
@@ -99,7 +99,7 @@ class CacheFeatures(Stage):
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
                 run.console.advance(unit.size)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, dict[str, list[str]]]:  # noqa: ARG002
         families: dict[str, list[str]] = {}
         for states in required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"
@@ -144,8 +144,8 @@ def _write_states(
         draft.facts = {**_facts(unit, len(texts.keys)), "width": width}
 
 
-def _facts(unit: Unit, rows: int) -> dict[str, Any]:
-    """Returns the facts by which the unit is matched with texts, as for predictions without passes."""
+def _facts(unit: Unit, rows: int) -> UnitFacts:
+    """Returns the facts of predictions without passes."""
     return {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0, "rows": rows}
 
 

@@ -148,7 +148,7 @@ def decide(cached: CachedPasses, unit: Unit) -> None:
     decision: StopDecision = unit.payload
     keys = read_keys(cached.store.verified_path(decision.bucket.file))
     settled = _settled(cached, decision, keys)
-    facts: dict[str, Any] = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
+    facts: dict[str, str | int] = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
     if decision.step:
         facts["settled"] = int((settled > 0).sum())
     else:

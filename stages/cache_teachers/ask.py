@@ -25,6 +25,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
+from amalgam.stages.common.cached.coverage import UnitFacts
 from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import Teacher
@@ -167,7 +168,15 @@ def _compute(
     return commits
 
 
-def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> dict[str, Any]:
+class AnswerFacts(UnitFacts):
+    cut: int
+    """Number of truncated texts."""
+    tokens: int
+    device: str
+    halved_launches: int
+
+
+def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> AnswerFacts:
     request = tokenized.unit.payload
     return {
         "prefix": request.prefix,
@@ -186,7 +195,7 @@ def _commit(
     inputs: CacheInputs,
     tokenized: TokenizedUnit,
     answers: tuple[Array | None, Array],
-    facts: dict[str, Any],
+    facts: AnswerFacts,
     seconds: float,
 ) -> None:
     unit = tokenized.unit
@@ -226,7 +235,7 @@ def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, pas
     def arrays(values: Array, dtype: Any) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])
 
-    columns: dict[str, Any] = {
+    columns: dict[str, pa.Array] = {
         "key": pa.array(keys, pa.binary(16)),
         "tokens": pa.array(tokens.lengths, pa.int32()),
         "cut": pa.array(tokens.truncated),

@@ -6,10 +6,10 @@ training texts are weighed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -121,30 +121,31 @@ class CacheTeachers(Stage):
                 return [key.hex() for key in key_list(keys if request.rows is None else keys[request.rows])]
         return []
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
         families = families_of(run)
         truncated: dict[str, int] = dict.fromkeys(families, 0)
         by_family = {family: teacher for teacher, family in families.items()}
-        ranges = {}
+        ranges = dict[str, list[int]]()
         decisions = [record for record in records if "step" in record.facts]
         for record in (record for record in records if "step" not in record.facts):
             ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
             if record.facts["logits"]:
                 truncated[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
-        facts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
+        facts: CacheFacts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
         if decisions:
             last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
-            facts |= {"pass_counts": last, "adaptive": _summary(decisions)}
+            facts["pass_counts"], facts["adaptive"] = last, _summary(decisions)
         return facts
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
-        for teacher, count in manifest.facts["cut"].items():
+        facts: CacheFacts = manifest.facts
+        for teacher, count in facts["cut"].items():
             if count:
                 run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated")
-        if "adaptive" in manifest.facts:
-            for line in audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes):
+        if "adaptive" in facts:
+            for line in audit_lines(facts["adaptive"], run.experiment.cache.passes):
                 run.console.say(f"  {line}")
 
     def describe(self, manifest: Record) -> str:
@@ -152,7 +153,29 @@ class CacheTeachers(Stage):
         return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
 
 
-def _summary(decisions: Sequence[Record]) -> dict[str, Any]:
+class AdaptiveSummary(TypedDict):
+    """The passes that stopping early saved, and shares of the audited texts."""
+
+    texts: int
+    mean_passes: float
+    audited: int
+    stopped_otherwise: float | None
+    seeded_otherwise: float | None
+
+
+class CacheFacts(TypedDict):
+    families: dict[str, str]
+    cut: dict[str, int]
+    """Number of truncated texts by teacher."""
+    dtype: str
+    ranges: dict[str, list[int]]
+    """First and last pass of each file."""
+    pass_counts: NotRequired[dict[str, str]]
+    """The file of each bucket with the number of passes by text."""
+    adaptive: NotRequired[AdaptiveSummary]
+
+
+def _summary(decisions: Sequence[Record]) -> AdaptiveSummary:
     """Returns the passes that stopping early saved and the choices that it changed, over all buckets."""
     audits = [record.facts for record in decisions if record.facts["step"] == 0]
 
@@ -169,7 +192,7 @@ def _summary(decisions: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def audit_lines(adaptive: Mapping[str, Any], passes: int) -> Iterator[str]:
+def audit_lines(adaptive: AdaptiveSummary, passes: int) -> Iterator[str]:
     """Formats the summary of adaptive passes for the console."""
     yield f"adaptive: {adaptive['mean_passes']:.1f} passes a text instead of {passes}"
     if adaptive["audited"]:

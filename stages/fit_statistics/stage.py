@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from amalgam.data.keys import shown_names, text_key
 from amalgam.data.parquet import key_list, read_keys, read_table
@@ -45,7 +45,7 @@ class FitStatistics(Stage):
         """Returns the key of the states, which also determines the dropout-off logits."""
         for needed in ("cache-teachers", "cache-features"):
             run.result(needed)
-        inputs: dict[str, Any] = {
+        inputs: dict[str, object] = {
             "texts": reference_part(run).texts_digest,
             "teachers": {
                 teacher.name: {**statistics_states(run, teacher).key, "labels": len(teacher.labels)}
@@ -79,7 +79,7 @@ class FitStatistics(Stage):
         statistics = Statistics.of(states, logits, groups)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
             statistics.save(draft.folder / "statistics.safetensors")
-            draft.facts = {
+            facts: StatisticsFacts = {
                 "texts": int((groups >= 0).sum()),
                 "which": which,
                 "background": len(logits),
@@ -91,14 +91,16 @@ class FitStatistics(Stage):
                 ],
                 "same": (statistics.deviation == 0).all(axis=1).tolist(),
             }
+            draft.facts = facts
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {"teachers": {record.name: dict(record.facts) for record in records}}
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, dict[str, StatisticsFacts]]:  # noqa: ARG002
+        return {"teachers": {record.name: record.facts for record in records}}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
-        for teacher, facts in manifest.facts["teachers"].items():
+        by_teacher: dict[str, StatisticsFacts] = manifest.facts["teachers"]
+        for teacher, facts in by_teacher.items():
             run.console.say(f"  {teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}")
             for note in notes(teacher, facts):
                 run.console.note(note)
@@ -161,7 +163,19 @@ def with_domain_confidence(
     ]
 
 
-def notes(teacher: str, facts: dict[str, Any]) -> list[str]:
+class StatisticsFacts(TypedDict):
+    """The texts that a teacher's statistics are fitted on, and the properties that the notes report."""
+
+    texts: int
+    which: str
+    background: int
+    absent: list[str]
+    width: int
+    shrinkage: list[float]
+    same: list[bool]
+
+
+def notes(teacher: str, facts: StatisticsFacts) -> list[str]:
     absent = facts["absent"]
     messages = []
     if absent:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -20,6 +20,18 @@ FILE = "embeddings.safetensors"
 
 LOW_SHARE = 0.5
 """Below this share of embeddings that the teacher predicts as their class, a note is shown."""
+
+
+class ClassFacts(TypedDict):
+    rows: int
+    taken: int
+    """Number of rows that the teacher predicts as their class."""
+    file: str
+
+
+class EmbeddingFacts(TypedDict):
+    teachers: dict[str, dict[str, ClassFacts]]
+    """By teacher and label."""
 
 
 class MakeEmbeddings(Stage):
@@ -71,11 +83,11 @@ class MakeEmbeddings(Stage):
             taken = int((logits.argmax(dim=-1) == label).sum())
             draft.facts = {"rows": len(logits), "taken": taken, "content": teacher.files.digest, "label": label}
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
-        classes = {}
+    def finish(self, run: Run, records: Sequence[Record]) -> EmbeddingFacts:
+        classes = dict[tuple[str, int], ClassFacts]()
         for record in records:
             facts = record.facts
-            entry = {"rows": facts["rows"], "taken": facts["taken"], "file": record.files[0].path}
+            entry = ClassFacts(rows=facts["rows"], taken=facts["taken"], file=record.files[0].path)
             classes[facts["content"], facts["label"]] = entry
         return {
             "teachers": {
@@ -87,7 +99,8 @@ class MakeEmbeddings(Stage):
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
-        for name, labels in manifest.facts["teachers"].items():
+        made: EmbeddingFacts = manifest.facts
+        for name, labels in made["teachers"].items():
             counts = ", ".join(f"{label} {facts['taken']}/{facts['rows']}" for label, facts in labels.items())
             run.console.say(f"  {name}: predicted as their class: {counts}")
             for label, facts in labels.items():

@@ -34,6 +34,7 @@ from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
+    from amalgam.stages.build_targets.stage import TargetFacts
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
 
@@ -185,8 +186,8 @@ def shortened(texts: tuple[str, ...]) -> str:
 # ---- the targets on a sample of the training texts
 
 
-def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: Row) -> TargetQuality:
-    """Describes the targets, one table for each bucket of `train`; `facts` are those of build-targets."""
+def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: TargetFacts) -> TargetQuality:
+    """Describes the targets, one table for each bucket of `train`."""
     buckets = sample_of(train, len(inputs.labels.columns), len(inputs.labels.names))
     quality: TargetQuality = {
         "texts": train.texts,
@@ -207,7 +208,7 @@ def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
     return list(part.buckets[: 1 + sum(total < wanted for total in totals)])
 
 
-def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: Row) -> Row:
+def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts) -> Row:
     """Returns the margins, and how often the target's first label is the gold label."""
     labels, store = inputs.labels, inputs.store
     right: int | None = None

@@ -16,6 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
+from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.methods import method_name
 from amalgam.stages.target_methods import TARGET_METHODS
@@ -61,7 +62,7 @@ class EvaluationBlock(TypedDict):
     systems: dict[str, Scores]
     system: str  # the system that the report is about
     selected_by: str
-    adaptive: NotRequired[Row]
+    adaptive: NotRequired[AdaptiveSummary]
 
 
 class Evaluation(EvaluationBlock):

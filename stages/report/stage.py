@@ -19,7 +19,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
     ENCODER,
@@ -199,7 +199,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
     if train:
         compared = run.experiment.model_copy(update={"targets": _compared_by(run.experiment.targets)})
         audit_inputs = _audit_inputs(replace(run, experiment=compared))
-        targets = target_quality(audit_inputs, train, read_targets(run), run.result("build-targets").facts)
+        targets = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
     return scores, {
         "student_quality": quality,
         "target_quality": targets,

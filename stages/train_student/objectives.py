@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.states import in_blocks, mean_over_tokens
-from amalgam.stages.common.training.losses import Objective
+from amalgam.stages.common.training.losses import Batch, Objective
 
 HEADS = 8
 """Attention heads of a Strata; fewer if they do not divide the width."""
@@ -73,7 +73,7 @@ class StateLearning(Objective, nn.Module):
         self.by_token = context.config.states == "tokens"
         self.blocks = 1 if self.last_block_only else context.states[0].blocks
 
-    def extra_batch(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
+    def extra_batch(self, rows: RowNumbers) -> Batch:
         blocks = slice(-1, None) if self.last_block_only else slice(None)
         tensors = [torch.from_numpy(states.take(rows, blocks)) for states in self.states]
         return {f"teacher {number}": values for number, values in enumerate(tensors)}
@@ -86,19 +86,20 @@ class StateLearning(Objective, nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
-    def teachers(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+    def teachers(self, batch: Batch) -> list[torch.Tensor]:
         return [batch[f"teacher {number}"].to(self.dtype) for number in range(len(self.states))]
 
-    def student(self, batch: dict[str, Any]) -> torch.Tensor:
+    def student(self, batch: Batch) -> torch.Tensor:
         """Returns the student's states [B, T, blocks, W], pooled if the teachers' are."""
-        states = batch["states"] if not self.last_block_only else batch["states"][-1:]
+        states: Any = batch["states"]  # a tuple: the loop adds it
+        states = states[-1:] if self.last_block_only else states
         own = in_blocks(states, self.blocks).to(self.dtype)
         if self.by_token:
             return own
         means = mean_over_tokens(own.flatten(2), batch["attention_mask"])
         return means.reshape(len(own), 1, self.blocks, -1)
 
-    def token_mask(self, batch: dict[str, Any]) -> torch.Tensor:
+    def token_mask(self, batch: Batch) -> torch.Tensor:
         """Returns [B, T]: 1 for a token, 0 for padding."""
         mask: torch.Tensor = batch["attention_mask"]
         return mask if self.by_token else mask[:, :1]
@@ -244,7 +245,7 @@ class DFAObjective(StateLearning):
         self.amalgamation = Amalgamation(context.widths, context.width, self.blocks, by_two=False)
         self.adapter = BlockMaps(context.width, context.width, self.blocks)
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         with in_fp32(logits):
             mask = self.token_mask(batch)
             amalgamated, reconstruction = self.amalgamation(self.teachers(batch), mask)
@@ -272,7 +273,7 @@ class LayerwiseObjective(StateLearning):
         self.outputs: list[torch.Tensor] = []
 
     @contextmanager
-    def model_context(self, model: nn.Module, batch: dict[str, Any]) -> Iterator[None]:
+    def model_context(self, model: nn.Module, batch: Batch) -> Iterator[None]:
         """Records each layer's output and replaces it by the adapted state of its block."""
         with in_fp32(batch["attention_mask"]):
             amalgamated, self.reconstruction = self.amalgamation(self.teachers(batch), self.token_mask(batch))
@@ -290,7 +291,7 @@ class LayerwiseObjective(StateLearning):
         self.outputs.append(own)
         return (adapted, *output[1:]) if isinstance(output, tuple) else adapted
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         with in_fp32(logits):
             outputs = torch.stack(self.outputs, dim=2).to(self.dtype)
             error = distance(outputs, self.adapted.detach(), self.token_mask(batch))
@@ -327,7 +328,7 @@ class MTBertObjective(StateLearning):
         maps = [BlockMaps(width, context.width, self.blocks, bias=False) for width in context.widths]
         self.maps = nn.ModuleList(maps)
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         with in_fp32(logits):
             mask, student = self.token_mask(batch), self.student(batch)
             error = logits.new_zeros(len(logits))
@@ -354,7 +355,7 @@ class CFLObjective(StateLearning):
         self.extractor = nn.Sequential(nn.Linear(2 * common, common), nn.ReLU(), nn.Linear(common, common))
         self.decoders = nn.ModuleList(nn.Linear(common, width) for width in context.widths)
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         with in_fp32(logits):
             mask = self.token_mask(batch)
             student = self.extractor(self.student_map(self.student(batch)[:, 0, 0]))
@@ -394,10 +395,10 @@ class StrataNetObjective(StateLearning):
         self.maps = nn.ModuleList(nn.Linear(width, width) for _ in blocks)
         self.heads = nn.ModuleList(nn.Linear(width, context.labels) for _ in blocks)
 
-    def extra_batch(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
+    def extra_batch(self, rows: RowNumbers) -> Batch:
         return {**super().extra_batch(rows), "confidence": torch.from_numpy(self.confidence[rows])}
 
-    def amalgamated(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+    def amalgamated(self, batch: Batch) -> list[torch.Tensor]:
         """Returns [B, W] of each block."""
         teachers = [states[:, 0] for states in self.teachers(batch)]
         confidence = batch["confidence"].to(self.dtype)
@@ -406,7 +407,7 @@ class StrataNetObjective(StateLearning):
             for block, fusion in enumerate(self.fusion)
         ]
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         with in_fp32(logits):
             student = self.student(batch)[:, 0]
             error, guard = student.new_zeros(len(student)), student.new_zeros(len(student))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.common.load import (
     encoder_digest,
@@ -31,7 +31,8 @@ from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
 
 if TYPE_CHECKING:
-    from amalgam.stages.train_student.training import Selection, TeacherEmbeddings
+    from amalgam.stages.make_embeddings.stage import EmbeddingFacts
+    from amalgam.stages.train_student.training import Selection, StudentFacts, TeacherEmbeddings
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -65,12 +66,12 @@ class TrainStudent(Stage):
         select = student.select
         if select == "auto":
             select = "validation" if run.experiment.corpus.validation else "held-out"
-        inputs: dict[str, Any] = {"encoder": encoder_digest(run, student, ENCODER), "select": select}
+        inputs: dict[str, object] = {"encoder": encoder_digest(run, student, ENCODER), "select": select}
         if select == "validation":
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
         unset = {"dropout"} if student.dropout is None else set()
-        config: dict[str, Any] = {"student": student.model_dump(exclude=NOT_IDENTITY | unset)}
+        config: dict[str, object] = {"student": student.model_dump(exclude=NOT_IDENTITY | unset)}
         targets_stage = "build-targets" if reads_texts(run.experiment) else "make-embeddings"
         upstream = {targets_stage: run.fingerprint(targets_stage)}
         objective = objective_inputs(run.experiment)
@@ -78,9 +79,9 @@ class TrainStudent(Stage):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         if objective.fields:
-            config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
+            settings = config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
             if objective.states and not objective.weighs_by_domain:
-                config["objective"]["weights"] = None  # of the terms: a constant of the method, with a place here
+                settings["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
         if objective.weighs_by_domain:
@@ -121,7 +122,7 @@ class TrainStudent(Stage):
         target = check_target(run.base, "students", student.name)
         publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
         if fresh:
-            facts = manifest.facts
+            facts: StudentFacts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
             if facts["steps"] < FEW_STEPS:
                 run.console.note(
@@ -131,7 +132,7 @@ class TrainStudent(Stage):
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def describe(self, manifest: Record) -> str:
-        facts = manifest.facts
+        facts: StudentFacts = manifest.facts
         return f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
 
 
@@ -143,13 +144,13 @@ def student_folder(run: Run) -> Path:
 # ---- the two trainings
 
 
-def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
+def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
     from amalgam.stages.train_student.training import check_lengths, objective_phases, selection, targeted, train
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
-    facts, part = run.result("build-targets").facts, train_part(run)
+    facts, part = target_facts(run), train_part(run)
     new = load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts, held_out = tokenized_buckets(run, part, new, ["key"]), 0.0 if validation else student.held_out
@@ -167,11 +168,11 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str
     phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
     settings = training_of(student, objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, score, checkpoint)
-    about = {"selected_by": selected_by, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)}
-    return new, {**results, **about}
+    cut, texts_learned = data.truncated, len(data.learn)
+    return new, {**results, "selected_by": selected_by, "labels": facts["labels"], "cut": cut, "texts": texts_learned}
 
 
-def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, dict[str, Any]]:
+def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
     from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
@@ -195,9 +196,10 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, dic
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
     """Yields each teacher with its pseudo embeddings; one teacher is in memory at a time."""
     manifest, columns = run.result("make-embeddings"), label_space(run).columns
+    made: EmbeddingFacts = manifest.facts
     files = {file.path: file for file in manifest.files}
     for teacher in teachers_of(run):
-        classes = manifest.facts["teachers"][teacher.name].values()
+        classes = made["teachers"][teacher.name].values()
         paths = [run.store.verified_path(files[facts["file"]]) for facts in classes]
         yield teacher_loader(run).load(teacher, "fp32", passes=0), columns[teacher.name], paths
 

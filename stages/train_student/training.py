@@ -7,7 +7,7 @@ since it reads no word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from amalgam.data.parquet import key_array, matrix
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
+from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
-from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.loop import Training, TrainingFacts
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Score, TrainingServices, learn, negative_loss
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
@@ -38,6 +39,14 @@ Selection = tuple[str, Score]
 """The name and the score by which checkpoints are selected."""
 
 
+class StudentFacts(TrainingFacts):
+    selected_by: str
+    labels: list[str]
+    cut: int
+    """Number of truncated texts."""
+    texts: int
+
+
 def train(  # noqa: PLR0913 - the training's inputs, by name
     services: TrainingServices,
     new: NewClassifier,
@@ -46,7 +55,7 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
     settings: Training,
     score: Score,
     checkpoint: Path,
-) -> dict[str, Any]:
+) -> TrainingFacts:
     """Trains the student in place; returns the facts of the last phase, with those of all if there are several."""
     results = {
         name: learn(
@@ -55,7 +64,7 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
         for name, objective in phases
     }
     last = list(results.values())[-1]
-    return {**last, "phases": results} if len(results) > 1 else last
+    return last | {"phases": results} if len(results) > 1 else last
 
 
 def targeted(
@@ -73,9 +82,9 @@ def targeted(
     return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out)
 
 
-def selection(data: TrainingData, pad_id: int, objective: Objective, facts: Mapping[str, Any]) -> Selection:
-    """Returns how checkpoints are selected without validation texts; `facts` are those of build-targets."""
-    gold = "gold labels among them" if facts.get("gold") else "no labels used"
+def selection(data: TrainingData, pad_id: int, objective: Objective, facts: TargetFacts) -> Selection:
+    """Returns how checkpoints are selected without validation texts."""
+    gold = "gold labels among them" if facts["gold"] else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
     return name, negative_loss(data.held_out or data.learn, pad_id, objective)

@@ -30,7 +30,7 @@ from amalgam.stages.common.load import (
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
 
 if TYPE_CHECKING:
-    from amalgam.stages.train_teachers.training import Encoders
+    from amalgam.stages.train_teachers.training import Encoders, TeachersFacts
 
 
 ENCODER = "train_teachers.encoder"
@@ -98,11 +98,12 @@ class TrainTeachers(Stage):
                     draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {"teachers": {record.name: dict(record.facts) for record in records}}
+    def finish(self, run: Run, records: Sequence[Record]) -> TeachersFacts:  # noqa: ARG002
+        return {"teachers": {record.name: record.facts for record in records}}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        for name, facts in manifest.facts["teachers"].items():
+        trained: TeachersFacts = manifest.facts
+        for name, facts in trained["teachers"].items():
             folder = trained_folder(run, name)
             publish_folder(folder, check_target(run.base, "teachers", name), folder.name)
             if fresh:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
-from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.loop import Training, TrainingFacts
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import TrainingServices, accuracy_on, learn
 
@@ -33,8 +33,23 @@ HELD_OUT = 0.05
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
-Trained = dict[str, tuple[NewClassifier, dict[str, Any]]]
-"""Each trained teacher and the facts of its training."""
+
+
+class TeacherFacts(TrainingFacts):
+    labels: list[str]
+    texts: int
+    selected_by: str
+
+
+class CoTrainedFacts(TeacherFacts):
+    together: list[str]
+
+
+class TeachersFacts(TypedDict):
+    teachers: dict[str, TeacherFacts]
+
+
+Trained = dict[str, tuple[NewClassifier, TeacherFacts]]
 
 
 def train(
@@ -45,7 +60,7 @@ def train(
     data = labelled(texts, labels, held_out=HELD_OUT)
     score = accuracy_on(data.held_out or data.learn, new.pad_id)
     result = learn(services, new, data.learn, settings, score, checkpoint)
-    return {name: (new, {**result.facts, **_facts(labels, data)})}
+    return {name: (new, _facts(result.facts, labels, data))}
 
 
 def co_train(
@@ -70,17 +85,17 @@ def co_train(
     objective = RestrictedKL([range(start, start + len(labels)) for start in starts])
     combined = replace(first, model=model, pad_id=model.pad_id)
     result = learn(services, combined, examples, settings, score, checkpoint, objective, phase="together")
-    facts = {**result.facts, **_facts(labels, data[0]), "together": list(news)}
+    facts: CoTrainedFacts = {**_facts(result.facts, labels, data[0]), "together": list(news)}
     accuracies = _accuracies(model, scored, len(news))
     return {
-        name: (replace(new, model=attentive_classifier(body, head, labels)), {**facts, "best_score": accuracy})
+        name: (replace(new, model=attentive_classifier(body, head, labels)), facts | {"best_score": accuracy})
         for (name, new), body, accuracy in zip(news.items(), model.bodies, accuracies, strict=True)
     }
 
 
-def _facts(labels: list[str], data: TrainingData) -> dict[str, Any]:
+def _facts(facts: TrainingFacts, labels: list[str], data: TrainingData) -> TeacherFacts:
     selected_by = "held out" if data.held_out else "on its training texts"
-    return {"labels": labels, "texts": len(data.learn), "selected_by": selected_by}
+    return {**facts, "labels": labels, "texts": len(data.learn), "selected_by": selected_by}
 
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:

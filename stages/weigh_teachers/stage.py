@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from amalgam.stages.weigh_teachers.weigh import WeightFacts
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -83,9 +85,10 @@ class WeighTeachers(Stage):
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         if not fresh:
             return
-        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())
+        facts: WeightFacts = manifest.facts
+        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in facts["shares"].items())
         run.console.say(f"  estimated shares of the texts: {shares}")
-        for note in manifest.facts["notes"]:
+        for note in facts["notes"]:
             run.console.note(note)
 
     def describe(self, manifest: Record) -> str:
@@ -93,7 +96,7 @@ class WeighTeachers(Stage):
         return f"{weights} weights of {', '.join(manifest.facts['shares'])}"
 
 
-def teacher_weights(run: Run) -> tuple[pa.Table, dict[str, Any]]:
+def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
     import numpy as np
     import pyarrow as pa
@@ -101,7 +104,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, dict[str, Any]]:
     from amalgam.stages.weigh_teachers.weigh import coherent, exclusive, nearest, weigh
 
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     keys, answers = keys_of(run, buckets), _predictions(run, buckets)
     shares = None
     if targets.weight_signal == "all":
@@ -110,8 +113,8 @@ def teacher_weights(run: Run) -> tuple[pa.Table, dict[str, Any]]:
         signal = exclusive(answers[targets.weight_signal], facts)
         if signal is not None and targets.neighbours:
             signal = coherent(signal, nearest(features_of(run, key_array(keys)), targets.neighbours)[0], facts)
-    weights = weigh(signal, answers["confidence"], targets, facts, shares)
-    facts["shares"] = dict(zip(teachers, facts["shares"].round(4).tolist(), strict=True))
+    weights, estimated = weigh(signal, answers["confidence"], targets, facts, shares)
+    facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))
     return pa.table([keys, values], schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
 
@@ -136,7 +139,7 @@ def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
 
 
 def _agreed_signal(
-    run: Run, keys: pa.Array, answers: dict[str, Array], facts: dict[str, Any]
+    run: Run, keys: pa.Array, answers: dict[str, Array], facts: WeightFacts
 ) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
     import numpy as np

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import torch
@@ -18,8 +18,24 @@ from amalgam.data.arrays import softmax
 from amalgam.pipeline.config.schema import Targets
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Facts = dict[str, Any]
-"""Results of the checks for the manifest, with a list of notes."""
+
+
+class WeightFacts(TypedDict, total=False):
+    """Results of the checks, for the manifest; the fields depend on the kinds of evidence."""
+
+    notes: Required[list[str]]
+    shares: dict[str, float]
+    """The teachers' shares of the texts."""
+    separation: float
+    agreement: dict[str, float]
+    neighbours: dict[str, str]
+    """The neighbourhood that each kind of evidence uses."""
+    foretold: dict[str, dict[str, float]]
+    """Correlation of each kind with the other kinds, by the text alone and with the neighbours."""
+    against: dict[str, list[float]]
+    exclusion: float
+    coherence: float
+
 
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind below it is dropped."""
@@ -65,8 +81,10 @@ PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
-def weigh(signal: Array | None, confidence: Array, targets: Targets, facts: Facts, shares: Array | None) -> Array:
-    """Returns the weights [texts, teachers]; without a signal MUKA's own, by each text's confidences alone.
+def weigh(
+    signal: Array | None, confidence: Array, targets: Targets, facts: WeightFacts, shares: Array | None
+) -> tuple[Array, Array]:
+    """Returns the weights [texts, teachers] and shares; without a signal MUKA's own, by each text's confidences alone.
 
     `shares` are the teachers' shares of the texts, if provenance determines them.
     """
@@ -77,16 +95,14 @@ def weigh(signal: Array | None, confidence: Array, targets: Targets, facts: Fact
     else:
         weights, fitted = mixture(signal, shares)
         facts["separation"] = float(fitted.separations.mean())
-        facts["shares"] = fitted.shares
-        return weights
-    facts["shares"] = weights.mean(axis=0)
-    return weights
+        return weights, fitted.shares
+    return weights, weights.mean(axis=0)
 
 
 # ---- several kinds of evidence
 
 
-def agreeing_kinds(evidence: Mapping[str, Array], facts: Facts) -> Mapping[str, Array] | None:
+def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array] | None:
     """Returns the kinds that agree, or None if fewer than two do; drops the kind that agrees least, then repeats."""
     kept, facts["agreement"] = dict(evidence), {}
     if next(iter(evidence.values())).shape[1] == 1:
@@ -111,7 +127,7 @@ def agreeing_kinds(evidence: Mapping[str, Array], facts: Facts) -> Mapping[str, 
     return None
 
 
-def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> Mapping[str, Array]:
+def with_provenance(kept: Mapping[str, Array], written: Array, facts: WeightFacts) -> Mapping[str, Array]:
     """Adds provenance if it agrees with the kept kinds; it cannot drop them, since a text may miss its class."""
     value = agreement({"provenance": written}, kept)["provenance"]
     facts["agreement"]["provenance"] = round(value, 4)
@@ -125,7 +141,7 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: Facts) -> 
 
 
 def smooth_over_neighbours(
-    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: Facts
+    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: WeightFacts
 ) -> Array:
     """Returns the sum of the kinds, each with its mean over the neighbours where that improves it.
 
@@ -200,7 +216,7 @@ def written_shares(written: Array | None) -> Array | None:
 # ---- a single kind of evidence
 
 
-def exclusive(signal: Array, facts: Facts) -> Array | None:
+def exclusive(signal: Array, facts: WeightFacts) -> Array | None:
     """Returns the signal, or None if it does not separate the teachers."""
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
@@ -222,7 +238,7 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: Facts) -> Array:
+def coherent(signal: Array, near: Array, facts: WeightFacts) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
     smooth = smoothed(signal, near)
     facts["coherence"] = float(np.mean([correlation(a, b) for a, b in zip(signal.T, smooth.T, strict=True)]))

@@ -118,7 +118,7 @@ def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:
         objective.get_parameter("maps.0.0.weight").copy_(torch.tensor([[1.0], [2.0]]))
         objective.get_parameter("maps.0.1.weight").copy_(torch.tensor([[1.0], [1.0]]))
     layers = [[[[1.0, 0], [3, 2], [50, 50]]], [[[1.0, -1], [-1, 1], [50, 50]]]]
-    batch = {
+    batch: Any = {
         "targets": torch.tensor([[0.5, 0.5, 1.0, 0.0]], dtype=torch.float64),
         "weights": torch.ones(1, dtype=torch.float64),
         "attention_mask": torch.tensor([[1, 1, 0]]),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from amalgam.stages.common.training.losses import RestrictedKL, WeightedKL, targets_objective
+from amalgam.stages.target_methods import LossFacts
 
 
 def batch(targets: list[list[float]], weights: list[float]) -> dict[str, torch.Tensor]:
@@ -49,6 +50,6 @@ def test_uhc_is_least_where_the_student_agrees_with_every_teacher() -> None:
 
 
 def test_the_targets_say_by_which_objective_they_are_learned() -> None:
-    settings = {"student_temperature": 2.0, "columns": [[0, 1], [2]]}
-    assert targets_objective({**settings, "objective": "restricted"}) == RestrictedKL([[0, 1], [2]], 2.0)
-    assert targets_objective({**settings, "objective": "kl"}) == WeightedKL(2.0)
+    facts: LossFacts = {"student_temperature": 2.0, "columns": [[0, 1], [2]], "objective": "restricted"}
+    assert targets_objective(facts) == RestrictedKL([[0, 1], [2]], 2.0)
+    assert targets_objective({**facts, "objective": "kl"}) == WeightedKL(2.0)

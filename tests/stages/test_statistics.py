@@ -21,7 +21,7 @@ from amalgam.stages.fit_statistics.fit import (
     scores_of,
     shrunk,
 )
-from amalgam.stages.fit_statistics.stage import notes
+from amalgam.stages.fit_statistics.stage import StatisticsFacts, notes
 from amalgam.stages.target_methods import COMPARATIVE
 
 MD = 1
@@ -221,7 +221,15 @@ def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score() -
 
 
 def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:
-    facts = {"texts": 10, "width": 32, "absent": ["law"], "shrinkage": [0.5, 0.25], "same": [False, False, True]}
+    facts: StatisticsFacts = {
+        "texts": 10,
+        "which": "the most confident",
+        "background": 100,
+        "width": 32,
+        "absent": ["law"],
+        "shrinkage": [0.5, 0.25],
+        "same": [False, False, True],
+    }
     body = " ".join(notes("first", facts))
     assert "law" in body
     assert "10 texts" in body

@@ -18,6 +18,7 @@ from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
     COHERENT,
     EXCLUSIVE,
+    WeightFacts,
     agreeing_kinds,
     agreement,
     coherent,
@@ -115,7 +116,7 @@ def test_exclusivity_separates_signals_of_teachers_from_signals_of_difficulty() 
 
 
 def test_weights_by_confidence_are_mukas() -> None:
-    weights = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {}, None)
+    weights, _ = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {"notes": []}, None)
     assert weights[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
 
 
@@ -155,7 +156,7 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     smooth = coherent(signal, telling, facts)
     assert facts["coherence"] > COHERENT
     assert rightly(standardised(smooth), right) > rightly(standardised(signal), right) + 0.05
@@ -183,7 +184,7 @@ def views(right: Array, *, noise: list[float], seed: int = 5) -> dict[str, Array
 def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() -> None:
     right = np.random.default_rng(0).choice(3, 4000, p=[0.4, 0.35, 0.25])
     evidence = views(right, noise=[0.7, 0.8, 0.9])
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     kept = agreeing_kinds(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
@@ -196,7 +197,7 @@ def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
     right = np.random.default_rng(0).choice(2, 4000)
     evidence = views(right, noise=[0.8, 0.8])
     random = np.random.default_rng(1).normal(size=(4000, 2))
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     kept = agreeing_kinds({**evidence, "names": random}, facts)
     assert kept is not None
     assert "names" in facts["notes"][0]
@@ -206,7 +207,7 @@ def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
 def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
     right = np.random.default_rng(0).choice(3, 4000)
     evidence = views(right, noise=[0.8, 0.8])
-    facts: dict[str, Any] = {"notes": [], "agreement": {}}
+    facts: WeightFacts = {"notes": [], "agreement": {}}
     written = standard(np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)])
     kept = with_provenance(evidence, written, facts)
     assert set(kept) == {*evidence, "provenance"}
@@ -218,7 +219,7 @@ def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
 def test_provenance_of_meaningless_texts_is_ignored() -> None:
     random = np.random.default_rng(0)
     evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
-    facts: dict[str, Any] = {"notes": [], "agreement": {}}
+    facts: WeightFacts = {"notes": [], "agreement": {}}
     assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)]), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
     assert "dropped" in facts["notes"][0]
@@ -226,7 +227,7 @@ def test_provenance_of_meaningless_texts_is_ignored() -> None:
 
 def test_evidence_that_does_not_agree_is_not_used() -> None:
     random = np.random.default_rng(1)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     assert agreeing_kinds({kind: random.normal(size=(2000, 3)) for kind in "abc"}, facts) is None
     assert "as muka does" in facts["notes"][0]
 
@@ -257,7 +258,7 @@ def test_anti_correlated_evidence_of_a_teacher_is_downweighted() -> None:
     against = contradicting(kept)
     assert against["answers"][0] > AGAINST
     assert max(against["states"].max(), against["answers"][1]) < 0
-    facts: dict[str, Any] = {}
+    facts: WeightFacts = {"notes": []}
     evidence = smooth_over_neighbours(kept, {}, 0, facts)
     assert evidence[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
     assert evidence[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
@@ -271,13 +272,13 @@ def test_evidence_of_label_names_is_never_downweighted() -> None:
     right = random.choice(2, 6000)
     kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
     assert set(contradicting(kept)) == {"states"}
-    assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {}), together(list(kept.values())))
+    assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {"notes": []}), together(list(kept.values())))
 
 
 def test_similar_neighbours_are_averaged_with_a_text() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     evidence = smooth_over_neighbours(kept, {"space": [states]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by space"}
     assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
@@ -286,7 +287,7 @@ def test_similar_neighbours_are_averaged_with_a_text() -> None:
 def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     evidence = smooth_over_neighbours(kept, {"space": [np.random.default_rng(3).permutation(states)]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"none"}
     assert np.array_equal(evidence, together(list(kept.values())))
@@ -295,7 +296,7 @@ def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
 def test_of_two_spaces_the_one_that_separates_teachers_is_used() -> None:
     right = np.random.default_rng(0).choice(2, 1500)
     kept, states = company(right)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     other = np.random.default_rng(3).permutation(states)
     smooth_over_neighbours(kept, {"other": [other], "both": [other, states], "telling": [states]}, 50, facts)
     assert set(facts["neighbours"].values()) == {"50 by telling"}
@@ -307,7 +308,7 @@ def test_of_small_classes_few_neighbours_are_taken() -> None:
     right = random.choice(2, 150)[small]
     places = random.normal(size=(150, 64))[small] + 0.1 * random.normal(size=(1500, 64))
     places = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     smooth_over_neighbours(views(right, noise=[1.0, 1.0]), {"space": [places]}, 45, facts)
     assert set(facts["neighbours"].values()) == {"9 by space"}
 
@@ -395,7 +396,7 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
     random = np.random.default_rng(1)
     noise = {name: random.normal(size=(8000, 2)) for name in ("names", "more")}
     assert max(agreement({**evidence, **noise}).values()) < AGREEING
-    facts: dict[str, Any] = {"notes": []}
+    facts: WeightFacts = {"notes": []}
     kept = agreeing_kinds({**noise, **evidence}, facts)
     assert kept is not None
     assert set(kept) == set(evidence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.pipeline.execution.stage import Unit
@@ -99,7 +99,17 @@ class CachedUnits(PrefixIndex[CachedUnit]):
         self.folder = folder
 
 
-def family_name(identity: dict[str, Any]) -> str:
+class UnitFacts(TypedDict):
+    """The facts by which a cached unit is matched with texts."""
+
+    prefix: str
+    logits: bool
+    first: int
+    last: int
+    rows: int
+
+
+def family_name(identity: Mapping[str, object]) -> str:
     return fingerprint({"engine": ENGINE, **identity})
 
 
@@ -112,7 +122,7 @@ def units_in(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
     """Yields the complete units of a family from their records."""
     for unit, record in records.items():
         if record.files:
-            fields = {name: record.facts[name] for name in ("prefix", "logits", "first", "last", "rows")}
+            fields = {name: record.facts[name] for name in UnitFacts.__annotations__}
             yield CachedUnit(name=unit, file=record.files[0], **fields)
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Batch, Objective, WeightedKL
 
 INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 """The encoder's tensors in a batch; the objective reads the others."""
@@ -75,6 +75,28 @@ class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an e
         return f"stopped after step {self.step}; a checkpoint is saved"
 
 
+class ScoredStep(TypedDict):
+    step: int
+    epoch: float
+    score: float
+    loss: float | None
+    """Mean since the last evaluation."""
+    learning_rate: float
+
+
+class TrainingFacts(TypedDict):
+    """The result of a training in the manifest."""
+
+    steps: int
+    best_step: int
+    best_score: float
+    history: list[ScoredStep]
+    dtype: str
+    resumed_from_step: int
+    phases: NotRequired[dict[str, TrainingFacts]]
+    """The results of all phases, where the objective has several; the other fields are those of the last."""
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """Result of a training, as the manifest stores it, and notes for the user."""
@@ -82,8 +104,7 @@ class TrainingResult:
     steps: int
     best_step: int
     best_score: float
-    history: list[dict[str, Any]]
-    """One entry per evaluation: step, epoch, score, mean loss since the last evaluation, learning rate."""
+    history: list[ScoredStep]
     dtype: str
     """Precision of the products; weights and updates are always fp32."""
     resumed_from_step: int
@@ -91,8 +112,15 @@ class TrainingResult:
     """Skipped checkpoints, skipped steps."""
 
     @property
-    def facts(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "notes"}
+    def facts(self) -> TrainingFacts:
+        return {
+            "steps": self.steps,
+            "best_step": self.best_step,
+            "best_score": self.best_score,
+            "history": self.history,
+            "dtype": self.dtype,
+            "resumed_from_step": self.resumed_from_step,
+        }
 
 
 @dataclass
@@ -102,7 +130,7 @@ class _Progress:
     step: int = 0
     best_step: int = 0
     best_score: float | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[ScoredStep] = field(default_factory=list)
     loss_sum: float = 0.0
     loss_count: int = 0
     non_finite: int = 0
@@ -117,7 +145,7 @@ class _Learner(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective
 
-    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if "inputs_embeds" in inputs:  # input_ids only give the number of tokens
             del inputs["input_ids"]
@@ -303,7 +331,7 @@ class TrainingRun:
                 where="evaluation of the model in training",
                 fix="check the targets for non-finite values, or lower the learning rate",
             )
-        entry = {
+        entry: ScoredStep = {
             "step": step,
             "epoch": step / self.per_epoch,
             "score": value,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
 from amalgam.stages.common.inference.batches import RowNumbers
+from amalgam.stages.target_methods import LossFacts
 
 Columns = Sequence[Sequence[int]]
+
+Batch = dict[str, torch.Tensor]
+"""The encoder's inputs, targets, weights, rows and the tensors of `extra_batch`."""
 
 
 class Objective:
@@ -23,15 +27,15 @@ class Objective:
     whole_batches: ClassVar[bool] = False
     """The loss compares the rows of a step, so a step cannot be accumulated or divided among processes."""
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, Any], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         """Returns the loss per row [B] from fp32 logits [B, C] and a batch of inputs, targets, weights and rows."""
         raise NotImplementedError
 
-    def extra_batch(self, rows: RowNumbers, /) -> dict[str, torch.Tensor]:  # noqa: ARG002
+    def extra_batch(self, rows: RowNumbers, /) -> Batch:  # noqa: ARG002
         """Returns further tensors of these rows, such as the teachers' states; the loop moves them to the device."""
         return {}
 
-    def model_context(self, model: torch.nn.Module, batch: dict[str, Any], /) -> AbstractContextManager[None]:  # noqa: ARG002
+    def model_context(self, model: torch.nn.Module, batch: Batch, /) -> AbstractContextManager[None]:  # noqa: ARG002
         """Returns the context in which the student runs."""
         return nullcontext()
 
@@ -42,7 +46,7 @@ class WeightedKL(Objective):
 
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         log_student = log_softmax(logits / self.temperature, dim=-1)
         divergence = kl_div(log_student, batch["targets"], reduction="none").sum(dim=-1)
         return batch["weights"] * self.temperature**2 * divergence
@@ -58,7 +62,7 @@ class RestrictedKL(Objective):
     columns: Columns
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         targets = torch.split(batch["targets"], [len(columns) for columns in self.columns], dim=1)
         parts = []
         for columns, target in zip(self.columns, targets, strict=True):
@@ -76,7 +80,7 @@ class LogitMSE(Objective):
 
     columns: Columns
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         labels = [column for columns in self.columns for column in columns]
         squared = (logits[:, labels] - batch["targets"]).square()
         return batch["weights"] * squared.mean(dim=-1)
@@ -91,14 +95,13 @@ class MTBertLoss(Objective):
 
     temperature: float = 1.0
 
-    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         teachers, gold = batch["targets"].chunk(2, dim=-1)
         from_teachers = (teachers * log_softmax(logits / self.temperature, dim=-1)).sum(dim=-1)
         return -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
 
 
-def targets_objective(facts: Mapping[str, Any]) -> Objective:
-    """Returns the loss on the targets that the manifest of build-targets names."""
+def targets_objective(facts: LossFacts) -> Objective:
     temperature, columns = float(facts["student_temperature"]), facts["columns"]
     losses: dict[str, Objective] = {
         "kl": WeightedKL(temperature),

@@ -7,15 +7,39 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
 
+START, STAGES, WHOLE, STUDENT, WORKSPACE = (
+    "Start",
+    "Stages, in their order",
+    "All stages",
+    "The student",
+    "The workspace",
+)
+"""Headings of `amalgam --help`."""
+
+
+class GroupedCommands(TyperGroup):
+    """Lists the commands under their headings, each with its whole help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands: list[Any] = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        for heading in (START, STAGES, WHOLE, STUDENT, WORKSPACE):
+            rows = [(command.name, command.help) for command in commands if command.rich_help_panel == heading]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="amalgam",
+    cls=GroupedCommands,
+    epilog="--debug, anywhere in a command, prints the traceback of an error.",
     help="Distil text classifiers with different labels into one student with all labels. No annotations.",
     no_args_is_help=True,
     add_completion=True,
@@ -61,7 +85,10 @@ def examples(*lines: str) -> str | None:
     return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines]) if lines else None
 
 
-@app.command(epilog=examples("amalgam demo", "amalgam demo --data-free", "amalgam demo somewhere student.epochs=2"))
+@app.command(
+    rich_help_panel=START,
+    epilog=examples("amalgam demo", "amalgam demo --data-free", "amalgam demo somewhere student.epochs=2"),
+)
 def demo(
     folder: Annotated[
         Path | None,
@@ -87,10 +114,11 @@ def demo(
 
 
 @app.command(
+    rich_help_panel=START,
     epilog=examples(
         "amalgam init",
         "amalgam init --from-teachers ./models/desk ./models/study cardiffnlp/twitter-roberta-base-emotion",
-    )
+    ),
 )
 def init(
     names: Annotated[
@@ -172,13 +200,14 @@ _OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, 
 
 for _folder in STAGE_FOLDERS:
     _package, _name = import_module(f"amalgam.stages.{_folder}"), _folder.replace("_", "-")
-    app.command(_name, help=_package.HELP, epilog=examples(*_package.EXAMPLES))(
+    app.command(_name, rich_help_panel=STAGES, help=_package.HELP, epilog=examples(*_package.EXAMPLES))(
         _OWN_OPTIONS.get(_name) or _stage_command(_name)
     )
 
 
 @app.command(
-    epilog=examples("amalgam run", "amalgam run student.method=muka-soft", "amalgam run -c other.yaml --quiet")
+    rich_help_panel=WHOLE,
+    epilog=examples("amalgam run", "amalgam run student.method=muka-soft", "amalgam run -c other.yaml --quiet"),
 )
 def run(
     overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
@@ -190,10 +219,11 @@ def run(
 
 
 @app.command(
+    rich_help_panel=WHOLE,
     epilog=examples(
         "amalgam sweep student.seed=0,1,2",
         "amalgam sweep student.method=muka-soft,amalgam student.seed=0,1,2 execution.engine=ray",
-    )
+    ),
 )
 def sweep(
     overrides: Annotated[
@@ -215,9 +245,10 @@ def sweep(
 
 
 @app.command(
+    rich_help_panel=WHOLE,
     epilog=examples(
         "amalgam plan", "amalgam plan student.method=muka-soft", "amalgam plan --tree", "amalgam plan --estimate --json"
-    )
+    ),
 )
 def plan(
     overrides: Overrides = None,
@@ -237,7 +268,7 @@ def plan(
     show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
 
-@app.command(epilog=examples("amalgam explain build-targets targets.temperature=0.5"))
+@app.command(rich_help_panel=WHOLE, epilog=examples("amalgam explain build-targets targets.temperature=0.5"))
 def explain(
     stage: Annotated[str, typer.Argument(help="The stage's name.", autocompletion=completion.stages)],
     overrides: Overrides = None,
@@ -250,7 +281,7 @@ def explain(
     show_explanation(stage, config, overrides or [], as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam status", "amalgam status --json"))
+@app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam status", "amalgam status --json"))
 def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """List the results in the workspace, and the last one of each stage."""
     from amalgam.stages.app.commands import show_status
@@ -258,7 +289,7 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     show_status(config, overrides or [], as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam verify"))
+@app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam verify"))
 def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Check every stored file against its digest; damaged ones are quarantined, and the next run recomputes them."""
     from amalgam.stages.app.commands import verify_workspace
@@ -266,7 +297,7 @@ def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     verify_workspace(config, overrides or [], as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam gc", "amalgam gc --unused --yes"))
+@app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam gc", "amalgam gc --unused --yes"))
 def gc(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
     config: Config = FILE,
@@ -286,7 +317,7 @@ def gc(  # noqa: PLR0913 - the options of a command
         collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam audit", "amalgam audit --json"))
+@app.command(rich_help_panel=WHOLE, epilog=examples("amalgam audit", "amalgam audit --json"))
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Compare the teachers from the cache: wins, misses and contradictions. Seconds; needs no labels."""
     from amalgam.stages.app.commands import show_audit
@@ -294,7 +325,7 @@ def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = 
     show_audit(config, overrides or [], as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam methods", "amalgam methods --json"))
+@app.command(rich_help_panel=START, epilog=examples("amalgam methods", "amalgam methods --json"))
 def methods(as_json: AsJson = False) -> None:
     """List the amalgamation methods."""
     from amalgam.stages.app.commands import show_methods
@@ -302,7 +333,7 @@ def methods(as_json: AsJson = False) -> None:
     show_methods(as_json=as_json)
 
 
-@app.command(epilog=examples("amalgam schema"))
+@app.command(rich_help_panel=START, epilog=examples("amalgam schema"))
 def schema() -> None:
     """Print the experiment file's JSON Schema."""
     from amalgam.pipeline.console import Console
@@ -311,7 +342,7 @@ def schema() -> None:
     Console().json(experiment_schema())
 
 
-@app.command(epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
+@app.command(rich_help_panel=START, epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
 def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Print versions, device and disk, and the missing pieces with their fixes."""
     from amalgam.stages.app.commands import show_health
@@ -364,7 +395,7 @@ is uploaded unchanged; without one the card has the numbers of `amalgam report`.
 """
 
 
-@app.command(epilog=PREDICT)
+@app.command(rich_help_panel=STUDENT, epilog=PREDICT)
 def predict(  # noqa: PLR0913 - the options of a command
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
     source: Annotated[
@@ -412,7 +443,7 @@ def predict(  # noqa: PLR0913 - the options of a command
     )
 
 
-@app.command(epilog=EXPORT)
+@app.command(rich_help_panel=STUDENT, epilog=EXPORT)
 def export(  # noqa: PLR0913 - the options of a command
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
     student: Student = None,
@@ -433,7 +464,7 @@ def export(  # noqa: PLR0913 - the options of a command
     export_onnx.export(config, student, out, force=force, quiet=quiet)
 
 
-@app.command(epilog=PUSH)
+@app.command(rich_help_panel=STUDENT, epilog=PUSH)
 def push(  # noqa: PLR0913 - the options of a command
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Repository on the Hub, such as me/a-model.")],
     student: Student = None,
@@ -448,6 +479,18 @@ def push(  # noqa: PLR0913 - the options of a command
     upload.push(repo_id, config, student, public=public, yes=yes, show_card=card)
 
 
+def _as_overrides(arguments: list[str]) -> list[str]:
+    """Returns the arguments with `--student.epochs=3` and `--student.epochs 3` as `student.epochs=3`."""
+    fields, rest = [], iter(arguments)
+    for argument in rest:
+        field = argument.removeprefix("--")
+        if field == argument or "." not in field.partition("=")[0]:
+            fields.append(argument)
+        else:
+            fields.append(field if "=" in field else f"{field}={next(rest, '')}")
+    return fields
+
+
 def main() -> None:
     """Runs the command; errors print as message, place and fix, with --debug as a traceback."""
     from amalgam.pipeline.errors import AmalgamError, InterruptedRunError
@@ -455,7 +498,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments, prog_name="amalgam")
+        app(_as_overrides(arguments), prog_name="amalgam")
     except AmalgamError as error:
         if isinstance(error, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -90,6 +90,19 @@ def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:
     return LabelSpace(tuple(names), {teacher: tuple(place[name] for name in own) for teacher, own in labels.items()})
 
 
+def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Returns pairs of labels of different teachers that differ only by case, separators or a plural."""
+    first: dict[str, str] = {}
+    pairs: dict[tuple[str, str], None] = {}
+    for own in labels.values():
+        plain = {name: "".join(filter(str.isalnum, name.casefold())) for name in own}
+        stems = {name: stem.removesuffix("s") or name for name, stem in plain.items()}
+        pairs |= {(first[stem], name): None for name, stem in stems.items() if first.get(stem, name) != name}
+        for name, stem in stems.items():
+            first.setdefault(stem, name)
+    return list(pairs)
+
+
 def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
     """Labels sorted by name, cut into contiguous groups of equal size, the remainder in the last."""
     ordered = sorted(labels)

@@ -464,8 +464,18 @@ def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
                     else:
                         yield table.row(number, values)
     except pa.ArrowException as error:
-        fix = "write it again from where it came"
+        fix = _text_kind(table.path) or "write it again from where it came"
         raise DataError(f"{table.name} is not a whole parquet file", where=shown(str(error), 200), fix=fix) from error
+
+
+def _text_kind(path: Path) -> str | None:
+    """Returns the fix for a text file with the name of a Parquet file; None for other content."""
+    with path.open("rb") as file:
+        start = file.read(1000)
+    if b"PAR1" in start or b"\0" in start or not start.strip():
+        return None
+    suffix = ".jsonl" if start.lstrip().startswith(b"{") else ".tsv" if b"\t" in start else ".csv"
+    return f"it looks like {suffix[1:]}: name it {path.stem}{suffix}"
 
 
 def _decoded(column: Any) -> tuple[list[Any], bool]:

@@ -20,8 +20,11 @@ EVERY_SECONDS = 30.0
 
 LEAST_LAST = 16
 """Minimal width of the last column on a terminal, where wide tables are split."""
-LEAST_CUT = 7
-"""Minimal width of the last column on a pipe; it is the only one that is shortened."""
+LEAST_WRAPPED = 7
+"""Minimal width at which the last column is wrapped; no text of a table is cut."""
+LONGEST_RULE = 100
+UNLIMITED = 1 << 20
+"""Columns of a pipe, which gets whole lines."""
 
 
 class Progress:
@@ -98,10 +101,11 @@ class Console:
         self.result(json.dumps(value, indent=2, ensure_ascii=False))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Prints plain columns; on a terminal, a table that is too wide becomes blocks with the same first column."""
+        """Prints plain columns; only a terminal splits a wide table, into blocks with the same first column."""
         cells = [[str(cell) for cell in row] for row in (header, *rows)]
-        columns = _columns(100)
-        groups = _groups(_widths(cells), columns) if self._out.isatty() else [list(range(len(header)))]
+        on_terminal = self._out.isatty()
+        columns = _columns(100) if on_terminal else UNLIMITED
+        groups = _groups(_widths(cells), columns) if on_terminal else [list(range(len(header)))]
         blocks = [_block([[row[index] for index in group] for row in cells], columns) for group in groups]
         self.result((f"{title}\n" if title else "") + "\n\n".join(blocks))
 
@@ -183,15 +187,17 @@ def _groups(widths: list[int], columns: int) -> list[list[int]]:
 
 
 def _block(cells: Sequence[Sequence[str]], columns: int) -> str:
-    """Aligns the cells; a last column that does not fit is cut and marked."""
+    """Aligns the cells; a last column that does not fit is wrapped."""
     *widths, last = _widths(cells)
-    last = min(last, max(columns - sum(widths) - 2 * len(widths), LEAST_CUT))
+    begin = sum(widths) + 2 * len(widths)
+    last = min(last, max(columns - begin, LEAST_WRAPPED))
     lines = []
     for *row, end in cells:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([*padded, end if len(end) <= last else f"{end[: last - 3]}..."]).rstrip())
-    rule = "-" * min(max(map(len, lines)), columns)
-    return "\n".join([lines[0], rule, *lines[1:]])
+        first, *more = textwrap.wrap(end, last) if len(end) > last else [end]
+        lines.append(["  ".join([*padded, first]).rstrip(), *(" " * begin + line for line in more)])
+    rule = "-" * min(max(len(line) for row in lines for line in row), columns, LONGEST_RULE)
+    return "\n".join([*lines[0], rule, *(line for row in lines[1:] for line in row)])
 
 
 def rate_of(rate: float) -> str:

@@ -12,6 +12,8 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class AmalgamError(Exception):
     """Holds the message (`what`), the place (`where`) and the `fix`, one line each.
@@ -34,6 +36,9 @@ class AmalgamError(Exception):
         if self.fix:
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
+
+    def to_json(self) -> dict[str, str | None]:
+        return {"what": self.what, "where": self.where, "fix": self.fix}
 
 
 class ExperimentError(AmalgamError):
@@ -71,3 +76,13 @@ class InterruptedRunError(AmalgamError):
     def __init__(self, what: str, *, signal_number: int = 0, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
         self.exit_code = 128 + signal_number
+
+
+def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
+    """Returns the only error, or one that lists all; its exit code is that of the first."""
+    if len(errors) == 1:
+        return errors[0]
+    parts = [f"{number}. " + str(error).replace("\n", "\n   ") for number, error in enumerate(errors, 1)]
+    combined = AmalgamError("\n".join([f"{len(errors)} problems", *parts]))
+    combined.exit_code = errors[0].exit_code
+    return combined

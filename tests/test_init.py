@@ -91,8 +91,7 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
     ("names", "piece"),
     [
         (["./models/dask"], "desk"),
-        (["./models/unnamed"], "labels: "),
-        (["./models/unnamed", "./models/none", "./models/desk"], "2 models"),
+        (["./models/bare", "./models/none", "./models/desk"], "2 models"),
         (["./models/bare"], "./models/bare"),
         (["./models"], "save_pretrained"),
         ([], "teacher"),
@@ -101,11 +100,18 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
 def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_written(
     folder: Path, names: list[str], piece: str
 ) -> None:
-    small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1"))
     small_model(folder / "models/bare", architectures=["BertModel"])
     refused = init(folder, "--from-teachers", *names)
     assert (refused.code, piece in refused.err) == (2, True), refused.err
     assert not (folder / "amalgam.yaml").exists()
+
+
+def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
+    small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
+    result = init(folder, "--from-teachers", "./models/desk", "./models/unnamed")
+    assert "name your texts and the labels of unnamed in it" in result.out
+    assert '    labels: ["?", "?", "?"]  # name the 3 outputs' in (folder / "amalgam.yaml").read_text()
+    assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?", "?"]
 
 
 def test_init_alone_is_as_it_was_and_writes_over_nothing(folder: Path) -> None:

@@ -35,16 +35,26 @@ class PartialRunDoneError(Exception):
         self.state = state
 
 
-def update(
-    stages: Sequence[Stage], run: Run, *, target: str | None = None, only: bool = False, force: bool = False
+def update(  # noqa: PLR0913 - the options of a command
+    stages: Sequence[Stage],
+    run: Run,
+    *,
+    target: str | None = None,
+    only: bool = False,
+    force: bool = False,
+    keep_overrides: bool = True,
 ) -> list[StageState]:
-    """Runs the stages up to `target` (or all) that are not current; returns their states before the run."""
+    """Runs the stages up to `target` (or all) that are not current; returns their states before the run.
+
+    When all are complete, the workspace keeps the run's overrides for later stage commands.
+    """
     _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     run.store.backend.check()  # before any model loads
     repairs = 0
     while True:
         try:
-            return _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repairs)
+            states = _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repairs)
+            break
         except DamagedError as damage:
             if repairs == MAX_REPAIRS:
                 raise
@@ -52,6 +62,9 @@ def update(
             run.results.clear()
             run.cache.clear()
             run.console.note(f"{damage.what}; quarantined, recomputing the missing units")
+    if keep_overrides and run.share.is_leader:
+        run.store.store_overrides((state.stage for state in states), run.overrides)
+    return states
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
@@ -86,7 +99,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
         else:
             _run_stage(stage, run, state)
         if run.share.is_leader:
-            run.store.move_head(stage.name, run.fingerprint(stage.name), run.overrides)
+            run.store.move_head(stage.name, run.fingerprint(stage.name))
             run.descriptions[stage.name] = stage.describe(run.result(stage.name))
             stage.publish(run, run.result(stage.name), fresh=state.state != "current")
     return states

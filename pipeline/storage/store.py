@@ -277,11 +277,23 @@ class Store:
         entry = self.head().get(stage)
         return entry["fingerprint"] if entry else None
 
-    def move_head(self, stage: str, name: str, overrides: Mapping[str, Any]) -> None:
+    def move_head(self, stage: str, name: str) -> None:
+        """Marks the last result of a stage; the overrides of the last complete command stay."""
         head = self.head()
-        entry = HeadEntry(fingerprint=name, overrides=dict(overrides))
+        entry = HeadEntry(fingerprint=name, overrides=head[stage]["overrides"] if stage in head else {})
         if head.get(stage) != entry:
             self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, stage: entry})
+
+    def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
+        """Stores the overrides of a complete command for the later commands of single stages."""
+        head = self.head()
+        entries = {
+            stage: HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides))
+            for stage in stages
+            if stage in head
+        }
+        if any(head[stage] != entry for stage, entry in entries.items()):
+            self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, **entries})
 
     def check_layout(self) -> None:
         """Refuses a workspace whose results have another layout, before any of them is read or deleted."""

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.pipeline.execution.plan import IdentityJson, Reason, StageState, UnitsJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
+from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.methods import load_with_methods
@@ -79,10 +80,10 @@ class QuietTables(Console):
 
 
 def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, target: str | None = None) -> Run:
-    """Runs an experiment, or its stages up to `target`, as `amalgam run` does."""
+    """Runs an experiment, or its stages up to `target`, as `amalgam run` does; the workspace keeps no overrides."""
     run = open_run(config, overrides, console=QuietTables(quiet=quiet))
     with working(run):
-        update(STAGES, run, target=target)
+        update(STAGES, run, target=target, keep_overrides=False)
     return run
 
 
@@ -150,6 +151,12 @@ class Experiment:
         self._run = self._open()
         with working(self._run):
             return plan(STAGES, self._run)
+
+    def check(self, states: Sequence[StageState] | None = None) -> tuple[list[str], list[AmalgamError]]:
+        """Returns remarks on the experiment, and the errors that `run` would end in; reads headers only."""
+        states = self.plan() if states is None else states
+        with working(self._run):
+            return list(remarks_of(self._run, states)), problems_of(self._run, states)
 
     def estimate_cost(self, states: Sequence[StageState] | None = None, *, measure: bool = False) -> CostEstimate:
         """Returns time, memory and disk of the planned stages; `measure` runs one unit where no time is recorded."""

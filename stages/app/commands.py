@@ -11,10 +11,12 @@ from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.errors import DamagedError, DataError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, open_run
-from amalgam.stages.app.doctor import Check, diagnose
+from amalgam.stages.app.checks import stored_overrides
+from amalgam.stages.app.cost import CostEstimate
+from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
@@ -39,19 +41,18 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
 
 def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
-    """Returns the overrides that earlier stage commands had and this one lacks: `build-targets --mode hard`,
-    then `train-student`.
+    """Returns the overrides of earlier stage commands that this one lacks: `build-targets --mode hard`, then
+    `train-student`.
     """
     run = open_run(config, overrides, console=Console(quiet=True))
-    head, console, repeated = run.store.head(), Console(), dict[str, object]()
+    repeated: dict[str, object] = {}
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
-        for key, value in head[stage.name]["overrides"].items() if stage.name in head else ():
-            if key.split(".")[0] in stage.sections and key not in run.overrides:
-                repeated[key] = value
-                console.note(
-                    f"{key}={value}, as in the last {stage.name}; set `{key}=...` to change it, or use `amalgam run`"
-                )
-    return [f"{key}={json.dumps(value)}" for key, value in repeated.items()]
+        for field, value in stored_overrides(run, stage).items():
+            repeated[field] = value
+            Console().note(
+                f"{field}={value}, as in the last {stage.name}; set `{field}=...` to change it, or use `amalgam run`"
+            )
+    return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 
 # ---- looking
@@ -59,11 +60,24 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
 
 def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
     console, experiment = _looking(config, overrides)
-    states = experiment.plan()
+    try:
+        states = experiment.plan()
+    except (DataError, ExperimentError) as error:
+        raise all_of(experiment.check([])[1] or [error]) from None
     costs = experiment.estimate_cost(states, measure=measure)
+    remarks, problems = experiment.check(states)
     if as_json:
-        console.json({"stages": [state.to_json() for state in states], "cost": costs.to_json()})
-        return
+        details = {"stages": [state.to_json() for state in states], "cost": costs.to_json()}
+        console.json({**details, "notes": remarks, "problems": [problem.to_json() for problem in problems]})
+    else:
+        _print_plan(console, states, costs, tree=tree)
+        for remark in remarks:
+            console.note(remark)
+    if problems:
+        raise all_of(problems)
+
+
+def _print_plan(console: Console, states: Sequence[StageState], costs: CostEstimate, *, tree: bool) -> None:
     prices = ["time", "memory", "disk"] if costs.estimates else []
     rows = {
         state.stage: [
@@ -158,7 +172,8 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
         return
     for row in garbage:
         console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
-    console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else 'could be deleted: amalgam gc --yes'}")
+    command = f"amalgam gc{' --unused' if unused else ''} --yes"
+    console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else f'could be deleted: {command}'}")
 
 
 def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
@@ -214,7 +229,11 @@ def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
     checks, console = list(diagnose(config, overrides)), Console()
+    failed = [check.check for check in checks if not check.ok]
     if as_json:
         console.json([check._asdict() for check in checks])
     else:
-        console.table("", Check._fields, checks)
+        console.table("", ["check", "result", "fix"], [check[:3] for check in checks])
+    if failed:
+        what = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
+        raise ExperimentError(what, fix="apply the fixes in the table, and run `amalgam doctor` again")

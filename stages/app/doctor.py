@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from amalgam.data.rows import find_files
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
+from amalgam.stages.app.checks import check_texts
 from amalgam.stages.common.cached.load import ENCODER
-from amalgam.stages.common.corpus import GENERATED, REMOTE, sources_of
-from amalgam.stages.common.load import encoder_files, prepare_teachers
+from amalgam.stages.common.corpus import sources_of
+from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
 
 
@@ -23,6 +23,7 @@ class Check(NamedTuple):
     check: str
     result: str
     fix: str = ""
+    ok: bool = True
 
 
 def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
@@ -46,7 +47,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     try:
         run = open_run(config, overrides)
     except AmalgamError as error:
-        yield Check("experiment", error.what, error.fix or "")
+        yield Check("experiment", error.what, error.fix or "", ok=False)
         return
     yield Check("experiment", config.name)
     checks = {"texts": _texts, "teachers": _teachers, "models": _models}
@@ -56,20 +57,20 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         except PendingDependencyError as pending:
             yield Check(name, f"after {pending}")
         except AmalgamError as error:
-            yield Check(name, error.what, error.fix or "")
+            yield Check(name, error.what, error.fix or "", ok=False)
 
 
 def _texts(run: Run) -> str:
-    sources = sources_of(run.experiment)
-    for source in (source for named in sources.values() for source in named):
-        if not source.startswith((*REMOTE, GENERATED)):
-            find_files(source, run.base)
-    return f"{', '.join(sources)}: every local file exists"
+    check_texts(run)
+    return f"{', '.join(sources_of(run.experiment))}: every local file exists and has its columns"
 
 
 def _teachers(run: Run) -> str:
+    """Finds every teacher, on the Hub too, and reads its labels."""
     prepare_teachers(run)
-    return f"{len(run.experiment.teachers)} teachers found"
+    labels = {label for own in labels_by_teacher(run).values() for label in own}
+    count = len(run.experiment.teachers)
+    return f"{count} teacher{'' if count == 1 else 's'}, {len(labels)} labels"
 
 
 def _models(run: Run) -> str:

@@ -14,13 +14,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, similar_labels
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import ModelFiles, for_all, label_names, place_of
+from amalgam.stages.common.models.resolve import UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
 
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"
@@ -33,6 +33,8 @@ class DetectedTeacher:
     model: str
     commit: str | None
     labels: list[str]
+    is_named: bool
+    """Whether the model names its labels."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -51,7 +53,9 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     path = write_template(into, _section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
-    return f"wrote {path}: {count}, {len(labels)} labels; name your texts in it, then `amalgam plan`"
+    unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
+    task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
+    return f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
 
 
 # ---- the teachers in the file
@@ -60,19 +64,24 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
 def _section(teachers: Sequence[DetectedTeacher]) -> str:
     """Returns the section `teachers`, with comments on each teacher's labels."""
     lines = ["teachers:                       # each predicts its own labels; the student predicts all of them"]
-    counts = Counter(label for teacher in teachers for label in teacher.labels)
-    first = {label.casefold(): label for label in reversed(list(counts))}
+    named = {teacher.name: teacher.labels for teacher in teachers if teacher.is_named}
+    counts = Counter(label for labels in named.values() for label in labels)
+    similar = {second: first for first, second in similar_labels(named)}
     for teacher in teachers:
         labels = teacher.labels
         lines += [f"  - name: {teacher.name}", f"    model: {_quoted(teacher.model)}"]
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
+        if not teacher.is_named:
+            blanks = ", ".join([f'"{UNNAMED}"'] * len(labels))
+            lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
+            continue
         more = f" and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
         lines.append(f"    # {len(labels)} labels: {_listed(labels)}{more}")
         shared = [label for label in labels if counts[label] > 1]
         if shared:
             lines.append(f"    # shared with other teachers: {_listed(shared)}")
-        alike = {label: first[label.casefold()] for label in labels if first[label.casefold()] != label}
+        alike = {label: similar[label] for label in labels if label in similar}
         if alike:
             pairs = ", ".join(f"{_quoted(old)}: {_quoted(new)}" for old, new in alike.items())
             lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
@@ -105,8 +114,9 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
     name = _name(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
-    labels = label_names(files, labels=None, rename={}, teacher=name)
-    return DetectedTeacher(name, _reference_from(into, given, place), commit, labels)
+    own, is_named = own_labels(files, teacher=name)
+    labels = label_names(files, labels=None, rename={}, teacher=name) if is_named else own
+    return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 
 def _from_hub(model_id: str) -> tuple[Path, str]:

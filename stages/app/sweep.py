@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -123,7 +124,7 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
             continue
         earlier = [stage for stage in STAGES[: STAGES.index(STUDENT)] if stage.is_needed(run.experiment)]
         with working(run):
-            update(earlier, run)
+            update(earlier, run, keep_overrides=False)
             STUDENT.resolve_inputs(run)
             state = stage_state(STUDENT, run)
         if state.state != "current" and state.fingerprint:
@@ -132,7 +133,8 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
     with signals.listening(), ThreadPoolExecutor(max(len(waiting), 1)) as drivers:
         for run in waiting.values():
             run.signals = signals
-        trained = [drivers.submit(update, STAGES, run, target=STUDENT.name) for run in waiting.values()]
+        train = partial(update, STAGES, target=STUDENT.name, keep_overrides=False)
+        trained = [drivers.submit(train, run) for run in waiting.values()]
     for future in trained:  # all have ended: an error of one has stopped no other
         future.result()
 

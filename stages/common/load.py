@@ -37,7 +37,9 @@ from amalgam.stages.common.models.resolve import (
     NewClassifier,
     Reference,
     ResolvedTeacher,
+    for_all,
     label_names,
+    local_model,
     needs_network,
     resolve,
     resolve_all,
@@ -167,6 +169,26 @@ def model_reference(run: Run, model: str, revision: str | None = None, *, where:
 def _teacher_reference(run: Run, teacher: TeacherSection) -> Reference:
     reference = model_reference(run, teacher.model, teacher.revision, where=f"teacher {teacher.name}")
     return replace(reference, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
+
+
+def labels_by_teacher(run: Run) -> dict[str, list[str]]:
+    """Returns the labels of each teacher whose files are on this machine; reads no weights and sends no request."""
+    teachers = {teacher.name: teacher for teacher in run.experiment.teachers}
+
+    def labels_of(teacher: TeacherSection) -> list[str] | None:
+        files = local_model(_teacher_reference(run, teacher))
+        if files is None:
+            return None
+        return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+
+    labels = zip(teachers, for_all(labels_of, teachers.values()), strict=True)
+    return {name: own for name, own in labels if own}
+
+
+def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
+    """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
+    if _teacher_in(settings) is None:
+        local_model(model_reference(run, str(settings.encoder), settings.revision, where=where))
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:

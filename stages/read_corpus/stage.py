@@ -78,7 +78,7 @@ class ReadCorpus(Stage):
                 corpus_for(run.experiment, unit.name),
                 part=unit.payload,
                 folder=draft.folder,
-                require_label=unit.name == "train" and _train_needs_label(run.experiment),
+                require_label=unit.name == "train" and train_needs_label(run.experiment),
             )
             draft.facts = {"part": unit.name, **asdict(facts), **gates}
             (draft.folder / KEPT).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def _part_fingerprint(run: Run, part: str) -> str:
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
 
 
-def _train_needs_label(experiment: ExperimentConfig) -> bool:
+def train_needs_label(experiment: ExperimentConfig) -> bool:
     trains = experiment.train_teachers is not None and experiment.train_teachers.texts is None
     return trains or target_method(experiment.targets).reads_gold
 

@@ -313,15 +313,16 @@ def test_a_garbage_head_counts_as_empty_and_is_rewritten(tmp_path: Path, garbage
     store = Store(tmp_path)
     (tmp_path / "HEAD.json").write_text(garbage)
     assert store.head() == {}
-    store.move_head("letters", "abc", {"cache.seed": 1})
+    store.move_head("letters", "abc")
+    store.store_overrides(["letters", "no-result-yet"], {"cache.seed": 1})
     assert store.head() == {"letters": {"fingerprint": "abc", "overrides": {"cache.seed": 1}}}
 
 
 def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.move_head("letters", "abc", {})
-    store.move_head("joined", "def", {})
-    store.move_head("letters", "xyz", {})
+    store.move_head("letters", "abc")
+    store.move_head("joined", "def")
+    store.move_head("letters", "xyz")
     assert {stage: entry["fingerprint"] for stage, entry in store.head().items()} == {"letters": "xyz", "joined": "def"}
 
 
@@ -359,7 +360,7 @@ def test_a_record_in_which_one_digit_changed_is_not_a_record(tmp_path: Path) -> 
 
 def test_a_workspace_of_the_old_layout_is_refused_with_the_way_out(tmp_path: Path) -> None:
     store = Store(tmp_path / "artifacts")
-    store.move_head("read-corpus", "f" * 16, {})
+    store.move_head("read-corpus", "f" * 16)
     store.check_layout()
     entry = {"fingerprint": "f" * 16, "overrides": {}}
     store.replace(store.root / "HEAD.json", {"read-corpus": entry})

@@ -29,6 +29,12 @@ _Result = TypeVar("_Result")
 LAST_LAYER = 0
 """A number of blocks of hidden states that means the last layer alone."""
 
+PLACEHOLDER = re.compile(r"LABEL_\d+")
+"""What transformers calls an output without a name."""
+
+UNNAMED = "?"
+"""Placeholder that `init` writes for the label of an output without a name."""
+
 DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
@@ -135,6 +141,15 @@ def needs_network(reference: Reference) -> bool:
         return False
     pinned = commit and reference.pins.pinned("digest", reference.digest_pin(commit))
     return not pinned or model_hub.cached(place, commit) is None
+
+
+def local_model(reference: Reference) -> ModelFiles | None:
+    """Checks a folder's files without digesting them; returns None if a request to the Hub were needed."""
+    place = place_of(reference.given, reference.base, field=reference.field)
+    if isinstance(place, str):
+        return None if needs_network(reference) else resolve(reference)
+    trusted, pickles = reference.trust_remote_code, reference.allow_pickle
+    return read_model(place, reference.where, allow_pickle=pickles, trust_remote_code=trusted)
 
 
 def newer_revision(reference: Reference) -> str | None:
@@ -388,8 +403,10 @@ def auto_config(files: ModelFiles) -> Any:
 def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:
     """Returns the teacher's label names, renamed, by position of its outputs."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
-    own = _own_labels(files.config, where)
+    own, _ = own_labels(files, teacher=teacher)
     names = labels if labels is not None else own
+    if UNNAMED in names:
+        raise ModelError(f'labels: "{UNNAMED}" names no output', where=where, fix="give each output its name")
     if len(names) != len(own):
         extra = ", ".join(map(repr, names[len(own) :]))
         unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))
@@ -410,7 +427,7 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    blank = [name for name in renamed if re.fullmatch(r"LABEL_\d+", name)]
+    blank = [name for name in renamed if PLACEHOLDER.fullmatch(name)]
     if blank and labels is None:
         what = f"the model has no names for its labels: {', '.join(blank[:5])}"
         raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
@@ -420,13 +437,14 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     return renamed
 
 
-def _own_labels(config: Mapping[str, Any], where: str) -> list[str]:
-    """Returns the labels of id2label; transformers leaves it out of the file for labels without names."""
-    id2label = config.get("id2label")
+def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
+    """Returns the labels of id2label and whether they are names; transformers leaves placeholders out of the file."""
+    id2label = files.config.get("id2label")
     if id2label is None:
-        return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]
+        return [f"LABEL_{index}" for index in range(int(files.config.get("num_labels") or 2))], False
     names = [id2label.get(str(index)) for index in range(len(id2label))] if isinstance(id2label, dict) else [None]
     if not all(isinstance(name, str) and name for name in names):
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
+        where = f"teacher {teacher}: {files.folder / 'config.json'}"
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
-    return [str(name) for name in names]
+    return [str(name) for name in names], not any(PLACEHOLDER.fullmatch(str(name)) for name in names)

@@ -1,0 +1,170 @@
+"""Checks an experiment's inputs before anything runs: files, columns, models and labels (`plan`, `doctor`).
+
+It reads headers and configurations only, and sends no request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from amalgam.data.keys import shown, shown_names, similar_labels
+from amalgam.data.rows import find_files, read_rows
+from amalgam.pipeline.errors import AmalgamError, DataError
+from amalgam.pipeline.execution.plan import StageState
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
+from amalgam.stages.common.cached.load import ENCODER
+from amalgam.stages.common.corpus import GENERATED, REMOTE, corpus_for, sources_of
+from amalgam.stages.common.load import check_encoder, labels_by_teacher
+from amalgam.stages.common.models.model_folder import read_metadata
+from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.registry import STAGES
+from amalgam.stages.target_methods import target_method
+from amalgam.stages.train_teachers.stage import encoders_of
+
+MOST_FILES = 100
+"""Number of files of a source whose header is read."""
+
+Check = Callable[[Run], object]
+
+
+def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
+    """Returns the errors that stages which are not current would end in; without states, those of any stage."""
+    current = {state.stage for state in states if state.state == "current"}
+    checks = [check for stage, check in CHECKS if stage not in current]
+    return [error for check in checks if (error := _error(check, run))]
+
+
+def _error(check: Check, run: Run) -> AmalgamError | None:
+    try:
+        check(run)
+    except PendingDependencyError:  # an input that an earlier stage makes or fetches
+        return None
+    except AmalgamError as error:
+        return error
+    return None
+
+
+def check_texts(run: Run, *, part: str | None = None) -> None:
+    """Reads the header and the first row of each local file; checks that the columns exist."""
+    sources = sources_of(run.experiment)
+    for name in [part] if part else sources:
+        corpus = corpus_for(run.experiment, name)
+        needs_label = name == "teachers" or (name == "train" and train_needs_label(run.experiment))
+        for source in sources.get(name, []):
+            if not source.startswith((*REMOTE, GENERATED)):
+                for file in islice(find_files(source, run.base), MOST_FILES):
+                    next(read_rows(file, corpus=corpus, require_label=needs_label), None)
+
+
+def check_teachers(run: Run) -> None:
+    """Reads the configuration of each teacher on this machine; checks weights, tokenizer and label names."""
+    labels_by_teacher(run)
+
+
+def check_student_encoder(run: Run) -> None:
+    student = run.experiment.student
+    if student.learns or run.experiment.corpus.test:
+        check_encoder(run, student, ENCODER)
+
+
+def check_teacher_encoders(run: Run) -> None:
+    for settings, where in encoders_of(run).values() if run.experiment.train_teachers else ():
+        check_encoder(run, settings, where)
+
+
+CHECKS: list[tuple[str, Check]] = [
+    *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
+    ("train-teachers", check_teacher_encoders),
+    ("cache-teachers", check_teachers),
+    ("train-student", check_student_encoder),
+]
+"""Each check, and the stage that would fail without it."""
+
+
+# ---- remarks
+
+
+def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
+    """Yields what is no error, but would surprise a user."""
+    yield from _about_gold_labels(run)
+    yield from _about_teachers(run)
+    yield from _about_overrides(run)
+    yield from _about_student(run, states)
+
+
+def _about_gold_labels(run: Run) -> Iterator[str]:
+    """Yields the parts that judge nothing, because their texts have no column of labels."""
+    for part in {"test", "validation"} & sources_of(run.experiment).keys():
+        corpus = corpus_for(run.experiment, part)
+        for source in (source for source in sources_of(run.experiment)[part] if not source.startswith(REMOTE)):
+            try:
+                next(read_rows(find_files(source, run.base)[0], corpus=corpus, require_label=True), None)
+            except DataError as error:
+                if error.what.startswith(f"no column {shown(str(corpus.label))}"):
+                    yield f"{error.what}: the {part} texts have no gold labels and judge nothing ({error.where})"
+
+
+def _about_teachers(run: Run) -> Iterator[str]:
+    experiment = run.experiment
+    if len(experiment.teacher_names) == 1 and experiment.student.learns and not experiment.train_teachers:
+        yield f"{experiment.teacher_names[0]} is the only teacher: nothing is merged, the student imitates it"
+    method = target_method(experiment.targets)
+    if "MC dropout" in method.full_name(experiment, ""):
+        yield (
+            f"without dropout passes, targets.mode={experiment.targets.mode} weights the teachers by one prediction "
+            "each; the papers use cache.passes=16"
+        )
+    try:
+        labels = labels_by_teacher(run)
+    except AmalgamError:  # a problem, not a remark
+        return
+    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
+    if pairs:
+        yield (
+            f"labels with nearly the same name count as different: {shown_names(pairs, 5)}. If they mean the same, "
+            "give one of them the name of the other: teachers: rename"
+        )
+
+
+def _about_overrides(run: Run) -> Iterator[str]:
+    """Yields the stored overrides that `run` leaves out and commands of later stages repeat."""
+    for stage in STAGES:
+        for field, value in stored_overrides(run, stage).items():
+            if _value_of(run, field) != value:
+                yield (
+                    f"the last {stage.name} had {field}={json.dumps(value)}: commands of later stages repeat it, "
+                    "`amalgam run` and this plan do not"
+                )
+
+
+def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:
+    """Returns the overrides of the stage in the last complete command that this run does not set itself."""
+    entry = run.store.head().get(stage.name)
+    stored = entry["overrides"] if entry else {}
+    return {
+        field: value
+        for field, value in stored.items()
+        if field.split(".")[0] in stage.sections and field not in run.overrides
+    }
+
+
+def _value_of(run: Run, field: str) -> Any:
+    value: Any = run.experiment.model_dump()
+    for part in field.split("."):
+        if isinstance(value, list):
+            value = dict(enumerate(value)).get(int(part)) if part.isdecimal() else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
+    name = run.experiment.student.name
+    metadata = read_metadata(run.base / "students" / name)
+    current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)
+    if metadata and current and metadata["fingerprint"] != current:
+        yield f"students/{name} holds the student of other settings; `amalgam run` replaces it by this one"

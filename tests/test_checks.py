@@ -1,0 +1,145 @@
+"""`plan` and `doctor` find what `run` would end in, before anything runs; overrides act as `plan` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amalgam.cli import app
+from amalgam.data.keys import similar_labels
+from amalgam.tests.workspaces import CommandResult, Workspace, amalgam
+
+
+def _unname_labels(workspace: Workspace) -> None:
+    path = workspace.folder / "models/first/config.json"
+    config = json.loads(path.read_text())
+    config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
+    path.write_text(json.dumps(config))
+
+
+def _csv_as_parquet(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/train.parquet")
+    workspace.edit("texts/train.csv", "texts/train.parquet")
+
+
+def _without_config(workspace: Workspace) -> None:
+    (workspace.folder / "models/second/config.json").unlink()
+
+
+Change = Callable[[Workspace], None]
+
+MISTAKES: dict[str, tuple[Change | str, int, str]] = {
+    "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
+    "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
+    "a csv named .parquet": (_csv_as_parquet, 3, "it looks like csv: name it train.csv"),
+    "a teacher's folder that does not exist": ("teachers.0.model=./models/frist", 2, "first"),
+    "a teacher without config.json": (_without_config, 2, "config.json"),
+    "a teacher without label names": (_unname_labels, 2, "give labels: the 4 names, by position"),
+    "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
+    "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
+    "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_by_plan_and_doctor_before_anything_runs(fresh: Workspace, mistake: str) -> None:
+    change, code, fix = MISTAKES[mistake]
+    overrides = [change] if isinstance(change, str) else []
+    if not isinstance(change, str):
+        change(fresh)
+    for command in ("plan", "run"):
+        result = fresh.attempt(command, *overrides)
+        assert (result.code, fix in result.err) == (code, True), f"{command}: {result.err}"
+    assert not list(fresh.artifacts.rglob("*.parquet"))
+    doctor = fresh.attempt("doctor", *overrides)
+    assert (doctor.code, fix in doctor.out, "checks failed" in doctor.err) == (2, True, True), doctor.out
+
+
+def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
+    result = fresh.attempt("plan", "corpus.text=body", "teachers.0.model=./nowhere", "student.encoder=./models/encodr")
+    assert result.err.startswith("error: 4 problems\n1. ")  # both corpus files lack the column
+    assert all(piece in result.err for piece in ("train.csv", "test.csv", "./nowhere", "encodr"))
+    listed = json.loads(fresh.attempt("plan", "--json", "teachers.0.model=./nowhere").out)["problems"]
+    assert [problem["what"] for problem in listed] == ["there is no folder ./nowhere"]
+
+
+def test_good_experiments_pass(fresh: Workspace) -> None:
+    assert fresh("plan", "--json").json["problems"] == []
+    assert fresh("plan", "--json").json["notes"] == []
+    assert all(check["ok"] for check in fresh("doctor", "--json").json)
+
+
+def test_similar_labels_differ_by_case_separators_or_a_plural_and_belong_to_two_teachers() -> None:
+    labels = {"a": ["Health", "card payment", "bus", "top-up"], "b": ["health", "card_payments", "business", "bus"]}
+    assert similar_labels(labels) == [("Health", "health"), ("card payment", "card_payments")]
+    assert similar_labels({"a": ["rock", "rocks", "日本"], "b": ["日本", "--", "!!"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["teachers.1.rename={gardening: Cookings}"], "cooking and Cookings"),
+        (["corpus.label=gold"], "no column gold in test.csv: the test texts have no gold labels"),
+        (["student.method=muka-soft", "cache.passes=0"], "cache.passes=16"),
+    ],
+)
+def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[str], note: str) -> None:
+    result = fresh("plan", *overrides)
+    assert note in result.err
+
+
+def test_a_single_teacher_is_remarked(fresh: Workspace) -> None:
+    text = fresh.config.read_text()
+    begin, _, rest = text.partition("  - name: second")
+    fresh.config.write_text(begin + "\n".join(line for line in rest.splitlines()[1:] if not line.startswith("    ")))
+    assert "the only teacher" in fresh("plan", "corpus.test=null").err
+
+
+# ---- overrides
+
+
+def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_other_settings(
+    workspace: Workspace,
+) -> None:
+    workspace("build-targets", "--mode", "hard")
+    noted = workspace("plan").err
+    assert 'the last build-targets had targets.mode="hard"' in noted
+    repeated = workspace("train-student")
+    assert "targets.mode=hard, as in the last build-targets" in repeated.err
+    planned = workspace("plan")
+    assert workspace.stale() == set()
+    assert "students/student holds the student of other settings" in planned.err
+    workspace("run")
+    assert workspace("plan").err == ""
+
+
+def test_a_command_that_fails_stores_no_override(workspace: Workspace) -> None:
+    failed = workspace.attempt("run", "corpus.test=texts/train.csv", "targets.mode=hard", "student.encoder=./nowhere")
+    assert failed.code == 2
+    assert "had" not in workspace("plan").err
+    assert "as in the last" not in workspace("train-student").err
+
+
+def test_a_sweep_stores_no_override(workspace: Workspace) -> None:
+    workspace("sweep", "targets.temperature=0.2,0.4", "student.method=ensemble", "--quiet")
+    assert "had" not in workspace("plan").err
+
+
+@pytest.mark.parametrize("slip", [["--targets.temperature=0.5"], ["--targets.temperature", "0.5"]])
+def test_a_field_written_as_an_option_is_an_override(workspace: Workspace, slip: list[str]) -> None:
+    assert workspace("plan", "--json", *slip).out == workspace("plan", "--json", "targets.temperature=0.5").out
+
+
+# ---- help
+
+
+def test_every_command_is_listed_under_a_heading_with_its_whole_help(tmp_path: Path) -> None:
+    result: CommandResult = amalgam("--help", folder=tmp_path)
+    words = " ".join(result.out.split())
+    for command in app.registered_commands:
+        text = command.help or (command.callback.__doc__ if command.callback else "") or ""
+        assert f"{command.name or command.callback.__name__} {' '.join(text.split())}" in words  # type: ignore[union-attr]
+    assert "--debug" in words

@@ -1,4 +1,4 @@
-"""`plan` and `doctor` find what `run` would end in, before anything runs; overrides act as `plan` says."""
+"""`plan` and `doctor` find the errors of `run` before anything runs; overrides act as `plan` shows."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ CHECKS: list[tuple[str, Check]] = [
 
 
 def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
-    """Yields what is no error, but would surprise a user."""
+    """Yields remarks on settings that are valid but would surprise a user."""
     yield from _about_gold_labels(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
@@ -97,7 +97,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
 
 
 def _about_gold_labels(run: Run) -> Iterator[str]:
-    """Yields the parts that judge nothing, because their texts have no column of labels."""
+    """Yields the parts that evaluate nothing, because their texts have no column of labels."""
     for part in {"test", "validation"} & sources_of(run.experiment).keys():
         corpus = corpus_for(run.experiment, part)
         for source in (source for source in sources_of(run.experiment)[part] if not source.startswith(REMOTE)):
@@ -105,7 +105,7 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
                 next(read_rows(find_files(source, run.base)[0], corpus=corpus, require_label=True), None)
             except DataError as error:
                 if error.what.startswith(f"no column {shown(str(corpus.label))}"):
-                    yield f"{error.what}: the {part} texts have no gold labels and judge nothing ({error.where})"
+                    yield f"{error.what}: the {part} texts have no gold labels, so they evaluate nothing ({error.where})"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:
@@ -125,8 +125,8 @@ def _about_teachers(run: Run) -> Iterator[str]:
     pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
     if pairs:
         yield (
-            f"labels with nearly the same name count as different: {shown_names(pairs, 5)}. If they mean the same, "
-            "give one of them the name of the other: teachers: rename"
+            f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; "
+            "to make them one label, use teachers: rename"
         )
 
 

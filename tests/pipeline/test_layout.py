@@ -103,7 +103,8 @@ LOOKS = ("--help", "plan --help", "status", "explain train-student", "schema", "
 
 def test_looking_loads_nothing_heavy(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
-    (base / "source.txt").rename(base / "source.csv")
+    (base / "source.txt").unlink()
+    (base / "source.csv").write_text("text,y\nsome words,a\n")
     (base / "amalgam.yaml").write_text("corpus: {train: source.csv, label: y}\ntargets: {mode: supervised}\n")
     printed = _in_child(LOOK.format(heavy=HEAVY), *LOOKS, folder=base)
     loaded = [line for line in printed.splitlines() if line.startswith("loaded by")]

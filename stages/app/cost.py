@@ -28,7 +28,7 @@ MEGABYTE = 1e6
 RATES = "rates.json"
 """The measured rates by stage."""
 
-MEASURING_SECONDS = 60.0
+MEASURING_SECONDS = 10.0
 """No further unit of a stage is measured after this time."""
 
 PROCESS_MB = 400.0

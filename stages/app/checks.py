@@ -105,7 +105,7 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
                 next(read_rows(find_files(source, run.base)[0], corpus=corpus, require_label=True), None)
             except DataError as error:
                 if error.what.startswith(f"no column {shown(str(corpus.label))}"):
-                    yield f"{error.what}: the {part} texts have no gold labels, so they evaluate nothing ({error.where})"
+                    yield f"{error.what}: the {part} texts have no gold labels ({error.where})"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:

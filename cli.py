@@ -471,12 +471,15 @@ def push(  # noqa: PLR0913 - the options of a command
     public: Annotated[bool, typer.Option("--public", help="Make the repository public; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card only.")] = False,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="Licence in the card, such as apache-2.0.")
+    ] = None,
     config: Config = FILE,
 ) -> None:
     """Upload the student to the Hugging Face Hub, with a model card from the report."""
     from amalgam.stages.app import push as upload
 
-    upload.push(repo_id, config, student, public=public, yes=yes, show_card=card)
+    upload.push(repo_id, config, student, licence=licence, public=public, yes=yes, show_card=card)
 
 
 def _as_overrides(arguments: list[str]) -> list[str]:

@@ -279,7 +279,7 @@ class _Table:
 
     def undecoded(self, number: int, record: Mapping[str, object], byte: int | None = None) -> BadRow:
         """Returns the bad row of a record that is not UTF-8; it was decoded with surrogates for the bad bytes."""
-        field = next((name for name, value in record.items() if _has_surrogate(value)), None)
+        field = next((name for name, value in record.items() if has_surrogate(value)), None)
         return self.bad(number, "not UTF-8", record[field] if field else "", field=field, byte=byte)
 
 
@@ -307,7 +307,7 @@ def _shown_value(value: object) -> str:
     return "null" if value is None else shown(str(value))
 
 
-def _has_surrogate(value: object) -> bool:
+def has_surrogate(value: object) -> bool:
     return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -424,7 +424,7 @@ def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list
         return table.undecoded(number, record, bad_byte)
     values = [record.get(name, MISSING) for name in columns]
     for name, value in zip(columns, values, strict=True) if "\\u" in line else ():
-        if _has_surrogate(value):
+        if has_surrogate(value):
             return table.bad(number, "lone surrogate", value, field=name)
     return table.row(number, values)
 
@@ -459,7 +459,7 @@ def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
                 columns, decoded = zip(*(_decoded(batch.column(name)) for name in names), strict=True)
                 for values in zip(*columns, strict=True):
                     number += 1
-                    if not all(decoded) and any(map(_has_surrogate, values)):
+                    if not all(decoded) and any(map(has_surrogate, values)):
                         yield table.undecoded(number, dict(zip(names, values, strict=True)))
                     else:
                         yield table.row(number, values)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from amalgam.stages.app.push import CardInfo, card
+from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.models.model_folder import METADATA
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace

@@ -9,7 +9,7 @@ import polars as pl
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.predict import Student
+from amalgam.stages.app.predict import Student, checked_texts
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.load import part_of, teachers_of
@@ -71,8 +71,9 @@ def evaluation(run: Run) -> pl.LazyFrame:
 
 
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.LazyFrame:
-    predicted = student([(text,) if isinstance(text, str) else text for text in inputs])
-    columns: dict[str, Any] = {"text": [text if isinstance(text, str) else text[0] for text in inputs]}
+    texts = checked_texts(inputs)
+    predicted = student(texts)
+    columns: dict[str, Any] = {"text": [fields[0] for fields in texts]}
     for place in range(student.top):
         suffix = f"_{place + 1}" if place else ""
         columns[f"label{suffix}"] = [names[place] for names in predicted.labels]

@@ -6,25 +6,29 @@ A file is checked before the model loads, then read in blocks; memory does not g
 from __future__ import annotations
 
 import csv
+import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import shown, text_key
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
-from amalgam.data.rows import SUFFIXES, BadRow, Row, read_lines, read_rows
-from amalgam.pipeline.config.schema import Corpus
+from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.stages.common.models.model_card import Source, Training
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
@@ -32,8 +36,12 @@ from amalgam.stages.methods import load_with_methods
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
 
+T = TypeVar("T")
+
 SHOWN = 200
 """Largest number of characters of a text on a terminal."""
+
+CHANGES_SHOWN = 3
 
 BLOCK_ROWS = 8192
 BLOCK_CHARACTERS = 1 << 24
@@ -55,6 +63,11 @@ class StudentFolder:
     device: str = "auto"
     columns: Sequence[str] = ("text",)
     """Names of the text columns in input files, from corpus.text."""
+    fingerprint: str | None = None
+    """The training that made it; None without metadata."""
+    sources: Sequence[Source] = ()
+    """The model cards of its encoder and teachers."""
+    training: Training | None = None
 
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.batches import Classifier
@@ -92,7 +105,68 @@ def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
     if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
         labels = {}
     teachers = {str(teacher): [str(label) for label in own] for teacher, own in labels.items()}
-    return StudentFolder(folder, teachers, limit if type(limit) is int else None)
+    return StudentFolder(
+        folder,
+        teachers,
+        limit if type(limit) is int else None,
+        fingerprint=metadata.get("fingerprint"),
+        sources=_of_type(list[Source], metadata.get("sources")) or (),
+        training=_of_type(Training, metadata.get("training")),
+    )
+
+
+def _of_type(kind: type[T], value: Any) -> T | None:
+    """Returns the value as this type, or None: the metadata may be of an older version, or edited."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return None
+
+
+def name_student(console: Console, student: StudentFolder, config: Path, *, chosen: bool) -> None:
+    """Prints the student in one line; unless it was chosen by folder, also how it differs from the experiment."""
+    training = student.training
+    method = f"{training.method}, " if training else ""
+    made = f" ({method}fingerprint {student.fingerprint})" if student.fingerprint else ""
+    console.say(f"student: {_shortest(student.folder)}{made}")
+    if chosen:
+        return
+    if training:
+        changes = _changes(load_with_methods(config).experiment, student, training)
+        if changes:
+            more = f" and {len(changes) - CHANGES_SHOWN} more" if len(changes) > CHANGES_SHOWN else ""
+            listed = "; ".join(changes[:CHANGES_SHOWN]) + more
+            console.note(f"{config.name} differs from this student's training: {listed}. `amalgam run` updates it")
+    newer = _newer(student.folder)
+    if newer:
+        folder = _shortest(newer)
+        console.note(f"{folder} is newer than this student: add --student {folder} to use it")
+
+
+def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Training) -> list[str]:
+    """Returns the fields that differ from those of the training, and the teachers if they do."""
+    now, teachers = experiment.model_dump(mode="json"), experiment.teacher_names
+    sections = {name: fields for name, fields in training.settings.items() if isinstance(now.get(name), dict)}
+    are_others = set(teachers) != set(student.teachers)
+    return [f"teachers {', '.join(student.teachers)} -> {', '.join(teachers)}"] * are_others + [
+        f"{section}.{name} {json.dumps(trained)} -> {json.dumps(now[section][name])}"
+        for section, fields in sections.items()
+        for name, trained in fields.items()
+        if name in now[section] and now[section][name] != trained
+    ]
+
+
+def _newer(folder: Path) -> Path | None:
+    """Returns the newest student next to this one, if it is newer."""
+    made = {path: path.stat().st_mtime for path in folder.parent.iterdir() if read_metadata(path)}
+    newest = max(made, key=lambda path: made[path], default=folder)
+    return newest if folder in made and made[newest] > made[folder] else None
+
+
+def _shortest(folder: Path) -> str:
+    """Returns the path from the present folder if it is below it."""
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative
 
 
 @dataclass(frozen=True)
@@ -152,7 +226,9 @@ def predict(  # noqa: PLR0913 - the options of the command
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
         if not all(text.strip() for text in texts):
             raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
-        _predict_texts(texts, Student(finished_student(config, student), top=top, explain=explain), as_json=as_json)
+        finished = finished_student(config, student)
+        name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
+        _predict_texts(texts, Student(finished, top=top, explain=explain), finished.fingerprint, as_json=as_json)
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
@@ -163,6 +239,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     signals, console = InterruptHandler(), Console(quiet=quiet)
     with signals.listening():
         total = inputs.check()
+        name_student(console, finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain)
         with (
             _output(out, predictions(model.top, list(model.positions))) as write,
@@ -179,7 +256,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     console.say(f"{inputs.predicted:,} texts -> {out or 'stdout'}")
 
 
-def _predict_texts(texts: Sequence[str], student: Student, *, as_json: bool) -> None:
+def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:
     """Prints the predictions of texts from the command line."""
     result, console = student([(text,) for text in texts]), Console()
     entries: list[dict[str, Any]] = []
@@ -187,7 +264,7 @@ def _predict_texts(texts: Sequence[str], student: Student, *, as_json: bool) -> 
         shares = dict(zip(result.labels[row], result.probabilities[row].tolist(), strict=True))
         masses = {teacher: float(mass[row]) for teacher, mass in result.masses.items()}
         ranked = [{"label": label, "probability": share} for label, share in shares.items()]
-        entry = {"text": text, "key": text_key((text,)).hex(), "labels": ranked}
+        entry = {"text": text, "key": text_key((text,)).hex(), "student": fingerprint, "labels": ranked}
         entries.append(entry | ({"mass": masses} if masses else {}))
         if not as_json:
             console.result(shown(text, SHOWN))
@@ -267,6 +344,36 @@ class InputTexts:
             yield from read_rows(path, corpus=corpus, setting="--{} ")
 
 
+# ---- texts from Python
+
+
+def checked_texts(texts: Any) -> list[tuple[str, ...]]:
+    """Returns the fields of each text; refuses anything but non-empty texts, or pairs of them."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        fix = 'pass a list: experiment.predict(["a text"])'
+        raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        fix = 'pass one column: experiment.predict(frame["text"])'
+        raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
+    rows = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
+    for number, row in enumerate(rows):
+        fault = next(filter(None, map(_fault, row)), None)
+        if fault is None and (len(row) not in (1, 2) or len(row) != len(rows[0])):
+            fault = f"the entry has {len(row)} texts, the first has {len(rows[0])}"
+        if fault:
+            fix = "pass non-empty texts, or pairs (text, text_2), but not both"
+            raise DataError(fault, where=f"predict, texts[{number}]", fix=fix)
+    return rows
+
+
+def _fault(text: Any) -> str | None:
+    if not isinstance(text, str):
+        return f"{shown(repr(text))} is no text"
+    if not text.strip():
+        return "the text is empty"
+    return "the text has a lone surrogate" if has_surrogate(text) else None
+
+
 # ---- predictions to a file
 
 
@@ -279,6 +386,9 @@ def _check_output(out: Path | None, *, force: bool) -> None:
         raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(OUTPUTS)}")
     if not out.absolute().parent.is_dir():
         raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+    if out.is_dir():
+        what = f"{shown(out.name)} is a folder"
+        raise ExperimentError(what, where=f"--out {out}", fix=f"name a file, such as {out / 'labels.csv'}")
     if out.exists() and not force:
         raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="add --force, or name another")
 

@@ -1,64 +1,66 @@
 """Uploads the student's folder and a model card to the Hub (`amalgam push`); private by default, only with --yes.
 
-The Hub client handles the token. Names from other people's models are escaped in the card.
+The Hub client handles the token.
 """
 
 from __future__ import annotations
 
-import html
+import difflib
 import io
-import re
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is httpx's, whichever it uses
     HfHubHTTPError,
     HTTPError,
     RepositoryNotFoundError,
 )
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
-from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.stages.app.api import open_run, working
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
+from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app.licences import LICENCES, warnings
+from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import read_metadata
+from amalgam.stages.common.models.model_card import read_card
+from amalgam.stages.common.models.model_folder import CARD
 from amalgam.stages.common.models.resolve import read_model
-from amalgam.stages.methods import method_name
-from amalgam.stages.registry import STAGES
+from amalgam.stages.methods import load_with_methods
 from amalgam.stages.report.html import size
-from amalgam.stages.report.report_json import Evaluation
-from amalgam.stages.report.stage import evaluation_if_any
-
-CARD = "README.md"
-TEMPLATE = Path(__file__).parent / "card.md.j2"
-LABELS_SHOWN = 100
-SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
 
 
 def push(  # noqa: PLR0913 - the options of the command
-    repo_id: str, config: Path, student: Path | None, *, public: bool, yes: bool, show_card: bool
+    repo_id: str,
+    config: Path,
+    student: Path | None,
+    *,
+    licence: str | None,
+    public: bool,
+    yes: bool,
+    show_card: bool,
 ) -> None:
     if not hub.is_model_id(repo_id) or "/" not in repo_id:
         what = f"{shown(repo_id)} is no repository name"
         raise ExperimentError(what, where="amalgam push", fix="run `amalgam push YOUR-NAME/a-model`")
     console, finished = Console(), finished_student(config, student)
+    _check_licence(licence, finished.folder)
     model = read_model(finished.folder, "amalgam push")
     files = _files(finished.folder)
     written = None
-    if CARD not in files:
+    if CARD in files:
+        remarks = warnings(finished.sources, read_card(finished.folder).licences)
+    else:
         id2label = model.config["id2label"]
         labels = [str(id2label[position]) for position in sorted(id2label, key=int)]
-        info = CardInfo(labels, finished.teachers, finished.max_tokens)
-        written = card(_measured(info, finished, config) if student is None else info, repo_id)
+        info = _card_info(finished, labels, licence, _numbers(finished, config, required=student is None))
+        written, remarks = card(info, repo_id), info.warnings
+        remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]
+    for line in remarks:
+        console.note(line)
     if show_card:
         console.result(written if written is not None else files[CARD].read_text("utf-8"))
         return
@@ -74,6 +76,21 @@ def push(  # noqa: PLR0913 - the options of the command
     console.result(_upload(repo_id, files, written, public=public))
 
 
+def _check_licence(licence: str | None, folder: Path) -> None:
+    if licence is None:
+        return
+    if (folder / CARD).exists():
+        what, fix = (
+            f"the student's folder has its own {CARD}",
+            f"write `license: {shown(licence)}` at its top",
+        )
+        raise ExperimentError(what, where=f"--license, {folder / CARD}", fix=fix)
+    if licence not in LICENCES:
+        close = difflib.get_close_matches(licence.lower(), LICENCES, n=3, cutoff=0.4) or ["apache-2.0", "mit"]
+        what = f"{shown(licence)} is no licence identifier of the Hub"
+        raise ExperimentError(what, where="--license", fix=f"write {shown_names(close, 3)}, or other")
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """Returns all files of the folder; refuses links, which could publish other files."""
     files = {}
@@ -84,6 +101,33 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
     return files
+
+
+def _card_info(finished: StudentFolder, labels: list[str], licence: str | None, numbers: Numbers) -> CardInfo:
+    return CardInfo(
+        labels,
+        finished.teachers,
+        finished.max_tokens,
+        sources=finished.sources,
+        training=finished.training,
+        fingerprint=finished.fingerprint,
+        licence=licence,
+        numbers=numbers,
+    )
+
+
+def _numbers(finished: StudentFolder, config: Path, *, required: bool) -> Numbers:
+    """Returns the numbers on this student in the workspace; without `required`, an unreadable experiment has none."""
+    if finished.fingerprint is None:
+        return Numbers(why_not="the student's folder names no training")
+    try:
+        loaded = load_with_methods(config)
+        store = open_store(loaded.experiment.execution.workspace, loaded.base)
+    except AmalgamError:
+        if required:
+            raise
+        return Numbers()
+    return numbers_of(store, loaded.base, finished.fingerprint)
 
 
 # ---- the upload
@@ -119,89 +163,3 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
         what = f"the upload failed ({type(error).__name__})"
         raise WorkError(what, where=repo_id, fix="run the command again; uploaded files are not sent twice") from None
     return str(commit.commit_url)
-
-
-# ---- the model card
-
-
-@dataclass(frozen=True)
-class CardInfo:
-    """Content of a model card; it has no path."""
-
-    labels: Sequence[str]
-    teachers: Mapping[str, Sequence[str]]
-    max_tokens: int | None
-    evaluation: Evaluation | None = None
-    """Evaluation of this student in the report."""
-    why_not: str = "pushed without its experiment"
-    """Why the card has no evaluation."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the training by name."""
-
-    def owners(self, label: str) -> list[str]:
-        return [teacher for teacher, labels in self.teachers.items() if label in labels]
-
-
-def _measured(info: CardInfo, finished: StudentFolder, config: Path) -> CardInfo:
-    """Adds the report's numbers if they are those of this student."""
-    run = open_run(config, [], console=Console(quiet=True))
-    with working(run):
-        plan(STAGES, run)
-    metadata = read_metadata(finished.folder) or {}
-    if run.results.get("train-student", ("",))[0] != metadata.get("fingerprint"):
-        return replace(info, why_not="the experiment file has changed since this student was trained")
-    experiment, encoder = run.experiment, run.experiment.student.encoder
-    is_path = not hub.is_model_id(encoder.removeprefix("hub:")) or (run.base / encoder).exists()
-    facts = {
-        "method": method_name(experiment),
-        "encoder": "a model that is not on the Hub" if is_path else encoder,
-        "training texts": f"{run.result('train-student').facts['texts']:,}",
-        "epochs": str(experiment.student.epochs),
-        "fingerprint": str(metadata["fingerprint"]),
-    }
-    if experiment.teacher_names:
-        facts["dropout passes per text and teacher"] = str(experiment.cache.passes)
-    evaluation = evaluation_if_any(run) if "report" in run.results else None
-    why_not = "the report is not up to date, or there are no labelled test texts"
-    return replace(info, evaluation=evaluation, why_not=why_not, facts=facts)
-
-
-def card(info: CardInfo, repo_id: str) -> str:
-    """Renders the card; names from other people's models are escaped in the text and in the metadata."""
-    name, results = repo_id.rpartition("/")[2], []
-    if info.evaluation:
-        scores, texts = info.evaluation["systems"][info.evaluation["system"]], f"{info.evaluation['n']:,}"
-        results = [
-            EvalResult(
-                task_type="text-classification",
-                dataset_type="own",
-                dataset_name=f"{texts} labelled test texts",
-                metric_type=kind,
-                metric_value=round(score, 4),
-            )
-            for kind, score in (("accuracy", scores["accuracy"]), ("f1", scores["macro_f1"]))
-        ]
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-classification",
-        tags=["amalgam", "knowledge-amalgamation"],
-        model_name=name if results else None,
-        eval_results=results or None,
-    )
-    environment = jinja2.Environment(  # noqa: S701 - `plain` escapes Markdown as well as HTML
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters |= {"plain": plain, "score": lambda value: "-" if value is None else f"{value:.3f}"}
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
-        metadata=metadata.to_yaml().strip(),
-        repo_id=repo_id,
-        name=name,
-        info=info,
-        shown=LABELS_SHOWN,
-        facts={"amalgam": library_versions()["amalgam"], **info.facts},
-    )
-
-
-def plain(text: str) -> str:
-    """Returns the text in one line, with Markdown and HTML escaped."""
-    return SPECIAL.sub(r"\\\1", html.escape(shown(text)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 REMOTE = ("hf://", "s3://")
+DATASETS = "hf://datasets/"
 
 HELD_OUT = "held-out"
 
@@ -48,6 +49,12 @@ def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     if experiment.generate is not None and reads_texts(experiment):
         parts |= {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if experiment.generate.held_out else {})}
     return {part: sources for part, sources in parts.items() if sources}
+
+
+def hub_datasets(sources: Iterable[str]) -> list[str]:
+    """Returns the ids of the Hub's data sets among these sources; a revision after @ is left out."""
+    addresses = [source.removeprefix(DATASETS).split("/") for source in sources if source.startswith(DATASETS)]
+    return sorted({"/".join(parts[:2]).partition("@")[0] for parts in addresses if len(parts) > 2})
 
 
 def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:

@@ -224,7 +224,7 @@ def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
 
 def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> ModelFiles:
     """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
-    name = _teacher_in(settings)
+    name = teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
         return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
     return model_files(run, str(settings.encoder), settings.revision, where)
@@ -232,12 +232,13 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
     """Returns the encoder's digest for an identity, without any request to the Hub."""
-    if _teacher_in(settings) is not None:
+    if teacher_in(settings) is not None:
         return encoder_files(run, settings, where).digest
     return model_digest(run, str(settings.encoder), settings.revision, where)
 
 
-def _teacher_in(settings: Student | TrainTeachers) -> str | None:
+def teacher_in(settings: Student | TrainTeachers) -> str | None:
+    """Returns the teacher that `teacher:NAME` names as the encoder."""
     named = isinstance(settings, Student) and settings.encoder.startswith(TEACHER)
     return str(settings.encoder).removeprefix(TEACHER) if named else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,22 +14,27 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
+from amalgam.stages.common.corpus import hub_datasets, sources_of
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
     label_space,
     load_new_classifier,
     part_of,
+    teacher_in,
     teacher_loader,
     teachers_of,
     tokenized_buckets,
     train_part,
     training_services,
 )
+from amalgam.stages.common.models.model_card import Source, Training, source_of
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.fit_statistics.stage import domain_confidences
+from amalgam.stages.methods import method_name
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
+from amalgam.stages.train_teachers.stage import encoders_of
 
 if TYPE_CHECKING:
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
@@ -43,7 +49,7 @@ FEW_STEPS = 200
 
 class TrainStudent(Stage):
     name = "train-student"
-    VERSION = 1
+    VERSION = 2
     parallelism = "collective"
     unit_label = "students"
     sections = ("student", "objective")
@@ -109,15 +115,18 @@ class TrainStudent(Stage):
         new, facts = train_student(run, checkpoint)
         if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
-                save_pretrained_folder(new.model, new.tokenizer, draft.folder)
-                draft.facts, draft.made = facts, {"libraries": library_versions()}
+                save_pretrained_folder(new.model, new.tokenizer, draft.folder, max_tokens=new.limit)
+                draft.facts = {**facts, "max_tokens": new.limit}
+                draft.made = {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         student = run.experiment.student
         about = {
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
-            "max_tokens": student.max_tokens,
+            "max_tokens": manifest.facts["max_tokens"],
+            "sources": [asdict(source) for source in _sources(run)],
+            "training": asdict(_training(run, manifest)),
         }
         target = check_target(run.base, "students", student.name)
         publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
@@ -139,6 +148,49 @@ class TrainStudent(Stage):
 def student_folder(run: Run) -> Path:
     """Returns the Hugging Face folder in the store, after verifying every file."""
     return run.store.verified_folder(run.result("train-student").files)
+
+
+# ---- for the model card
+
+PUBLISHED = {"train_teachers", "cache", "targets", "objective", "pseudo_embeddings", "student"}
+"""Sections whose recorded fields are published with the student: none of them has a path."""
+
+
+def _sources(run: Run) -> list[Source]:
+    """Returns the cards of the encoder and of all teachers; a teacher that was trained here has that of its encoder."""
+    teachers, encoders = {}, encoders_of(run) if run.experiment.train_teachers else {}
+    trained = run.result("train-teachers").facts["teachers"] if encoders else {}
+    for teacher in teachers_of(run):
+        role = f"teacher {teacher.name}"
+        if teacher.name in trained:
+            settings, where = encoders.get(teacher.name) or encoders[""]
+            teachers[teacher.name] = source_of(role, encoder_files(run, settings, where), trained=True)
+        else:
+            teachers[teacher.name] = source_of(role, teacher.files)
+    student = run.experiment.student
+    name = teacher_in(student)
+    encoder = teachers[name] if name else source_of("the encoder", encoder_files(run, student, ENCODER))
+    return [replace(encoder, role="the encoder"), *teachers.values()]
+
+
+def _training(run: Run, manifest: Record) -> Training:
+    settings = {
+        section: dict(fields)
+        for _, result in [*run.results.values(), ("", manifest)]
+        for section, fields in result.identity["config"].items()
+        if section in PUBLISHED
+    }
+    facts, sources = manifest.facts, sources_of(run.experiment)
+    return Training(
+        method=method_name(run.experiment),
+        texts=facts["texts"],
+        steps=facts["steps"],
+        best_step=facts["best_step"],
+        selected_by=facts["selected_by"],
+        datasets=hub_datasets([*sources.get("train", ()), *sources.get("teachers", ())]),
+        settings=settings,
+        libraries=manifest.made.get("libraries", {}),
+    )
 
 
 # ---- the two trainings

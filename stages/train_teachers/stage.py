@@ -39,7 +39,7 @@ NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 class TrainTeachers(Stage):
     name = "train-teachers"
-    VERSION = 1
+    VERSION = 2
     parallelism = "collective"
     unit_label = "teachers"
     reads = ("read-corpus",)
@@ -94,7 +94,7 @@ class TrainTeachers(Stage):
             for own in units:
                 learned, facts = trained[own.name]
                 with run.store.draft(own.folder, own.name) as draft:
-                    save_pretrained_folder(learned.model, learned.tokenizer, draft.folder)
+                    save_pretrained_folder(learned.model, learned.tokenizer, draft.folder, max_tokens=learned.limit)
                     draft.facts, draft.made = facts, {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
 

@@ -44,6 +44,10 @@ POSITIONS_AFTER_PADDING = frozenset(
     }
 )
 
+OF_THE_LOADER = ("is_local", "local_files_only", "max_length", "stride", "truncation_strategy")
+"""Entries of tokenizer_config.json that transformers adds on loading: how it found the folder, and tokenizer.json's
+truncation, which calls of the tokenizer ignore."""
+
 PRETRAINED_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 
 _few = partial(shown_names, most=3)
@@ -160,12 +164,23 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a Hugging Face folder that loads without amalgam: config with id2label, safetensors, tokenizer."""
+def save_pretrained_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, max_tokens: int | None = None
+) -> None:
+    """Writes a Hugging Face folder that loads without amalgam: config with id2label, safetensors, tokenizer.
+
+    With `max_tokens` the saved tokenizer truncates at the length of the training.
+    """
+    if max_tokens is not None:
+        tokenizer.model_max_length = max_tokens
+    for key in OF_THE_LOADER:
+        tokenizer.init_kwargs.pop(key, None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:  # else the last batch's padding and truncation would be saved with it
         backend.no_padding()
         backend.no_truncation()
+        if max_tokens is not None:
+            backend.enable_truncation(max_tokens, direction=tokenizer.truncation_side)
     folder.mkdir(parents=True, exist_ok=True)
     with _silent():
         model.save_pretrained(folder)

@@ -36,6 +36,7 @@ DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
+CARD = "README.md"
 METADATA = ".amalgam.json"
 """File that marks a published folder."""
 

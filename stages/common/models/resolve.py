@@ -231,6 +231,7 @@ def _check_light(reference: Reference, model: model_hub.HubModel, revision: str 
     """Downloads the small files, checks that the weights may be loaded, and returns a function that downloads them."""
     where, trusted = reference.where, reference.trust_remote_code
     light = model_folder.light_names(model.names, trust_remote_code=trusted)
+    light += [name for name in model.names if name == model_folder.CARD]  # for the card of the student
     folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
     config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
     chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=reference.allow_pickle)

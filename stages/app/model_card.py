@@ -1,0 +1,212 @@
+"""Renders the model card of a student, from its folder and from the report on it in the workspace.
+
+Names from other people's models are escaped in the text and in the metadata.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from amalgam.data.keys import shown
+from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.storage.store import Record, Store
+from amalgam.stages.app.licences import common_licence, warnings
+from amalgam.stages.common.models.model_card import Source, Training
+from amalgam.stages.report.html import FOLDER
+from amalgam.stages.report.report_json import Evaluation, interval, percent
+from amalgam.stages.report.stage import EVALUATION
+
+TEMPLATE = Path(__file__).parent / "card.md.j2"
+LABELS_SHOWN = 100
+NAME, SENTENCE = 80, 1000
+"""Characters that are shown of a name, and of a sentence."""
+SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The report's numbers on one student."""
+
+    evaluation: Evaluation | None = None
+    why_not: str = "the student was pushed without its experiment"
+    """Why there is no evaluation."""
+    verdict: str | None = None
+    """The first line of the report's verdict or summary."""
+
+
+@dataclass(frozen=True)
+class CardInfo:
+    """Content of a model card; it has no path."""
+
+    labels: Sequence[str]
+    teachers: Mapping[str, Sequence[str]]
+    max_tokens: int | None
+    sources: Sequence[Source] = ()
+    """The encoder, then the teachers."""
+    training: Training | None = None
+    fingerprint: str | None = None
+    licence: str | None = None
+    """The licence that the student is published under; None: that of all sources, if they state the same."""
+    numbers: Numbers = field(default_factory=Numbers)
+
+    def owners(self, label: str) -> list[str]:
+        return [teacher for teacher, labels in self.teachers.items() if label in labels]
+
+    @property
+    def published_licence(self) -> str | None:
+        return self.licence or common_licence(self.sources)
+
+    @property
+    def warnings(self) -> list[str]:
+        return warnings(self.sources, [self.published_licence] if self.published_licence else [])
+
+    @property
+    def silent(self) -> list[str]:
+        """Returns the sources whose card could not be read, with the reason."""
+        return [f"{source.role} ({source.problem})" for source in self.sources if source.problem]
+
+    @property
+    def languages(self) -> list[str]:
+        """Returns the languages that the cards of the teachers state."""
+        return sorted({language for source in self.sources[1:] for language in source.languages})
+
+
+# ---- the report's numbers
+
+
+def numbers_of(store: Store, base: Path, student: str) -> Numbers:
+    """Returns the numbers of the report on the student with this fingerprint, also if it is not the last report."""
+    reports = _reports(store, student)
+    if not reports:
+        return Numbers(why_not="the workspace has no report on this student")
+    fingerprint, manifest = reports[0]
+    verdict = _verdict(base, fingerprint)
+    file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
+    if file is None:
+        return Numbers(None, "there are no labelled test texts", verdict)
+    evaluation: Evaluation = json.loads(store.verified_path(file).read_text("utf-8"))
+    return Numbers(evaluation, "", verdict)
+
+
+def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
+    """Returns fingerprints and manifests of the reports on the student: with an evaluation first, then the last."""
+    last, reports = store.head().get("report", {}).get("fingerprint"), []
+    for folder in store.folders("report"):
+        manifest = store.manifest("report", folder.name)
+        upstream = manifest.identity.get("upstream", {}) if manifest else {}
+        if manifest and upstream.get("train-student") == student and not store.missing_files(manifest):
+            reports.append((folder.name, manifest))
+    return sorted(reports, key=lambda report: ("scores" not in report[1].facts, report[0] != last))
+
+
+def _verdict(base: Path, report: str) -> str | None:
+    """Returns the line of the report's verdict, from the JSON file of its page."""
+    for path in sorted((base / FOLDER).glob("*.json")):
+        with suppress(OSError, ValueError, RecursionError):
+            numbers = json.loads(path.read_text("utf-8"))
+            if isinstance(numbers, dict) and numbers.get("fingerprint") == report:
+                verdict = numbers.get("verdict")
+                lines = numbers.get("summary") if verdict is None else verdict
+                lines = lines.get("line") if isinstance(lines, dict) else lines
+                first = lines[0] if isinstance(lines, list) and lines else lines
+                return first if isinstance(first, str) else None
+    return None
+
+
+# ---- the card
+
+
+def card(info: CardInfo, repo_id: str) -> str:
+    """Renders the card as the README.md of the repository."""
+    name = repo_id.rpartition("/")[2]
+    environment = jinja2.Environment(  # noqa: S701 - `plain` escapes Markdown as well as HTML
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "plain": plain,
+        "sentence": partial(plain, limit=SENTENCE),
+        "score": lambda value: "-" if value is None else f"{value:.3f}",
+        "percent": percent,
+        "listed": lambda values: ", ".join(map(plain, values)) or "not stated",
+    }
+    training = info.training
+    versions = {"amalgam": library_versions()["amalgam"]} if training is None else training.libraries
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        metadata=_metadata(info, name).to_yaml().strip(),
+        repo_id=repo_id,
+        name=name,
+        info=info,
+        evaluation=info.numbers.evaluation,
+        interval=_interval(info.numbers.evaluation),
+        shown=LABELS_SHOWN,
+        settings=_code(training.settings) if training else "",
+        versions=versions,
+    )
+
+
+def _metadata(info: CardInfo, name: str) -> ModelCardData:
+    """Returns the front matter: an entry that nothing states is left out."""
+    evaluation, encoder = info.numbers.evaluation, info.sources[0] if info.sources else None
+    base = encoder.model if encoder and not str(encoder.model).startswith("package:") else None
+    return ModelCardData(
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        datasets=(info.training.datasets if info.training else None) or None,
+        language=info.languages or None,
+        library_name="transformers",
+        license=info.published_licence,
+        pipeline_tag="text-classification",
+        tags=["amalgam", "knowledge-amalgamation", "knowledge-distillation"],
+        model_name=name if evaluation else None,
+        eval_results=_results(evaluation) if evaluation else None,
+    )
+
+
+def _results(evaluation: Evaluation) -> list[EvalResult]:
+    scores = evaluation["systems"][evaluation["system"]]
+    return [
+        EvalResult(
+            task_type="text-classification",
+            dataset_type="own",
+            dataset_name=f"{evaluation['n']:,} labelled test texts",
+            metric_type=kind,
+            metric_name=metric,
+            metric_value=round(value, 4),
+        )
+        for kind, metric, value in (
+            ("accuracy", "accuracy", scores["accuracy"]),
+            ("f1", "macro-F1", scores["macro_f1"]),
+            ("nll", "NLL in nats", scores["nll_nats"]),
+            ("ece", "expected calibration error", scores["ece"]),
+        )
+        if value is not None
+    ]
+
+
+def _interval(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return ""
+    low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
+    return f"{percent(low)} to {percent(high)}"
+
+
+def _code(settings: Mapping[str, Any]) -> str:
+    """Returns the settings as YAML for a code block, which they cannot close."""
+    return yaml.safe_dump(settings, sort_keys=True, allow_unicode=True).replace("`", "'").strip()
+
+
+def plain(text: str, limit: int = NAME) -> str:
+    """Returns the text in one line of limited length, with Markdown and HTML escaped."""
+    return SPECIAL.sub(r"\\\1", html.escape(shown(text, limit)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
+from amalgam.pipeline.errors import DataError
 from amalgam.stages.app import predict as predict_module
+from amalgam.stages.app.predict import checked_texts
 from amalgam.stages.common.models.model_folder import METADATA
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
 
@@ -217,3 +220,59 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     workspace("train-student")
     assert json.loads(path.read_text()) == mark
     assert (workspace.folder / "students/student/model.safetensors").stat().st_ino == weights
+
+
+def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: Workspace) -> None:
+    metadata = json.loads((workspace.folder / "students/student" / METADATA).read_text())
+    result = workspace("predict", TEXTS[0], "--json")
+    assert f"student: students/student (muka-soft, fingerprint {metadata['fingerprint']})" in result.err
+    assert "note:" not in result.err
+    assert [entry["student"] for entry in result.json] == [metadata["fingerprint"]]
+    workspace.edit("epochs: 1", "epochs: 2")
+    assert "student.epochs 1 -> 2" in workspace("predict", TEXTS[0]).err
+    assert "student.epochs" not in workspace("predict", TEXTS[0], "--student", "students/student").err
+    assert workspace("predict", TEXTS[0], "--quiet").err == ""
+    newer = workspace.folder / "students/newer"
+    shutil.copytree(workspace.folder / "students/student", newer)
+    os.utime(newer, (2e9, 2e9))
+    assert "students/newer is newer" in workspace("predict", "--input", "texts/test.csv").err
+
+
+def test_a_folder_is_no_output_file(desk: Workspace) -> None:
+    (desk.folder / "out.csv").mkdir()
+    refused = desk.attempt("predict", "--input", "texts/test.csv", "--out", "out.csv", "--force")
+    assert (refused.code, "out.csv is a folder" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "piece"),
+    [
+        ("abc", 'predict(["a text"])'),
+        (b"abc", "list of texts"),
+        (7, "list of texts"),
+        ({"text": ["a"]}, 'frame["text"]'),
+        ([None], "texts[0]"),
+        (["a", 1], "texts[1]"),
+        (["a", float("nan")], "nan is no text"),
+        ([""], "empty"),
+        (["a", " \n"], "texts[1]"),
+        (["a\ud800"], "surrogate"),
+        (["a", ("b", "c")], "texts[1]"),
+        ([("a", None)], "None is no text"),
+        ([("a", "b", "c")], "3 texts"),
+        ([()], "0 texts"),
+    ],
+)
+def test_texts_from_python_are_checked(texts: Any, piece: str) -> None:
+    with pytest.raises(DataError) as refused:
+        checked_texts(texts)
+    assert piece in str(refused.value)
+
+
+def test_texts_from_python_may_be_any_column() -> None:
+    import numpy as np
+    import polars as pl
+
+    assert checked_texts(np.array(["a", "b"])) == checked_texts(pl.Series(["a", "b"])) == [("a",), ("b",)]
+    assert checked_texts(iter([["a", "b"]])) == [("a", "b")]
+    assert checked_texts([]) == []

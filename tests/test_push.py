@@ -98,13 +98,51 @@ def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
     assert "models/encoder" not in text
 
 
-def test_a_report_of_another_student_gives_no_numbers(workspace: Workspace) -> None:
+def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> None:
+    workspace("run", "student.learning_rate=0.01", "targets.temperature=1")
     workspace.edit("epochs: 1", "epochs: 2")
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    [path] = (workspace.artifacts / "report" / head).glob("*/evaluation.json")
+    accuracy = json.loads(path.read_text())["systems"]["student (muka-soft)"]["accuracy"]
+    for arguments in ([], ["--student", "students/student"]):
+        text = workspace("push", NAME, "--card", *arguments).out
+        assert re.search(rf"\*\*student.*\*\*{accuracy:.3f}\*\*", text)
+        assert "learning_rate: 0.01" in text
+    metadata = workspace.folder / "students/student" / METADATA
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "fingerprint": "0" * 20}))
     text = workspace("push", NAME, "--card").out
-    assert "No evaluation: " in text
+    assert "No evaluation: the workspace has no report on this student" in text
     assert "model-index" not in text
-    alone = workspace("push", NAME, "--card", "--student", "students/student").out
-    assert "No evaluation: " in alone
+    metadata.unlink()
+    assert "No evaluation: " in workspace("push", NAME, "--card", "--student", "students/student").out
+
+
+def test_the_card_states_the_cards_of_encoder_and_teachers_and_warns(workspace: Workspace) -> None:
+    front = "---\nlicense: {}\nlanguage: no\ndatasets: [ag_news]\nbase_model: x/y\n---\nText\n"
+    (workspace.folder / "models/first/README.md").write_text(front.format("cc-by-nc-4.0"))
+    (workspace.folder / "models/second/README.md").write_text("---\nlicense: [unclosed\n---\n")
+    (workspace.folder / "models/encoder/README.md").write_text(front.format("apache-2.0"))
+    workspace("train-student")
+    result = workspace("push", NAME, "--card", "--license", "apache-2.0")
+    front_matter = yaml.safe_load(result.out.split("---")[1])
+    assert (front_matter["license"], front_matter["language"]) == ("apache-2.0", ["no"])
+    assert "base_model" not in front_matter  # the encoder is a local folder
+    assert "| teacher first | a local model | cc-by-nc-4.0 | ag\\_news | no |" in result.out
+    assert "| teacher second | a local model | not stated | not stated | not stated |" in result.out
+    assert "not YAML, line " in result.out
+    notes = [line for line in result.err.splitlines() if line.startswith("note: ")]
+    assert any("teacher first, cc-by-nc-4.0, permits no commercial use" in note for note in notes)
+    assert any("teacher second states no licence" in note for note in notes)
+    assert not any("the encoder" in note for note in notes)
+    silent = workspace("push", NAME, "--card", "--license", "cc-by-nc-4.0").err
+    assert "cc-by-nc-4.0, permits" not in silent
+
+
+def test_a_licence_that_the_hub_does_not_know_is_refused(workspace: Workspace) -> None:
+    refused = workspace.attempt("push", NAME, "--license", "Apache2")
+    assert (refused.code, "apache-2.0" in refused.err) == (2, True)
+    (workspace.folder / "students/student/README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    assert "README.md" in workspace.attempt("push", NAME, "--license", "mit").err
 
 
 def test_a_card_of_ones_own_is_taken_as_it_is(workspace: Workspace, hub: FakeHub) -> None:

@@ -186,7 +186,7 @@ def _results(evaluation: Evaluation) -> list[EvalResult]:
             metric_value=round(value, 4),
         )
         for kind, metric, value in (
-            ("accuracy", "accuracy", scores["accuracy"]),
+            ("accuracy", None, scores["accuracy"]),
             ("f1", "macro-F1", scores["macro_f1"]),
             ("nll", "NLL in nats", scores["nll_nats"]),
             ("ece", "expected calibration error", scores["ece"]),

@@ -391,7 +391,7 @@ amalgam push me/desk-and-study --card           shows the model card
 amalgam push me/desk-and-study --yes            uploads to a private repository
 
 The token is that of the Hub client: HF_TOKEN, or the one stored by `hf auth login`. A README.md in the student's folder
-is uploaded unchanged; without one the card has the numbers of `amalgam report`, and the licences of encoder and teachers.
+is uploaded unchanged; without one the card has the numbers of `amalgam report` and the licences of the teachers.
 """
 
 

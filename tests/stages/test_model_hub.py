@@ -86,7 +86,7 @@ def test_only_what_a_classifier_needs_is_downloaded(hub: FakeHub, ask: Asker, tm
     small_model(folder / "openvino")
     hub.push("org/news", folder)
     ask(RESOLVE)
-    assert sorted(hub.downloads()) == ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
+    assert sorted(hub.downloads()) == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
 
 
 def test_a_fixed_commit_and_a_branch_and_a_tag_are_what_they_say(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:

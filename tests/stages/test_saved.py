@@ -182,5 +182,5 @@ def test_students_and_trained_teachers_are_saved_with_the_length_of_their_traini
         assert json.loads(config)["model_max_length"] == limit
         assert not re.search("|".join(LEAKS), config)
     metadata = json.loads((student / ".amalgam.json").read_text())
-    assert metadata["max_tokens"] == 64  # the encoder has no more positions
+    assert metadata["max_tokens"] == 64  # as many positions as the encoder has
     assert [source["trained"] for source in metadata["sources"]] == [False, True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from amalgam.stages.common.corpus import hub_datasets
 from amalgam.stages.common.models.model_card import MOST_BYTES, Source, read_card
 
 
-def source(role: str = "teacher a", *licences: str, **more: object) -> Source:
+def source(role: str = "teacher a", *licences: str, **more: Any) -> Source:
     nothing = Source(
         [*licences], None, [], [], gated=False, problem=None, role=role, model=None, commit=None, trained=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -96,8 +97,8 @@ def test_a_pipeline_predicts_as_predict_does_on_long_texts_and_pairs(folder: Pat
     from transformers import pipeline
 
     classify = pipeline("text-classification", model=str(folder), truncation=True, top_k=None)
-    pairs = [(first, second) for first in TEXTS for second in TEXTS]
-    for rows in ([(text,) for text in TEXTS], pairs):
+    single: list[tuple[str, ...]] = [(text,) for text in TEXTS]
+    for rows in (single, [(first, second) for first in TEXTS for second in TEXTS]):
         ours = probabilities(folder, rows)
         for row, expected in zip(rows, ours, strict=True):
             scores = classify(dict(zip(("text", "text_pair"), row, strict=False)))
@@ -132,9 +133,8 @@ def test_onnx_runtime_with_the_saved_tokenizer_predicts_as_predict_does(folder: 
 def sentence_embeddings(folder: Path, texts: list[str]) -> Any:
     """Return the embeddings of sentence-transformers, or of the same steps where it is not installed."""
     if importlib.util.find_spec("sentence_transformers"):
-        from sentence_transformers import SentenceTransformer
-
-        return SentenceTransformer(str(folder), device="cpu").encode(texts)
+        transformer = importlib.import_module("sentence_transformers").SentenceTransformer
+        return transformer(str(folder), device="cpu").encode(texts)
     import torch
     from transformers import AutoModel, AutoTokenizer
 

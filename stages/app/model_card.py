@@ -105,8 +105,9 @@ def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
     last, reports = store.head().get("report", {}).get("fingerprint"), []
     for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
-        upstream: Mapping[str, str] = manifest.identity.get("upstream", {}) if manifest else {}
-        if manifest and upstream.get("train-student") == student and not store.missing_files(manifest):
+        if manifest is None or store.missing_files(manifest):
+            continue
+        if manifest.identity.get("upstream", {}).get("train-student") == student:
             reports.append((folder.name, manifest))
     return sorted(reports, key=lambda report: ("scores" not in report[1].facts, report[0] != last))
 

@@ -98,7 +98,8 @@ def test_a_pipeline_predicts_as_predict_does_on_long_texts_and_pairs(folder: Pat
 
     classify = pipeline("text-classification", model=str(folder), truncation=True, top_k=None)
     single: list[tuple[str, ...]] = [(text,) for text in TEXTS]
-    for rows in (single, [(first, second) for first in TEXTS for second in TEXTS]):
+    pairs: list[tuple[str, ...]] = [(first, second) for first in TEXTS for second in TEXTS]
+    for rows in (single, pairs):
         ours = probabilities(folder, rows)
         for row, expected in zip(rows, ours, strict=True):
             scores = classify(dict(zip(("text", "text_pair"), row, strict=False)))

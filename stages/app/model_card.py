@@ -107,7 +107,8 @@ def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
         manifest = store.manifest("report", folder.name)
         if manifest is None or store.missing_files(manifest):
             continue
-        if manifest.identity.get("upstream", {}).get("train-student") == student:
+        upstream = manifest.identity.get("upstream")
+        if upstream and upstream.get("train-student") == student:
             reports.append((folder.name, manifest))
     return sorted(reports, key=lambda report: ("scores" not in report[1].facts, report[0] != last))
 

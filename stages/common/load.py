@@ -187,7 +187,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
-    if _teacher_in(settings) is None:
+    if teacher_in(settings) is None:
         local_model(model_reference(run, str(settings.encoder), settings.revision, where=where))
 
 

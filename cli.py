@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from amalgam import __version__
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
 
@@ -78,6 +79,21 @@ Student = Annotated[
 ]
 
 FILE = Path("amalgam.yaml")
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"amalgam {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 def examples(*lines: str) -> str | None:
@@ -377,7 +393,7 @@ amalgam export --onnx --student students/student --out served/model
 
 The folder has model.onnx (inputs input_ids, attention_mask and, for encoders that take them, token_type_ids; output
 logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
-only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam[onnx]'
+only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam-distill[onnx]'
 """
 
 

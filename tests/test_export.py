@@ -95,5 +95,5 @@ def test_an_export_is_replaced_only_with_force_and_another_folder_never(exported
 def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     refused = built.attempt("export", "--onnx")
-    assert (refused.code, "pip install 'amalgam[onnx]'" in refused.err) == (2, True)
+    assert (refused.code, "pip install 'amalgam-distill[onnx]'" in refused.err) == (2, True)
     assert "amalgam export --onnx" in built.attempt("export").err

@@ -114,7 +114,7 @@ def test_an_editable_install_is_a_path_alone_and_a_wheel_has_the_whole_package(
         (tmp_path / build.__name__).mkdir()
         wheel = tmp_path / build.__name__ / build(str(tmp_path / build.__name__))
         names[build.__name__] = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names["build_editable"] == {"_amalgam.pth"}
+    assert names["build_editable"] == {"_amalgam_distill.pth"}
     own = {
         "amalgam/__init__.py",
         "amalgam/__main__.py",

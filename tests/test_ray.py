@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.tests.workspaces import TIMEOUT, Workspace, finish
 
-ray = pytest.importorskip("ray", reason="pip install amalgam[ray]")
+ray = pytest.importorskip("ray", reason="pip install amalgam-distill[ray]")
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # Ray's own, of many kinds
 

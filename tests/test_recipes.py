@@ -117,9 +117,10 @@ def test_the_image_runs_our_command_and_not_as_root() -> None:
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
     settings = {}
     for word, rest in lines:
-        assert word in {"FROM", "ARG", "RUN", "USER", "WORKDIR", "ENTRYPOINT"}
+        assert word in {"FROM", "ARG", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT"}
         settings[word] = rest
     assert int(settings["USER"]) > 0
+    assert f"--owner={settings['USER']} --group={settings['USER']} {settings['WORKDIR']}" in text
     for name in (*JOBS, "kuberay-rayjob.yaml"):  # a volume that the image's user may write to
         assert f"runAsUser: {settings['USER']}," in (RECIPES / name).read_text("utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from amalgam.pipeline.errors import AmalgamError
     from amalgam.stages.app.api import Experiment
 
-__all__ = ["AmalgamError", "Experiment"]
+__version__ = "0.1.0"
+
+__all__ = ["AmalgamError", "Experiment", "__version__"]
 
 WHERE = {"AmalgamError": "amalgam.pipeline.errors", "Experiment": "amalgam.stages.app.api"}
 

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from amalgam import __version__
 from amalgam.pipeline.storage.local import atomic_write
 
 ABSENT = object()  # an absent field differs from a null
@@ -64,8 +65,8 @@ def _shown(value: Any, limit: int = 40) -> str:
 
 @cache
 def library_versions() -> dict[str, str]:
-    versions = {}
-    for library in ("amalgam", *LIBRARIES):
+    versions = {"amalgam": __version__}
+    for library in LIBRARIES:
         try:
             versions[library] = version(library)
         except PackageNotFoundError:

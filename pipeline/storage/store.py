@@ -333,7 +333,7 @@ def _object_storage(address: str) -> StorageBackend:
     except ImportError as error:
         scheme = address.partition(":")[0]
         raise ExperimentError(
-            f"a workspace in {scheme}:// needs obstore", where=address, fix=f"pip install 'amalgam[{scheme}]'"
+            f"a workspace in {scheme}:// needs obstore", where=address, fix=f"pip install 'amalgam-distill[{scheme}]'"
         ) from error
     return ObjectStorage(address)
 

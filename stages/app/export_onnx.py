@@ -42,7 +42,7 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
         try:
             importlib.import_module(name)
         except ImportError:
-            fix = "pip install 'amalgam[onnx]'"
+            fix = "pip install 'amalgam-distill[onnx]'"
             raise ExperimentError(f"{name} is not installed", where="amalgam export --onnx", fix=fix) from None
     finished = finished_student(config, student)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx")

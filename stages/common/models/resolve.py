@@ -337,7 +337,8 @@ def _package_folder(reference: str, where: str) -> Path:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        raise ModelError(f"there is no installed package {module!r}", where=where, fix=f"pip install {module}")
+        fix = f"install the distribution that has the module {module}"
+        raise ModelError(f"there is no installed package {module!r}", where=where, fix=fix)
     if ".." in inner:
         raise ModelError("a package reference may not leave the package", where=where, fix="remove the ..")
     folders = [Path(root).joinpath(*inner) for root in spec.submodule_search_locations]

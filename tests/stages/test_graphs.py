@@ -254,8 +254,8 @@ def test_a_launch_of_the_lean_encoder_reads_nothing_on_the_host(kind: str, width
 
 
 def test_a_model_that_reads_on_the_host_is_not_captured_and_only_that_kind_of_launch() -> None:
-    plain = teacher_of("mpnet")
-    teacher, capture = with_graphs(kind="mpnet")
+    plain = teacher_of("bert")
+    teacher, capture = with_graphs(kind="bert")
     classify = teacher.model.classifier.forward
 
     def looks(hidden: torch.Tensor) -> Any:

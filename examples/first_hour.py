@@ -45,13 +45,13 @@ for teacher, count in won.iter_rows():
 # Student, teachers and baselines on labelled test texts.
 
 # %%
-print(experiment.evaluation.select("system", "accuracy", "macro_f1").collect())
+print(experiment.evaluation.select("system", "accuracy", "macro_f1"))
 
 # %% [markdown]
 # Predictions for new texts, with each teacher's share of the probability.
 
 # %%
-print(experiment.predict(["the chef fried the onion", "the banker approved the loan"], explain=True).collect())
+print(experiment.predict(["the chef fried the onion", "the banker approved the loan"], explain=True))
 
 # %% [markdown]
 # Texts can also be a datasets.Dataset, a frame or an Arrow table. The workspace stores them once, by content. Teachers

@@ -62,6 +62,7 @@ class Console:
         self._progress: Progress | None = None
         self._done: Progress | None = None
         """The work of the stage so far, for the line at its end."""
+        self._every_seconds = 0.2 if self._live else EVERY_SECONDS
 
     # ---- lines
 
@@ -102,12 +103,15 @@ class Console:
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints plain columns; only a terminal splits a wide table, into blocks with the same first column."""
+        self.result(self._text_table(title, header, rows))
+
+    def _text_table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells = [[str(cell) for cell in row] for row in (header, *rows)]
         on_terminal = self._out.isatty()
         columns = _columns(100) if on_terminal else UNLIMITED
         groups = _groups(_widths(cells), columns) if on_terminal else [list(range(len(header)))]
         blocks = [_block([[row[index] for index in group] for row in cells], columns) for group in groups]
-        self.result((f"{title}\n" if title else "") + "\n\n".join(blocks))
+        return (f"{title}\n" if title else "") + "\n\n".join(blocks)
 
     # ---- progress
 
@@ -142,11 +146,13 @@ class Console:
             self._clear()
 
     def _show(self, progress: Progress, done: int, more: str = "") -> None:
+        parts = progress.reach(done, self._every_seconds)
+        if parts and not self._quiet:
+            self._draw([part for part in (*parts, more) if part])
+
+    def _draw(self, parts: Sequence[str]) -> None:
         """Prints the parts that fit in the terminal's width, or all of them elsewhere."""
-        parts = progress.reach(done, 0.2 if self._live else EVERY_SECONDS)
-        shown = [part for part in (*parts, more) if part]
-        if not parts or self._quiet:
-            return
+        shown = list(parts)
         if not self._live:
             self._write(self._err, "  ".join(shown))
             return
@@ -168,6 +174,11 @@ class Console:
 
 def _columns(default: int) -> int:
     return shutil.get_terminal_size((default, 24)).columns
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns plain columns of any width."""
+    return _block([list(map(str, row)) for row in (header, *rows)], UNLIMITED)
 
 
 def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
@@ -215,8 +226,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def printable(text: str) -> str:
+    """Escapes control characters except line ends."""
+    return "".join(ch if ch == "\n" or ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
+
+
 def _encodable(text: str, stream: TextIO) -> str:
     """Escapes control characters except line ends, and replaces characters that the stream cannot show by ASCII."""
-    safe = "".join(ch if ch == "\n" or ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return safe.replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
+    return printable(text).replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)

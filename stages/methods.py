@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.config.load import ON_GENERATED, LoadedExperiment, load_experiment
+from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
 from amalgam.pipeline.config.schema import TEACHER, Checks, ExperimentConfig
 from amalgam.stages.target_methods import (
     OBJECTIVE_INPUTS,
@@ -151,9 +150,9 @@ NAMES: Mapping[str, Mapping[str, type]] = {"targets.mode": TARGET_METHODS, "obje
 """Tables whose names are the values of a field."""
 
 
-def load_with_methods(path: Path, overrides: Iterable[str] = ()) -> LoadedExperiment:
+def load_with_methods(source: ExperimentSource, overrides: Iterable[str] = ()) -> LoadedExperiment:
     """Loads an experiment with the names, defaults and checks of all methods."""
-    return load_experiment(path, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
+    return load_experiment(source, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
 
 
 def value_texts(table: Mapping[str, type]) -> list[str]:

@@ -165,13 +165,13 @@ def test_passes_are_listed_one_by_one_and_agree_with_their_mean(done: Experiment
 
 
 def test_the_evaluation_is_the_reports(done: Experiment) -> None:
-    evaluation = done.evaluation.collect()
+    evaluation = done.evaluation
     assert evaluation["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]
     assert evaluation.columns == ["system", "accuracy", "macro_f1", "nll_nats", "ece", "on_first", "on_second"]
 
 
 def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Workspace) -> None:
-    row = done.predict(["the chef fried the onion"], top=2, explain=True).collect().row(0, named=True)
+    row = done.predict(["the chef fried the onion"], top=2, explain=True).row(0, named=True)
     [entry] = desk("predict", "the chef fried the onion", "--top", "2", "--explain", "--json").json
     assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
     assert row["mass_first"] == pytest.approx(entry["mass"]["first"])
@@ -185,7 +185,7 @@ def test_python_returns_the_commands_results_as_objects(desk: Workspace) -> None
     planned = desk("plan", *CHANGED, "--json").json
     assert [state.to_json() for state in states] == planned["stages"]
     assert changed.estimate_cost(states).to_json() == planned["cost"]
-    assert changed.audit() == desk("audit", "--json").json
+    assert changed.audit().to_json() == desk("audit", "--json").json
     assert changed.status() == desk("status", "--json").json
     assert changed.verify()["damaged"] == []
     assert changed.report == desk.folder / "reports/student.html"
@@ -212,8 +212,8 @@ def test_a_stale_result_is_an_error_and_never_returned(desk: Workspace) -> None:
 def test_running_until_a_stage_stops_there(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, ["targets.temperature=0.5"], quiet=True)
     with workspace.counting() as asked:
-        arrived = experiment.run(until="build-targets")
-    assert [state.state for state in arrived] == ["current", "current", "missing"]
+        result = experiment.run(until="build-targets")
+    assert [stage.outcome for stage in result] == ["reused", "reused", "made"]
     assert asked[0].units == 0
     assert len(experiment.targets.collect()) == TRAIN
     assert states(experiment)["train-student"] == "missing"
@@ -237,7 +237,7 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (lambda one: one.run(until="tragets"), "read-corpus"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"dev": []}), "train, validation"),
-        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"test": [1]}), "builtins.list"),
+        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"test": [1]}), "texts[0] = 1"),
         (
             lambda one: Experiment.load(
                 one.workspace.parent / "amalgam.yaml", texts={"test": pl.DataFrame({"Text": ["a"]})}
@@ -247,7 +247,7 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (
             lambda one: Experiment.load(
                 one.workspace.parent / "amalgam.yaml",
-                texts={"test": pl.DataFrame({"text": pl.Series([], dtype=pl.String)})},
+                texts={"train": pl.DataFrame({"text": pl.Series([], dtype=pl.String)})},
             ),
             "rows",
         ),
@@ -293,8 +293,8 @@ def test_the_same_texts_as_any_object_are_one_file_and_rerun_nothing_but_the_rea
     [file] = (workspace.artifacts / "given").iterdir()
     assert pl.read_parquet(file).rows() == frame.rows()
     with workspace.counting() as asked:
-        arrived = loaded[-1].run(until="build-targets")
-    assert [state.state for state in arrived] == ["partial", "current", "current"]
+        result = loaded[-1].run(until="build-targets")
+    assert [stage.outcome for stage in result] == ["made in part", "reused", "reused"]
     assert asked[0].units == 0
 
 
@@ -313,7 +313,7 @@ def test_the_first_hours_script_runs_unchanged(
     built.copy(tmp_path / "amalgam-demo")
     monkeypatch.chdir(tmp_path)
     left = runpy.run_path(str(ROOT / "examples/first_hour.py"))
-    assert left["experiment"].evaluation.collect()["system"].to_list()[-1].startswith("student")
+    assert left["experiment"].evaluation["system"].to_list()[-1].startswith("student")
     assert "texts won by each teacher" in capsys.readouterr().out
     assert json.loads((tmp_path / "amalgam-demo/artifacts/HEAD.json").read_text())["build-targets"]
     shutil.rmtree(tmp_path / "amalgam-demo")

@@ -44,8 +44,34 @@ class LoadedExperiment(NamedTuple):
     overrides: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class GivenExperiment:
+    """An experiment without a file: its sections, and the folder from which its paths start."""
+
+    data: Mapping[str, Any]
+    base: Path
+
+    @property
+    def yaml(self) -> str:
+        """Returns the content of an experiment file with these sections."""
+        try:
+            return yaml.safe_dump(dict(self.data), sort_keys=False, allow_unicode=True, width=120)
+        except yaml.YAMLError as error:
+            value = error.args[-1]
+            what = f"a {type(value).__name__} is no plain value: {str(value)[:MOST_SHOWN]}"
+            fix = "use text, numbers, lists and dicts in the sections"
+            raise ExperimentError(what, where=GIVEN, fix=fix) from None
+
+
+ExperimentSource = Path | GivenExperiment
+"""An experiment file, or an experiment without one."""
+
+GIVEN = "Experiment(...)"
+"""Name of an experiment without a file in messages."""
+
+
 def load_experiment(
-    path: Path,
+    source: ExperimentSource,
     overrides: Iterable[str] = (),
     *,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
@@ -53,7 +79,7 @@ def load_experiment(
     checks: Callable[[ExperimentConfig], Checks] = lambda experiment: iter(()),  # noqa: ARG005
 ) -> LoadedExperiment:
     """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields."""
-    parsed = _parse(path)
+    parsed = _parse(source)
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
@@ -69,16 +95,19 @@ def load_experiment(
             if contradiction:
                 parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
-            return LoadedExperiment(experiment, path.parent.absolute(), applied)
-    raise _config_error(path, parsed.problems)
+            base = source.parent.absolute() if isinstance(source, Path) else source.base
+            return LoadedExperiment(experiment, base, applied)
+    raise _config_error(source, parsed.problems)
 
 
-def _config_error(path: Path, problems: Iterable[str]) -> ExperimentError:
+def _config_error(source: ExperimentSource, problems: Iterable[str]) -> ExperimentError:
     lines = [f"  {SECRET.sub('(not shown)', problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
+    name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
+    file = ", or `amalgam init` for a commented file" if where else ""
     return ExperimentError(
-        "\n".join([f"{path.name}: {len(lines)} problem{'s' if len(lines) > 1 else ''}", *lines]),
-        where=str(path),
-        fix="run `amalgam schema` for all fields, or `amalgam init` for a commented file",
+        "\n".join([f"{name}: {len(lines)} problem{'s' if len(lines) > 1 else ''}", *lines]),
+        where=where,
+        fix=f"run `amalgam schema` for all fields{file}",
     )
 
 
@@ -220,18 +249,20 @@ class ParsedFile:
         return True
 
 
-def _parse(path: Path) -> ParsedFile:
-    text = _text(path)
+def _parse(source: ExperimentSource) -> ParsedFile:
+    text = _text(source) if isinstance(source, Path) else source.yaml
     parsed = ParsedFile()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode):
-            raise _config_error(path, ["the file must be a mapping of sections; is it empty?"])
+            raise _config_error(source, ["the file must be a mapping of sections; is it empty?"])
         parsed.data = parsed.read(node) or {}
     except yaml.MarkedYAMLError as error:
-        raise _config_error(path, [*parsed.problems, _not_yaml(error, text.splitlines())]) from None
+        raise _config_error(source, [*parsed.problems, _not_yaml(error, text.splitlines())]) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise _config_error(path, [f"not YAML: {str(error).splitlines()[0]}"]) from None
+        raise _config_error(source, [f"not YAML: {str(error).splitlines()[0]}"]) from None
+    if not isinstance(source, Path):
+        parsed.places.clear()  # its lines mean nothing to the caller
     return parsed
 
 

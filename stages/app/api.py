@@ -1,12 +1,11 @@
-"""`amalgam.Experiment`: an experiment file with its workspace, to plan, run and look into from Python.
+"""`amalgam.Experiment`: an experiment with its workspace, to plan, run and look into from Python.
 
-Results are Polars lazy frames.
+Small results are Polars frames, and large ones lazy frames.
 """
 
 from __future__ import annotations
 
 import difflib
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,22 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 
+from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.pipeline.execution.plan import IdentityJson, Reason, StageState, UnitsJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
+from amalgam.pipeline.notebook import console_of_python, table_html
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
+from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
-from amalgam.stages.report.report_json import AuditBlock
 from amalgam.stages.report.stage import audit
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 # ---- runs
 
 
-def open_run(config: Path, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None) -> Run:
-    """Opens the experiment file and its workspace."""
-    loaded = load_with_methods(config, overrides)
+def open_run(
+    source: ExperimentSource, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
+) -> Run:
+    """Opens the experiment and its workspace."""
+    loaded = load_with_methods(source, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
     store.check_layout()
@@ -91,14 +94,36 @@ def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, t
 
 
 class Experiment:
-    """Offers the commands as methods: running again resumes, and current stages never run again.
+    """Distils teachers into a student; offers the commands as methods. Running again resumes.
 
-    `experiment.run()`, then `experiment.targets`, `.logits("a-teacher")`, `.texts("test")`, `.evaluation`.
+    `experiment = Experiment(teachers=["./models/a", "org/b"], texts=frame)`, then `experiment.run()`,
+    `experiment.student`, `.evaluation`, `.targets`, `.predict(["a text"])`. `Experiment.load` reads a file instead.
     """
 
-    def __init__(self, path: Path, overrides: Sequence[str], console: Console, part: str | None = None) -> None:
-        self._path, self._overrides, self._console, self._part = path, overrides, console, part
-        self._run = self._open()
+    def __init__(  # noqa: PLR0913 - the parts of an experiment
+        self,
+        teachers: Sequence[str | Path | Mapping[str, Any]] = (),
+        texts: Any = None,
+        *,
+        test: Any = None,
+        validation: Any = None,
+        workspace: str | Path = "artifacts",
+        quiet: bool = False,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """Needs no file. Relative paths start from the current folder, in which students/ and reports/ are written.
+
+        `teachers`: folders, Hub ids, or {"name": ..., "model": ..., "labels": [...]}.
+        `texts`: a list of texts, a frame of Polars or pandas, a datasets.Dataset, an Arrow table, or a path.
+        `test`, `validation`: the same with labels, in column `label` or the one that `corpus={"label": ...}` names.
+        `workspace`: the folder or address of all results.
+        `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
+        """
+        from amalgam.stages.app.arguments import experiment_of
+
+        parts = {"train": texts, "validation": validation, "test": test}
+        given = {part: value for part, value in parts.items() if value is not None}
+        self._start(experiment_of(teachers, given, workspace, sections), [], console_of_python(quiet=quiet))
 
     @classmethod
     def load(
@@ -112,8 +137,8 @@ class Experiment:
         """`overrides`: {"targets.temperature": 0.5}, or ["targets.temperature=0.5"] as on the command line.
 
         `quiet`: neither progress nor the report's table is shown.
-        `texts`: {"train": ..., "test": ...}, instead of the file's own: a datasets.Dataset, a frame of Polars or
-        pandas, an Arrow table. Each is written once as Parquet into the workspace, under a name made of its content.
+        `texts`: {"train": ..., "test": ...}, instead of the file's own, as in `Experiment(texts=...)`. Each is written
+        once as Parquet into the workspace, under a name made of its content.
         """
         if isinstance(overrides, str):
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
@@ -121,8 +146,33 @@ class Experiment:
         if texts:
             from amalgam.stages.app.in_memory_texts import store_texts
 
-            assignments += _assignments(store_texts(Path(path), assignments, texts))
-        return cls(Path(path), assignments, Console(quiet=True, out=io.StringIO()) if quiet else Console())
+            stored = store_texts(Path(path), assignments, texts)
+            assignments += _assignments({f"corpus.{part}": str(file) for part, file in stored.items()})
+        return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
+
+    @classmethod
+    def open(
+        cls, source: ExperimentSource, overrides: Sequence[str], console: Console, part: str | None = None
+    ) -> Self:
+        """Opens an experiment as the commands do."""
+        experiment = cls.__new__(cls)
+        experiment._start(source, overrides, console, part)  # noqa: SLF001 - the other way to make an instance
+        return experiment
+
+    def _start(
+        self, source: ExperimentSource, overrides: Sequence[str], console: Console, part: str | None = None
+    ) -> None:
+        self._source, self._overrides, self._console, self._part = source, overrides, console, part
+        self._run = self._open()
+
+    def write(self, path: str | Path = "amalgam.yaml") -> Path:
+        """Writes the file of an experiment that was made without one; the command line continues with its results."""
+        if isinstance(self._source, Path):
+            fix = "copy it; overrides go on the command line: amalgam run targets.temperature=0.5"
+            raise ExperimentError("this experiment has a file", where=str(self._source), fix=fix)
+        from amalgam.stages.app.arguments import write_file
+
+        return write_file(self._source, Path(path))
 
     @property
     def config(self) -> ExperimentConfig:
@@ -146,11 +196,11 @@ class Experiment:
         """The report's page; a JSON file next to it has the numbers."""
         return self._run.base / FOLDER / f"{page_name(self.config)}.html"
 
-    def plan(self) -> list[StageState]:
+    def plan(self) -> Plan:
         """Every stage's state, and the reason where it would run. Nothing runs."""
         self._run = self._open()
         with working(self._run):
-            return plan(STAGES, self._run)
+            return Plan(plan(STAGES, self._run))
 
     def check(self, states: Sequence[StageState] | None = None) -> tuple[list[str], list[AmalgamError]]:
         """Returns remarks on the experiment, and the errors that `run` would end in; reads headers only."""
@@ -164,22 +214,23 @@ class Experiment:
         with working(self._run):
             return estimate_cost(self._run, states, measure=measure)
 
-    def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> list[StageState]:
-        """Updates every stage, or all up to stage `until`; returns the states that the stages had before.
+    def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> RunResult:
+        """Updates every stage, or all up to stage `until`; returns what was done, and the places of the results.
 
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
         self._run = self._open()
         with working(self._run):
             try:
-                return update(STAGES, self._run, target=until, only=only, force=force)
+                before = update(STAGES, self._run, target=until, only=only, force=force)
             except PartialRunDoneError as done:
                 state = done.state
                 self._run.console.say(
                     f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
                     "The last part, or a later run, continues."
                 )
-                return []
+                before = [state]
+            return run_result(self._run, before)
 
     def explain(self, stage: str) -> Explanation:
         """Returns why a stage would run: the fields that differ from its last result."""
@@ -192,11 +243,11 @@ class Experiment:
         with working(self._run):
             return _explanation(stages[stage], self._run, state)
 
-    def audit(self) -> AuditBlock:
+    def audit(self) -> Audit:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
         states = self.plan()
         with working(self._run):
-            return audit(self._run, states)
+            return Audit(audit(self._run, states))
 
     def compare_targets(self, oracle: Path) -> None:
         """Shows how far the targets are from the predictions of the model in this folder."""
@@ -256,13 +307,13 @@ class Experiment:
         return target_facts(self._current("build-targets"))["labels"]
 
     @property
-    def evaluation(self) -> pl.LazyFrame:
+    def evaluation(self) -> pl.DataFrame:
         """system, accuracy, macro_f1, nll_nats, ece, and on_GROUP: accuracy on the labels of each teacher."""
         from amalgam.stages.app import frames
 
         return frames.evaluation(self._current("report"))
 
-    def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.LazyFrame:
+    def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.DataFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, the probability of its labels."""
         from amalgam.stages.app import frames
         from amalgam.stages.app.predict import Student, finished_in
@@ -273,7 +324,7 @@ class Experiment:
     # ----
 
     def _open(self) -> Run:
-        return open_run(self._path, self._overrides, part=self._part, console=self._console)
+        return open_run(self._source, self._overrides, part=self._part, console=self._console)
 
     def _current(self, stage: str) -> Run:
         """Returns the run with the stage's result; raises if the stage is not current."""
@@ -283,10 +334,31 @@ class Experiment:
         what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"
         if stage in states:
             what, fix = f"{stage} is not up to date ({states[stage].why})", f"experiment.run(until={stage!r})"
-        raise ExperimentError(what, where=str(self._path), fix=fix)
+        raise ExperimentError(what, where=self._name, fix=fix)
+
+    @property
+    def _name(self) -> str:
+        return str(self._source) if isinstance(self._source, Path) else GIVEN
 
     def __repr__(self) -> str:
-        return f"amalgam.Experiment({str(self._path)!r}, {list(self._overrides)!r})"
+        return aligned(("experiment", self._name), self._rows())
+
+    def _repr_html_(self) -> str:
+        return table_html("", ("experiment", self._name), self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        """Returns the parts of the experiment, without planning it."""
+        config, student = self.config, self.config.student
+        trained = set(config.teacher_names) - {teacher.name for teacher in config.teachers}
+        rows = [[f"teacher {name}", "trained by this experiment"] for name in config.teacher_names if name in trained]
+        rows += [[f"teacher {teacher.name}", teacher.model] for teacher in config.teachers]
+        parts = {"train": config.corpus.train, "validation": config.corpus.validation, "test": config.corpus.test}
+        rows += [[f"{part} texts", ", ".join(sources)] for part, sources in parts.items() if sources]
+        if config.generate:
+            rows.append(["train texts", f"generated ({config.generate.source})"])
+        rows.append(["student", f"{student.name}: method {student.method or 'of targets'}, encoder {student.encoder}"])
+        rows.append(["workspace", config.execution.workspace])
+        return [*rows, *([["overrides", ", ".join(self._overrides)]] if self._overrides else [])]
 
 
 class Change(TypedDict):

@@ -34,8 +34,8 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     oracle: Path | None = None,
 ) -> Experiment:
     repeated = _remembered(config, overrides, target) if target else []
-    experiment = Experiment(config, [*repeated, *overrides], Console(quiet=quiet), part)
-    if experiment.run(target, only=only, force=force) and oracle is not None:
+    experiment = Experiment.open(config, [*repeated, *overrides], Console(quiet=quiet), part)
+    if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
 
@@ -191,7 +191,7 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    block = experiment.audit()
+    block = experiment.audit().to_json()
     if as_json:
         console.json(block)
     else:
@@ -200,7 +200,7 @@ def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
 
 def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:
     console = Console()
-    return console, Experiment(config, overrides, console)
+    return console, Experiment.open(config, overrides, console)
 
 
 def show_methods(*, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Results in the store as Polars lazy frames: only files that a current manifest names, each checked."""
+"""Results in the store as Polars frames, large ones lazy: only files that a current manifest names, each checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def targets(run: Run) -> pl.LazyFrame:
     return pl.scan_parquet(run.store.verified_paths(run.result("build-targets").files), glob=False)
 
 
-def evaluation(run: Run) -> pl.LazyFrame:
+def evaluation(run: Run) -> pl.DataFrame:
     scores = evaluation_of(run)
     rows = [
         {"system": name}
@@ -67,10 +67,10 @@ def evaluation(run: Run) -> pl.LazyFrame:
         | {f"on_{group}": system["slice_accuracy"][group] for group in scores["groups"]}
         for name, system in scores["systems"].items()
     ]
-    return pl.LazyFrame(rows, infer_schema_length=None)
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.LazyFrame:
+def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:
     texts = checked_texts(inputs)
     predicted = student(texts)
     columns: dict[str, Any] = {"text": [fields[0] for fields in texts]}
@@ -78,7 +78,7 @@ def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl
         suffix = f"_{place + 1}" if place else ""
         columns[f"label{suffix}"] = [names[place] for names in predicted.labels]
         columns[f"probability{suffix}"] = predicted.probabilities[:, place]
-    return pl.LazyFrame(columns | {f"mass_{teacher}": mass for teacher, mass in predicted.masses.items()})
+    return pl.DataFrame(columns | {f"mass_{teacher}": mass for teacher, mass in predicted.masses.items()})
 
 
 def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:

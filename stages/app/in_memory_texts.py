@@ -1,19 +1,22 @@
 """Stores texts of in-memory objects as Parquet files named by their content.
 
-Any object that yields Arrow tables is accepted. The columns of the corpus section are stored, class numbers as names.
+Any object that yields Arrow tables is accepted, and a list of texts. The columns of the corpus section are stored,
+class numbers as names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amalgam.data.keys import shown
 from amalgam.data.rows import nearest
+from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.storage.fingerprint import file_digest
@@ -22,34 +25,43 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
+LABELLED = ("validation", "test")
 ROWS = 65_536
 NAME_LENGTH = 20
 
 
-def store_texts(path: Path, overrides: list[str], texts: Mapping[str, Any]) -> dict[str, str]:
-    """Writes the texts as files into the workspace and returns the overrides that name them."""
+def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[str, Any]) -> dict[str, Path]:
+    """Writes the texts as files into the workspace and returns the file of each part."""
+    if not texts:
+        return {}
     unknown = [part for part in texts if part not in PARTS]
     if unknown:
         raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
-    loaded = load_with_methods(path, [*overrides, *(f"corpus.{part}=given" for part in texts)])
+    loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}=given" for part in texts)])
     folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what, fix = f"the workspace cannot be written ({error.strerror})", "name a folder that you may write"
+        raise ExperimentError(what, where=str(folder.parent), fix=fix) from None
     corpus = loaded.experiment.corpus
-    return {f"corpus.{part}": str(_store(given, corpus, folder, part)) for part, given in texts.items()}
+    return {part: _store(given, corpus, folder, part) for part, given in texts.items()}
 
 
 def _store(given: Any, corpus: Corpus, folder: Path, part: str) -> Path:
     """Returns the file of these texts; equal texts in an equal order give one file for every kind of object."""
     temporary = temporary_path(folder)
     try:
-        writer = None
-        for table in _even(_selected(table, corpus, part) for table in _tables(given, part)):
+        writer, rows = None, 0
+        for table in _even(_selected(table, corpus, part) for table in _tables(given, corpus, part)):
+            _refuse_unusable(table, corpus, part, rows)
+            rows += table.num_rows
             # Without Arrow's own schema, which differs between libraries for equal texts.
             writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", store_schema=False)
             writer.write_table(table)
         if writer is None:
             fix = "add rows, or leave the part out"
-            raise DataError(f"the {part} texts have no rows", where=_type_name(given), fix=fix)
+            raise DataError(f"the {part} texts have no rows", where=_place(given, part), fix=fix)
         writer.close()
         path = folder / f"{file_digest(temporary)[:NAME_LENGTH]}.parquet"
         if not path.exists():
@@ -59,7 +71,7 @@ def _store(given: Any, corpus: Corpus, folder: Path, part: str) -> Path:
     return path
 
 
-def _tables(given: Any, part: str) -> Iterator[pa.Table]:
+def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
     if hasattr(given, "with_format") and hasattr(given, "iter"):  # a datasets.Dataset; its own table ignores selections
         features = getattr(given, "features", None) or {}
         for table in given.with_format("arrow").iter(ROWS):
@@ -67,11 +79,50 @@ def _tables(given: Any, part: str) -> Iterator[pa.Table]:
         return
     if hasattr(given, "collect") and hasattr(given, "collect_schema"):  # a lazy frame
         given = given.collect()
+    elif hasattr(given, "to_frame") and not hasattr(given, "columns"):  # a column of Polars or pandas
+        given = given.to_frame(corpus.text[0])
+    elif isinstance(given, list | tuple | Iterator) or hasattr(given, "tolist"):  # the last: an array of NumPy
+        given = _table_of(given.tolist() if hasattr(given, "tolist") else list(given), corpus, part)
+    elif isinstance(given, Mapping):
+        given = _arrow_of(lambda: pa.table(dict(given)), given, part)
     if not hasattr(given, "__arrow_c_stream__"):
-        fix = f"pass a datasets.Dataset, a Polars or pandas frame, or an Arrow table; set corpus.{part} to a path"
-        raise DataError(f"the {part} texts have an unknown type", where=_type_name(given), fix=fix)
-    for batch in pa.RecordBatchReader.from_stream(given):
+        fix = (
+            "pass a list of texts, a Polars or pandas frame, a datasets.Dataset or an Arrow table; "
+            f"set corpus.{part} to a path"
+        )
+        raise DataError(f"the {part} texts have an unknown type", where=_place(given, part), fix=fix)
+    for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, part):
         yield pa.Table.from_batches([batch])
+
+
+def _arrow_of(make: Callable[[], Any], given: Any, part: str) -> Any:
+    """Returns the Arrow object; refuses columns of several types or lengths."""
+    try:
+        return make()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        fix = "give each column one type, and all columns the same length"
+        what = f"the {part} texts cannot be read as a table: {shown(str(error), 200)}"
+        raise DataError(what, where=_place(given, part), fix=fix) from None
+
+
+def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
+    """Returns a table of a list of texts, or of pairs of texts if the corpus has two text columns."""
+    width = len(corpus.text)
+    rows = [(row,) if isinstance(row, str) or row is None else row for row in given]
+    for index, row in enumerate(rows):
+        if (
+            not isinstance(row, list | tuple)
+            or len(row) != width
+            or not all(isinstance(text, str | None) for text in row)
+        ):
+            wanted = "a text" if width == 1 else f"a pair of texts ({' and '.join(corpus.text)})"
+            fix = 'for labelled texts pass a frame, or {"text": [...], "label": [...]}'
+            where = f"texts[{index}] = {shown(repr(given[index]))}"
+            raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
+    columns = zip(*rows, strict=True) if rows else [()] * width
+    return pa.table(
+        {name: pa.array(column, pa.large_string()) for name, column in zip(corpus.text, columns, strict=True)}
+    )
 
 
 def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
@@ -88,14 +139,42 @@ def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
 def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     """Selects the corpus columns and casts text to plain strings."""
     columns = table.column_names
-    for name in [*corpus.text, *([] if corpus.id == "auto" else [corpus.id])]:
-        if name not in columns:
-            close = nearest(name, columns)
-            fix = f"override corpus.text or corpus.id; the columns are {', '.join(map(shown, close or columns[:20]))}"
-            raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
+    labels = [corpus.label] if corpus.label and part in LABELLED else []
+    for field, names in {
+        "text": corpus.text,
+        "id": [] if corpus.id == "auto" else [corpus.id],
+        "label": labels,
+    }.items():
+        for name in names:
+            if name not in columns:
+                close = ", ".join(map(shown, nearest(name, columns) or columns[:20]))
+                fix = f"set corpus.{field} to the name of the column; the columns are {close}"
+                raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     table = table.select([name for name in columns if name in (*corpus.text, corpus.id, corpus.label)])
     types = {field.name: pa.large_string() if _is_text(field.type) else field.type for field in table.schema}
     return table.cast(pa.schema(types))
+
+
+def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) -> None:
+    """Refuses a row without a text, or without a label where labels are read; `before` counts earlier rows."""
+    if corpus.on_bad_row == "skip":
+        return
+    labels = [corpus.label] if corpus.label and part in LABELLED else []
+    for name in [*corpus.text, *labels]:
+        column = table.column(name)
+        usable = pc.is_valid(column)
+        if _is_text(column.type):
+            usable = pc.and_kleene(usable, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
+        elif name in corpus.text and column.type != pa.null():
+            what = f"column {shown(name)} of the {part} texts has the type {column.type}, not text"
+            raise DataError(what, where=f"texts[{part!r}]", fix="set corpus.text to the name of the text column")
+        unusable = pc.fill_null(pc.invert(usable), True)
+        if pc.any(unusable).as_py():
+            row = pc.index(unusable, True).as_py()
+            count = pc.sum(unusable).as_py()
+            where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {count:,} such rows"
+            fix = "remove these rows, or set corpus.on_bad_row to skip"
+            raise DataError(f"a row of the {part} texts has no {shown(name)}", where=where, fix=fix)
 
 
 def _is_text(arrow_type: Any) -> bool:
@@ -117,5 +196,6 @@ def _even(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting).combine_chunks()
 
 
-def _type_name(given: Any) -> str:
-    return f"{type(given).__module__}.{type(given).__qualname__}"
+def _place(given: Any, part: str) -> str:
+    kind = type(given)
+    return f"texts[{part!r}]: {'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__}"

@@ -112,7 +112,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
         what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
-    name = _name(given, {teacher.name for teacher in earlier})
+    name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
     labels = label_names(files, labels=None, rename={}, teacher=name) if is_named else own
@@ -143,7 +143,7 @@ def _reference_from(into: Path, given: str, place: Path | str) -> str:
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def _name(given: str, taken: Collection[str]) -> str:
+def name_of(given: str, taken: Collection[str]) -> str:
     """Returns a name made of the last part of the reference, with a number if it is taken."""
     bare = given.partition(":")[2] or given
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rstrip("/").rpartition("/")[2]).strip("-._")[:60]

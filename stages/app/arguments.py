@@ -1,0 +1,204 @@
+"""Makes an experiment from the arguments of `amalgam.Experiment`; refuses wrong ones before a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.rows import SUFFIXES, find_files, nearest, read_rows
+from amalgam.pipeline.config.load import GIVEN, GivenExperiment
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Teacher
+from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
+from amalgam.stages.app.in_memory_texts import store_texts
+from amalgam.stages.app.init import name_of
+from amalgam.stages.common.models.resolve import for_all, label_names, place_of, read_model
+from amalgam.stages.methods import load_with_methods
+
+METHOD = "amalgam"
+"""Default of student.method, as in the file that `amalgam init` writes."""
+
+
+def experiment_of(
+    teachers: Any, texts: Mapping[str, Any], workspace: str | Path, sections: Mapping[str, Any]
+) -> GivenExperiment:
+    """Returns the experiment, and stores texts in memory as files in its workspace; other texts stay where they are."""
+    base = Path.cwd()
+    files = {part: _as_sources(given, base) for part, given in texts.items() if _names_files(given, part)}
+    in_memory = {part: given for part, given in texts.items() if part not in files}
+    data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, "given")}}
+    data["teachers"] = _teacher_entries(teachers, base)
+    for name, fields in sections.items():
+        data[name] = {**data.get(name, {}), **_section(name, fields)}
+    _set_defaults(data, texts, workspace, base)
+    experiment = GivenExperiment(data, base)
+    config = load_with_methods(experiment).experiment
+    for_all(lambda teacher: _check_teacher(teacher, base), config.teachers, cannot="be teachers", where=GIVEN)
+    for part in files:
+        _check_files(config.corpus, part, base)
+    stored = {part: _local(path, base) for part, path in store_texts(experiment, [], in_memory).items()}
+    return replace(experiment, data={**data, "corpus": {**data["corpus"], **stored}})
+
+
+def _section(name: str, fields: Any) -> dict[str, Any]:
+    if isinstance(fields, Mapping):
+        return {key: _plain(value) for key, value in fields.items()}
+    owners = [
+        section
+        for section, info in ExperimentConfig.model_fields.items()
+        if name in getattr(info.annotation, "model_fields", ())
+    ]
+    if name in ExperimentConfig.model_fields:
+        example = f'{name}={{"method": {fields!r}}}' if name == "student" else f"{name}={{FIELD: {fields!r}}}"
+    else:
+        example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
+    fix = f"write {example}" if example else "`amalgam schema` lists the sections and their fields"
+    raise ExperimentError(f"{name}={fields!r} is no section of fields", where=GIVEN, fix=fix)
+
+
+def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str | Path, base: Path) -> None:
+    """Sets the method, the label column of labelled parts and the workspace, where the sections leave them out."""
+    defaults = {"execution": {"workspace": workspace if "://" in str(workspace) else _local(workspace, base)}}
+    if "mode" not in data.get("targets", {}):
+        defaults["student"] = {"method": METHOD}
+    if texts.keys() & {"test", "validation"}:
+        defaults["corpus"] = {"label": "label"}
+    for name, fields in defaults.items():
+        data[name] = {**fields, **data.get(name, {})}
+
+
+def _plain(value: Any) -> Any:
+    """Returns paths as text and numbers of numpy as Python's own."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+
+
+def _local(path: str | Path, base: Path) -> str:
+    """Returns a path within `base` as relative to it, with ./ first; any other path stays as it is."""
+    absolute = base / Path(path).expanduser()
+    return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
+
+
+# ---- texts
+
+
+def _names_files(given: Any, part: str) -> bool:
+    """Returns whether the texts are given as paths; a list of texts that end like file names is refused."""
+    if isinstance(given, str | Path):
+        return True
+    if not isinstance(given, list | tuple) or not given:
+        return False
+    if all(isinstance(entry, Path) for entry in given):
+        return True
+    if all(isinstance(entry, str) and entry.lower().endswith(SUFFIXES) for entry in given):
+        fix = f"for files write pathlib.Path objects: [Path({given[0]!r}), ...]"
+        raise DataError(f"the {part} texts look like names of files", where=f"texts[0] = {given[0]!r}", fix=fix)
+    return False
+
+
+def _as_sources(given: Any, base: Path) -> list[str]:
+    paths = given if isinstance(given, list | tuple) else [given]
+    return [_local(path, base) if isinstance(path, Path) else path for path in paths]
+
+
+def _check_files(corpus: Corpus, part: str, base: Path) -> None:
+    """Reads the first row of each local file, which shows a missing file or column."""
+    for source in getattr(corpus, part):
+        for path in [] if "://" in source else _files_of(source, base):
+            next(read_rows(path, corpus=corpus, require_label=part != "train"), None)
+
+
+def _files_of(source: str, base: Path) -> list[Path]:
+    try:
+        return find_files(source, base)
+    except DataError as error:
+        if not Path(source).suffix and not (base / source).exists():
+            error.fix = f"{error.fix}; a text itself goes in a list: [{source[:20]!r}, ...]"
+        raise
+
+
+# ---- teachers
+
+
+def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
+    """Returns the section `teachers`; a teacher without a name is named after its folder or model."""
+    if isinstance(teachers, str | Path | Mapping) or not isinstance(teachers, Sequence):
+        is_file = str(teachers).endswith((".yaml", ".yml"))
+        fix = f"Experiment.load({str(teachers)!r})" if is_file else 'teachers=["./models/a", "org/model"]'
+        raise ExperimentError(f"teachers is a list, not a {type(teachers).__name__}", where=GIVEN, fix=fix)
+    entries = [_teacher_entry(teacher, index, base) for index, teacher in enumerate(teachers)]
+    models = [(entry["model"], entry.get("revision")) for entry in entries]
+    for index, model in enumerate(models):
+        if model in models[:index] and "name" not in entries[index]:
+            fix = "remove one of them, or give both a name"
+            raise ExperimentError(f"teacher {model[0]} is given twice", where=f"teachers[{index}]", fix=fix)
+    taken = {entry["name"] for entry in entries if "name" in entry}
+    for index, entry in enumerate(entries):
+        if "name" not in entry:
+            entries[index] = {"name": name_of(entry["model"], taken), **entry}
+            taken.add(entries[index]["name"])
+    return entries
+
+
+def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
+    where = f"teachers[{index}]"
+    entry = {key: _plain(value) for key, value in given.items()} if isinstance(given, Mapping) else {"model": given}
+    model = entry.get("model")
+    if hasattr(model, "save_pretrained") or hasattr(getattr(model, "model", None), "save_pretrained"):
+        fix = "model.save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER), then name FOLDER"
+        raise ExperimentError("a teacher is a folder or a Hub id, not a model in memory", where=where, fix=fix)
+    if not isinstance(model, str | Path):
+        what = "a teacher has no model" if model is None else f"a teacher's model is a {type(model).__name__}"
+        fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
+        raise ExperimentError(what, where=where, fix=fix)
+    return {**entry, "model": _model_reference(model if isinstance(given, Mapping) else given, base)}
+
+
+def _model_reference(model: str | Path, base: Path) -> str:
+    """Returns the model as an experiment file names it: an existing folder begins with ./ or is absolute."""
+    if isinstance(model, Path) or (":" not in model and (base / Path(model).expanduser()).is_dir()):
+        return _local(model, base)
+    return model
+
+
+def _check_teacher(teacher: Teacher, base: Path) -> None:
+    """Checks a folder's files and labels; the Hub is first asked by `plan` or `run`."""
+    where = f"teacher {teacher.name}: {teacher.model}"
+    place = place_of(teacher.model, base, field=f"teacher {teacher.name}")
+    if isinstance(place, str):
+        parent = base / place.partition("/")[0]
+        if "/" in place and parent.is_dir() and not teacher.model.startswith("hub:"):
+            folders = [path.name for path in parent.iterdir() if path.is_dir()]
+            close = ", ".join(nearest(place.rpartition("/")[2], folders) or sorted(folders)[:5]) or "no folders"
+            fix = f"{parent} has {close}; for a model on the Hub write hub:{place}"
+            raise ModelError(f"there is no folder {place}", where=where, fix=fix)
+        return
+    files = read_model(place, where, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
+    label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+
+
+# ---- the file
+
+
+def write_file(experiment: GivenExperiment, path: Path) -> Path:
+    """Writes the experiment as a file, from which the command line continues with the same results."""
+    target = experiment.base / path
+    if target.parent.resolve() != experiment.base.resolve():
+        fix = f"write it to {experiment.base}, or move folder and file together afterwards"
+        raise ExperimentError("the file's paths start from another folder", where=str(target), fix=fix)
+    text = f"# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n{experiment.yaml}"
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ExperimentError(f"{target.name} exists", where=str(target), fix="give another name") from None
+    except OSError as error:
+        what = f"{target.name} cannot be written ({error.strerror})"
+        raise ExperimentError(what, where=str(target), fix="name a folder that you may write") from None
+    return target

@@ -1,0 +1,239 @@
+"""Results of `amalgam.Experiment` that show themselves: as text, in a notebook as HTML, and as a frame of Polars."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from amalgam.pipeline.console import Console, aligned, duration
+from amalgam.pipeline.execution.plan import StageState
+from amalgam.pipeline.execution.runner import TIMING
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
+from amalgam.stages.registry import STAGES
+from amalgam.stages.report.html import FOLDER, page_name
+from amalgam.stages.report.report_json import AuditBlock
+from amalgam.stages.report.stage import evaluation_if_any
+from amalgam.stages.report.tables import advice, print_audit
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+# ---- plan
+
+
+class Plan(list[StageState]):
+    """The state of every stage, in order."""
+
+    HEADER = ("stage", "state", "units", "why")
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """stage, state, done and total units, reason, detail."""
+        import polars as pl
+
+        fields = ("stage", "state", "done", "total", "reason", "detail")
+        types = dict.fromkeys(fields, pl.String) | dict.fromkeys(("done", "total"), pl.Int64)
+        return pl.DataFrame([{name: getattr(state, name) for name in fields} for state in self], schema=types)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether every result exists, so that `run` would do nothing."""
+        return all(state.state == "current" for state in self)
+
+    def __repr__(self) -> str:
+        return aligned(self.HEADER, self._rows())
+
+    def _repr_html_(self) -> str:
+        return table_html("", self.HEADER, self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                state.stage,
+                state.state,
+                "-" if state.total is None else f"{state.done}/{state.total}",
+                state.why if state.reason else "",
+            ]
+            for state in self
+        ]
+
+
+# ---- audit
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """The audit of the teachers on the training texts, computed without labels."""
+
+    block: AuditBlock
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row per teacher: labels, mean_confidence, wins, wins_by_weights, and the effect of leaving it out."""
+        import polars as pl
+
+        names = ("teacher", "labels", "mean_confidence", "wins", "wins_by_weights")
+        rows = [
+            {name: teacher[name] for name in names}
+            | {f"without_{name}": (teacher["left_out"] or {}).get(name) for name in ("changed", "accuracy", "harmful")}
+            for teacher in self.block["teachers"]
+        ]
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    @property
+    def advice(self) -> list[str]:
+        """A line for each harmful teacher and each pair of duplicates."""
+        return advice(self.block)
+
+    def to_json(self) -> AuditBlock:
+        return self.block
+
+    def __repr__(self) -> str:
+        out = io.StringIO()
+        print_audit(Console(quiet=True, out=out), self.block)
+        return out.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        console = HtmlConsole()
+        print_audit(console, self.block)
+        return "\n".join(console.parts)
+
+
+# ---- run
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage of a run."""
+
+    stage: str
+    outcome: Literal["made", "made in part", "reused", "not complete"]
+    """made in part: some units existed. not complete: only this process's part of the units is done."""
+    units: int
+    reused_units: int
+    seconds: float | None
+    """Time of this run; None for a reused stage."""
+    why: str
+    """The reason why the stage ran."""
+    description: str
+    folder: str
+
+    @property
+    def cells(self) -> list[str]:
+        units = f"{self.units:,}" + (f", {self.reused_units:,} reused" if self.outcome == "made in part" else "")
+        time = "" if self.seconds is None else duration(self.seconds)
+        return [self.stage, self.outcome, units, time, self.why, self.description]
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """The stages of a run, and its student; `for stage in result` yields each StageResult."""
+
+    stages: tuple[StageResult, ...]
+    student: Path | None
+    """Folder of the student; None if this run ends before it, or if the method trains none."""
+    report: Path | None
+    """The report's page."""
+    _run: Run = field(compare=False)
+
+    HEADER = ("stage", "outcome", "units", "time", "why", "result")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all units of every stage are done; only false for one part of several (`--part`)."""
+        return all(stage.outcome != "not complete" for stage in self.stages)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row per stage."""
+        import polars as pl
+
+        return pl.DataFrame([asdict(stage) for stage in self.stages], infer_schema_length=None)
+
+    @cached_property
+    def evaluation(self) -> pl.DataFrame | None:
+        """The scores of all systems; None without labelled test texts, or if this run ends before the report."""
+        from amalgam.stages.app import frames
+
+        return frames.evaluation(self._run) if "report" in self._run.results and evaluation_if_any(self._run) else None
+
+    @cached_property
+    def verdict(self) -> dict[str, Any] | None:
+        """The verdict of the report, as in its JSON file."""
+        verdict = self._report_json.get("verdict")
+        return {"verdict": verdict} if isinstance(verdict, str) else verdict
+
+    @cached_property
+    def summary(self) -> list[str]:
+        """The sentences at the top of the report."""
+        return list(self._report_json.get("summary") or ())
+
+    @cached_property
+    def _report_json(self) -> Mapping[str, Any]:
+        path = self.report.with_suffix(".json") if self.report else None
+        content = json.loads(path.read_text("utf-8")) if path and path.is_file() else {}
+        return content if isinstance(content, dict) else {}
+
+    def __iter__(self) -> Iterator[StageResult]:
+        return iter(self.stages)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __repr__(self) -> str:
+        return "\n".join([aligned(self.HEADER, [stage.cells for stage in self.stages]), *self._lines()])
+
+    def _repr_html_(self) -> str:
+        return "\n".join(
+            [table_html("", self.HEADER, [stage.cells for stage in self.stages]), *map(paragraph, self._lines())]
+        )
+
+    def _lines(self) -> Iterator[str]:
+        for value in (self.verdict or {}).values():
+            if isinstance(value, str):
+                yield value
+        if not self.verdict:
+            yield from self.summary
+        for name, path in (("student", self.student), ("report", self.report)):
+            if path is not None:
+                yield f"{name}: {os.path.relpath(path)}"
+
+
+def run_result(run: Run, before: Sequence[StageState]) -> RunResult:
+    """Returns the results of a run; `before`: the states of its stages when it started."""
+    states = {state.stage: state for state in before}
+    stages = [
+        _stage_result(run, stage.name, states.get(stage.name), stage.describe(run.result(stage.name)))
+        for stage in STAGES
+        if stage.name in run.results
+    ]
+    stages += [
+        StageResult(state.stage, "not complete", state.total or 0, 0, None, state.why, f"{state.done} done", "")
+        for state in before
+        if state.stage not in run.results
+    ]
+    learns = "train-student" in run.results and run.experiment.student.learns
+    student = run.base / "students" / run.experiment.student.name
+    report = run.base / FOLDER / f"{page_name(run.experiment)}.html"
+    return RunResult(tuple(stages), student if learns else None, report if "report" in run.results else None, run)
+
+
+def _stage_result(run: Run, name: str, before: StageState | None, description: str) -> StageResult:
+    folder = run.store.folder(name, run.fingerprint(name))
+    units, where = int(run.result(name).facts.get("units", 1)), run.store.where(folder)
+    if name not in run.executed:
+        return StageResult(name, "reused", units, units, None, "", description, where)
+    timing = run.store.record(folder / TIMING)
+    facts = timing.facts if timing else {}
+    reused = int(facts.get("found", 0))
+    outcome: Literal["made", "made in part"] = "made in part" if reused else "made"
+    why = before.why if before and before.reason else ""
+    return StageResult(name, outcome, units, reused, facts.get("seconds"), why, description, where)

@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError
@@ -88,11 +89,13 @@ try:
     amalgam.Expriment
 except AttributeError as error:
     print(error)
+print(set(dir(amalgam)) == set(amalgam.__all__) >= {"AmalgamError", "Experiment"})
 """
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quiet_environment()
     )
-    assert process.stdout.splitlines() == ["['amalgam']", "[]", "module 'amalgam' has no attribute 'Expriment'"]
+    absent = "module 'amalgam' has no attribute 'Expriment'"
+    assert process.stdout.splitlines() == ["['amalgam']", "[]", absent, "True"]
 
 
 def test_the_package_has_a_link_for_each_room_and_nothing_else() -> None:
@@ -176,6 +179,68 @@ def test_the_student_answers_from_python_as_from_the_command_line(done: Experime
     assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
     assert row["mass_first"] == pytest.approx(entry["mass"]["first"])
     assert done.student == desk.folder / "students/student"
+
+
+def test_small_results_are_shown_as_text_and_as_html(done: Experiment) -> None:
+    plan = done.plan()
+    assert plan.is_current
+    assert plan.frame.select("stage", "state").rows() == [(stage, "current") for stage in STAGES]
+    audit = done.audit()
+    assert audit.frame["teacher"].to_list() == ["first", "second"]
+    assert audit.advice == ["no harmful or duplicate teacher was found"]
+    results: list[tuple[Any, str]] = [(plan, "train-student"), (audit, audit.advice[0]), (done, "./models/first")]
+    for result, words in results:
+        assert words in repr(result)
+        assert words in result._repr_html_()
+        assert result._repr_html_().count("<table>") == repr(result).count("\n---")
+
+
+def test_a_plan_names_the_reasons(desk: Workspace) -> None:
+    plan = Experiment.load(desk.config, CHANGED, quiet=True).plan()
+    row = plan.frame.row(2, named=True)
+    assert not plan.is_current
+    assert (row["stage"], row["state"], row["reason"]) == ("build-targets", "missing", "config")
+    assert all(
+        "targets.temperature: 0.2 -&gt; 0.5" in text.replace("->", "-&gt;") for text in (repr(plan), plan._repr_html_())
+    )
+
+
+def test_a_run_returns_what_it_did_and_where_the_student_is(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, CHANGED, quiet=True)
+    result = experiment.run()
+    outcomes = ["reused", "reused", "made", "made", "made in part"]
+    assert [stage.outcome for stage in result] == outcomes
+    assert (len(result), result.is_complete, result.frame["outcome"].to_list()) == (5, True, outcomes)
+    assert result.student == workspace.folder / "students/student"
+    assert result.report == workspace.folder / "reports/student.html"
+    assert result.evaluation is not None
+    assert result.evaluation.equals(experiment.evaluation)
+    made = result.stages[2]
+    assert (made.units, made.why.startswith("config: targets.temperature"), (made.seconds or 0) > 0) == (1, True, True)
+    assert result.summary
+    for text in (repr(result), result._repr_html_()):
+        assert all(piece in text for piece in ("made in part", "students/student", "reports/student.html"))
+    first = experiment.run(until="read-corpus")
+    assert (len(first), first.student, first.report, first.evaluation, first.summary) == (1, None, None, None, [])
+
+
+def test_the_verdict_is_that_of_the_report(workspace: Workspace) -> None:
+    result = Experiment.load(workspace.config, quiet=True).run()
+    assert result.report is not None
+    path = result.report.with_suffix(".json")
+    numbers = json.loads(path.read_text())
+    path.write_text(json.dumps({**numbers, "verdict": {"verdict": "ship", "because": "It is better.", "n": 40}}))
+    assert result.verdict == {"verdict": "ship", "because": "It is better.", "n": 40}
+    assert "ship\nIt is better.\nstudent: " in repr(result)
+
+
+def test_one_part_of_several_is_a_result_that_is_not_complete(fresh: Workspace) -> None:
+    Experiment.load(fresh.config, quiet=True).run(until="read-corpus")
+    part = Experiment.open(fresh.config, [], Console(quiet=True), "0/2")
+    result = part.run(until="cache-teachers")
+    assert [stage.outcome for stage in result] == ["reused", "not complete"]
+    assert (result.is_complete, result.student) == (False, None)
+    assert "2 of 4 done" in repr(result)
 
 
 def test_python_returns_the_commands_results_as_objects(desk: Workspace) -> None:

@@ -22,3 +22,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

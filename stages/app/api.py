@@ -29,7 +29,7 @@ from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.methods import load_with_methods
+from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
 from amalgam.stages.report.stage import audit
@@ -168,7 +168,7 @@ class Experiment:
     def write(self, path: str | Path = "amalgam.yaml") -> Path:
         """Writes the file of an experiment that was made without one; the command line continues with its results."""
         if isinstance(self._source, Path):
-            fix = "copy it; overrides go on the command line: amalgam run targets.temperature=0.5"
+            fix = "copy it; give overrides on the command line: amalgam run targets.temperature=0.5"
             raise ExperimentError("this experiment has a file", where=str(self._source), fix=fix)
         from amalgam.stages.app.arguments import write_file
 
@@ -215,7 +215,7 @@ class Experiment:
             return estimate_cost(self._run, states, measure=measure)
 
     def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> RunResult:
-        """Updates every stage, or all up to stage `until`; returns what was done, and the places of the results.
+        """Updates every stage, or all up to stage `until`; returns each stage's outcome and the places of results.
 
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
@@ -356,7 +356,8 @@ class Experiment:
         rows += [[f"{part} texts", ", ".join(sources)] for part, sources in parts.items() if sources]
         if config.generate:
             rows.append(["train texts", f"generated ({config.generate.source})"])
-        rows.append(["student", f"{student.name}: method {student.method or 'of targets'}, encoder {student.encoder}"])
+        encoder = f", encoder {student.encoder}" if student.learns else ""
+        rows.append(["student", f"{student.name}: {method_name(config)}{encoder}"])
         rows.append(["workspace", config.execution.workspace])
         return [*rows, *([["overrides", ", ".join(self._overrides)]] if self._overrides else [])]
 

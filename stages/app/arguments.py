@@ -50,7 +50,7 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
         if name in getattr(info.annotation, "model_fields", ())
     ]
     if name in ExperimentConfig.model_fields:
-        example = f'{name}={{"method": {fields!r}}}' if name == "student" else f"{name}={{FIELD: {fields!r}}}"
+        example = f"{name}={{{'method' if name == 'student' else 'FIELD'!r}: {fields!r}}}"
     else:
         example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
     fix = f"write {example}" if example else "`amalgam schema` lists the sections and their fields"
@@ -168,7 +168,7 @@ def _model_reference(model: str | Path, base: Path) -> str:
 
 
 def _check_teacher(teacher: Teacher, base: Path) -> None:
-    """Checks a folder's files and labels; the Hub is first asked by `plan` or `run`."""
+    """Checks a folder's files and labels; `plan` or `run` sends the first request to the Hub."""
     where = f"teacher {teacher.name}: {teacher.model}"
     place = place_of(teacher.model, base, field=f"teacher {teacher.name}")
     if isinstance(place, str):

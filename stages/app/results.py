@@ -216,7 +216,9 @@ def run_result(run: Run, before: Sequence[StageState]) -> RunResult:
         if stage.name in run.results
     ]
     stages += [
-        StageResult(state.stage, "not complete", state.total or 0, 0, None, state.why, f"{state.done} done", "")
+        StageResult(
+            state.stage, "not complete", state.total or 0, 0, None, state.why, f"{state.done} of {state.total} done", ""
+        )
         for state in before
         if state.stage not in run.results
     ]

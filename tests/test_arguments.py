@@ -1,0 +1,178 @@
+"""`amalgam.Experiment(teachers=..., texts=...)`: an experiment without a file, from objects of every kind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from amalgam.pipeline.errors import AmalgamError
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.common.inference import teacher as loading
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace
+
+TEACHERS = FIRST, SECOND = ["models/first", "./models/second"]
+SETTINGS: dict[str, Any] = {
+    "cache": {"passes": 4, "max_tokens": 32, "dtype": "fp32"},
+    "targets": {"mode": "soft"},
+    "student": {"encoder": "./models/encoder", "max_tokens": 32, "epochs": 1, "learning_rate": 1e-3},
+}
+
+
+@pytest.fixture
+def shop(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace that is up to date, without its file, as the current folder."""
+    workspace.config.unlink()
+    monkeypatch.chdir(workspace.folder)
+    return workspace
+
+
+def frame_of(shop: Workspace, part: str = "train") -> pl.DataFrame:
+    return pl.read_csv(shop.folder / f"texts/{part}.csv")
+
+
+def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) -> None:
+    frame, test = frame_of(shop), frame_of(shop, "test")
+    kinds: dict[str, Any] = {
+        "frame": frame,
+        "pandas": frame.to_pandas(),
+        "column": frame["text"],
+        "pandas column": frame.to_pandas()["text"],
+        "list": frame["text"].to_list(),
+        "array": np.array(frame["text"].to_list()),
+        "columns": {"text": frame["text"].to_list()},
+        "address": "texts/train.csv",
+        "path": Path("texts/train.csv").absolute(),
+        "paths": [Path("texts/train.csv")],
+    }
+    files = dict[str, str]()
+    with shop.counting() as work:
+        for kind, texts in kinds.items():
+            experiment = Experiment(TEACHERS, texts, test=test, quiet=True, **SETTINGS)
+            [files[kind]] = experiment.config.corpus.train or []
+            experiment.run(until="build-targets")
+            assert len(experiment.targets.collect()) == TRAIN
+            assert len(experiment.texts("test").collect()) == TEST
+    assert work[0].units == 0
+    assert files["frame"] == files["pandas"]
+    assert len({files[kind] for kind in ("column", "pandas column", "list", "array", "columns")}) == 1
+    assert (files["path"], files["paths"]) == ("./texts/train.csv", "./texts/train.csv")
+
+
+def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> None:
+    experiment = Experiment(TEACHERS, frame_of(shop), test="texts/test.csv", quiet=True, **SETTINGS)
+    made = {stage.stage: stage.outcome for stage in experiment.run()}
+    assert made["cache-teachers"] == "reused"
+    path = experiment.write("mine.yaml")
+    assert path == shop.folder / "mine.yaml"
+    assert str(shop.folder) not in path.read_text()
+    states = shop("plan", "-c", "mine.yaml", "--json").json["stages"]
+    assert {state["state"] for state in states} == {"current"}
+    assert Experiment.load(path, quiet=True).config == experiment.config
+    with pytest.raises(AmalgamError, match="exists"):
+        experiment.write("mine.yaml")
+    with pytest.raises(AmalgamError, match="another folder"):
+        experiment.write("models/mine.yaml")
+    with pytest.raises(AmalgamError, match="has a file"):
+        Experiment.load(path, quiet=True).write("more.yaml")
+
+
+def test_a_pair_of_columns_takes_pairs_of_texts(shop: Workspace) -> None:
+    pairs = [("a cat", "an animal"), ("the law", "a rule")]
+    experiment = Experiment(TEACHERS, pairs, quiet=True, corpus={"text": ["premise", "hypothesis"]}, **SETTINGS)
+    experiment.run(until="read-corpus")
+    assert set(experiment.texts().select("text", "text_2").collect().iter_rows()) == set(pairs)
+
+
+def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Workspace) -> None:
+    shutil.copytree("models/first", "more/first")
+    labels = [f"my {label}" for label in TEACHER_LABELS["second"]]
+    teachers: list[str | Path | dict[str, Any]] = [
+        FIRST,
+        Path("more/first"),
+        {"name": "mine", "model": Path("models/second"), "labels": labels},
+    ]
+    config = Experiment(teachers, ["a text"], quiet=True).config
+    assert [(teacher.name, teacher.model) for teacher in config.teachers] == [
+        ("first", "./models/first"),
+        ("first-2", "./more/first"),
+        ("mine", "./models/second"),
+    ]
+    assert config.teachers[2].labels == labels
+    assert (config.student.method, config.corpus.label) == ("amalgam", None)
+
+
+def test_rows_without_a_text_are_skipped_on_request(shop: Workspace) -> None:
+    texts = ["a text", None, "another one"]
+    experiment = Experiment(TEACHERS, texts, quiet=True, corpus={"on_bad_row": "skip"})
+    experiment.run(until="read-corpus")
+    assert len(experiment.texts().collect()) == 2
+
+
+class Model:
+    def save_pretrained(self, folder: str) -> None: ...
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "no arguments": (Experiment, "teachers: name at least one"),
+    "a file": (lambda: Experiment("amalgam.yaml"), "Experiment.load('amalgam.yaml')"),
+    "an empty list": (lambda: Experiment(TEACHERS, []), "the train texts have no rows"),
+    "no texts": (lambda: Experiment(TEACHERS), "corpus.train: is required"),
+    "no text column": (lambda: Experiment(TEACHERS, pl.DataFrame({"body": ["a"]})), "the columns are body"),
+    "null": (lambda: Experiment(TEACHERS, ["a", None]), "row 1, counted from 0: None"),
+    "blank": (lambda: Experiment(TEACHERS, pl.DataFrame({"text": ["a", " "]})), "row 1, counted from 0: ' '"),
+    "numbers": (lambda: Experiment(TEACHERS, [1]), "texts[0] = 1"),
+    "a column of numbers": (lambda: Experiment(TEACHERS, {"text": [1]}), "has the type int64"),
+    "two types": (lambda: Experiment(TEACHERS, {"text": ["a", 1]}), "give each column one type"),
+    "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
+    "no such file": (lambda: Experiment(TEACHERS, "texts/tran.csv"), "train.csv"),
+    "one text": (lambda: Experiment(TEACHERS, "one text"), "a text itself goes in a list"),
+    "names of files": (lambda: Experiment(TEACHERS, ["a.csv", "b.csv"]), "Path('a.csv')"),
+    "no column in a file": (lambda: Experiment(TEACHERS, "texts/train.csv", corpus={"text": "body"}), "text, label"),
+    "test without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), "no column label in the test texts"),
+    "a null label": (
+        lambda: Experiment(TEACHERS, ["a"], test={"text": ["b", "c"], "label": ["law", None]}),
+        "a row of the test texts has no label",
+    ),
+    "a name twice": (
+        lambda: Experiment([{"name": "a", "model": FIRST}, {"name": "a", "model": SECOND}], ["a"]),
+        "the name 'a' is given twice",
+    ),
+    "a model twice": (lambda: Experiment([FIRST, FIRST], ["a"]), "./models/first is given twice"),
+    "no folder": (lambda: Experiment(["./models/frist", SECOND], ["a"]), "models has first"),
+    "no folder, like an id": (lambda: Experiment(["models/frist", SECOND], ["a"]), "write hub:models/frist"),
+    "two problems": (lambda: Experiment(["./models/frist", "./secnd"], ["a"]), "2 models cannot be teachers"),
+    "no model": (lambda: Experiment(["./texts", SECOND], ["a"]), "no config.json"),
+    "a model in memory": (lambda: Experiment([Model(), SECOND], ["a"]), "save_pretrained(FOLDER)"),  # type: ignore[list-item]
+    "no reference": (lambda: Experiment([{"name": FIRST}, SECOND], ["a"]), "a teacher has no model"),
+    "too few labels": (lambda: Experiment([{"model": FIRST, "labels": ["a"]}], ["a"]), "exactly 4 labels"),
+    "no such section": (lambda: Experiment(TEACHERS, ["a"], studnt={"method": "uhc"}), "did you mean 'student'?"),
+    "no such field": (lambda: Experiment(TEACHERS, ["a"], student={"epoch": 3}), "did you mean 'epochs'?"),
+    "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
+    "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
+    "no value": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": Model()}), "no plain value"),
+    "a secret": (lambda: Experiment(TEACHERS, ["a"], student={"name": "hf_" + 20 * "a"}), "looks like a secret"),
+    "no folder to write": (lambda: Experiment(TEACHERS, ["a"], workspace="texts/train.csv"), "cannot be written"),
+}
+
+
+@pytest.fixture
+def no_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(loading.Teacher, "__init__", refuse)
+
+
+@pytest.mark.usefixtures("no_model_loads")
+def test_wrong_arguments_are_refused_at_once_with_the_way_out(shop: Workspace) -> None:
+    for name, (make, piece) in WRONG.items():
+        with pytest.raises(AmalgamError) as refused:
+            make()
+        assert piece in str(refused.value), name
+        assert refused.value.fix, name

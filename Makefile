@@ -4,6 +4,7 @@
 # make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
 # make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
 # make docs        builds the documentation into site/
+# make notebook    runs the notebook of examples/ and stores it with its outputs
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
 # Every target but check-gpu creates a .venv in this folder with the versions of constraints.txt.
 
@@ -12,7 +13,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-ray test-s3 check docs check-gpu clean
+.PHONY: demo test test-ray test-s3 check docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -42,6 +43,9 @@ check: $(INSTALLED)
 
 docs: $(INSTALLED)
 	bash .ci/docs site
+
+notebook: $(INSTALLED)
+	$(BIN)/python .ci/notebook
 
 # torch first and by its exact version: a bare `torch` may bring gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt

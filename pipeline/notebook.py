@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -16,17 +17,22 @@ from amalgam.pipeline.console import Console, printable
 LEFT, RIGHT = "left", "right"
 
 
+def kernel() -> Any:
+    """Returns the shell of the notebook in which this code runs; None outside of one."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+if kernel() is not None:
+    # The libraries import tqdm.auto, which prints this in red without ipywidgets. amalgam shows none of its bars.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+
 def console_of_python(*, quiet: bool) -> Console:
     """Returns the console of `amalgam.Experiment`; `quiet` prints nothing, not even results."""
     if quiet:
         return Console(quiet=True, out=io.StringIO())
     return NotebookConsole() if kernel() is not None else Console()
-
-
-def kernel() -> Any:
-    """Returns the shell of the notebook in which this code runs; None outside of one."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -192,9 +192,8 @@ class RunResult:
         return "\n".join([aligned(self.HEADER, [stage.cells for stage in self.stages]), *self._lines()])
 
     def _repr_html_(self) -> str:
-        return "\n".join(
-            [table_html("", self.HEADER, [stage.cells for stage in self.stages]), *map(paragraph, self._lines())]
-        )
+        table = table_html("", self.HEADER, [stage.cells for stage in self.stages])
+        return "\n".join([*map(paragraph, self._lines()), table])
 
     def _lines(self) -> Iterator[str]:
         for value in (self.verdict or {}).values():

@@ -264,7 +264,9 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     import_only = yaml.safe_load(re.sub(r"!!python\S*", "", (ROOT / "mkdocs.yml").read_text("utf-8")))
     named = set(re.findall(r"[\w/-]+\.md", str(import_only["nav"])))
     assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} == {
-        page for page in named if not page.startswith("reference/") and page != "first-hour.md"  # made by hooks
+        page
+        for page in named
+        if not page.startswith("reference/") and page != "first-hour.md"  # made by hooks
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,14 @@ def _findings(folder: Path, name: str, text: str, *options: str) -> list[str]:
     assert ended.stderr == ""
     assert ended.returncode == (0 if total.startswith("0 findings") else 1)
     return lines if options else [line.removeprefix(f"{path.relative_to(folder)}:") for line in lines]
+
+
+def test_the_markdown_of_a_notebook_is_read_and_its_code_is_not(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "\n", "The student is drawn anew."]},
+        {"cell_type": "code", "source": ["anew = 1  # anew"]},
+    ]
+    assert _findings(tmp_path, "page.ipynb", json.dumps({"cells": cells})) == ["3: 'anew': write \"again\""]
 
 
 def test_words_are_reported_with_their_replacement(tmp_path: Path) -> None:

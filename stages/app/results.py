@@ -166,10 +166,9 @@ class RunResult:
         return frames.evaluation(self._run) if "report" in self._run.results and evaluation_if_any(self._run) else None
 
     @cached_property
-    def verdict(self) -> dict[str, Any] | None:
-        """The verdict of the report, as in its JSON file."""
-        verdict = self._report_json.get("verdict")
-        return {"verdict": verdict} if isinstance(verdict, str) else verdict
+    def verdict(self) -> Mapping[str, Any] | None:
+        """The report's verdict: its decision, the reasons and the next command; None without a new report."""
+        return self._report_json.get("verdict")
 
     @cached_property
     def summary(self) -> list[str]:
@@ -196,11 +195,7 @@ class RunResult:
         return "\n".join([*map(paragraph, self._lines()), table])
 
     def _lines(self) -> Iterator[str]:
-        for value in (self.verdict or {}).values():
-            if isinstance(value, str):
-                yield value
-        if not self.verdict:
-            yield from self.summary
+        yield from [f"verdict: {self.verdict['decision']}"] if self.verdict else self.summary
         for name, path in (("student", self.student), ("report", self.report)):
             if path is not None:
                 yield f"{name}: {os.path.relpath(path)}"

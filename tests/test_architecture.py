@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     "pipeline/errors.py",
     "pipeline/console.py",
+    "pipeline/notebook.py",
     "pipeline/config",
     "pipeline/storage",
     "pipeline/execution",

@@ -100,9 +100,17 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             _run_stage(stage, run, state)
         if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name))
-            run.descriptions[stage.name] = stage.describe(run.result(stage.name))
-            stage.publish(run, run.result(stage.name), fresh=state.state != "current")
+            _publish(stage, run, fresh=state.state != "current")
     return states
+
+
+def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
+    """Publishes a result; its notes are printed once, and the report repeats them."""
+    manifest = run.result(stage.name)
+    run.descriptions[stage.name], run.notes[stage.name] = stage.describe(manifest), list(stage.notes(run, manifest))
+    stage.publish(run, manifest, fresh=fresh)
+    for note in run.notes[stage.name] if fresh else ():
+        run.console.note(note)
 
 
 def _resolve_inputs(stages: list[Stage], run: Run) -> set[str]:

@@ -7,7 +7,7 @@ manifest (finish). The runner decides which units are missing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -147,6 +147,8 @@ class Run:
     """The current stages: name -> (fingerprint, manifest)."""
     descriptions: dict[str, str] = field(default_factory=dict)
     """Stage -> its line about its result, for the report."""
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    """Stage -> its notes about its result, for the report."""
     executed: set[str] = field(default_factory=set)
     """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)
@@ -255,6 +257,10 @@ class Stage:
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
         """Prints the result and copies it to its public folder; `fresh`: this run built it."""
+
+    def notes(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
+        """Returns what a user should know about the result; the runner prints it once, the report repeats it."""
+        return ()
 
     def describe(self, manifest: Record) -> str:  # noqa: ARG002 - a default for subclasses
         """Returns the line about the result in `amalgam status`."""

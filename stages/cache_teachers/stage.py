@@ -137,14 +137,15 @@ class CacheTeachers(Stage):
             facts["pass_counts"], facts["adaptive"] = last, _summary(decisions)
         return facts
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if not fresh:
-            return
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         facts: CacheFacts = manifest.facts
         for teacher, count in facts["cut"].items():
             if count:
-                run.console.note(f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated")
-        if "adaptive" in facts:
+                yield f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated"
+
+    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+        facts: CacheFacts = manifest.facts
+        if fresh and "adaptive" in facts:
             for line in audit_lines(facts["adaptive"], run.experiment.cache.passes):
                 run.console.say(f"  {line}")
 

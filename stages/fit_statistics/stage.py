@@ -6,7 +6,7 @@ All measures are fitted at once, so another one costs targets and student alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -102,10 +102,12 @@ class FitStatistics(Stage):
         by_teacher: dict[str, StatisticsFacts] = manifest.facts["teachers"]
         for teacher, facts in by_teacher.items():
             run.console.say(f"  {teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}")
-            for note in notes(teacher, facts):
-                run.console.note(note)
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        for teacher, facts in manifest.facts["teachers"].items():
+            yield from notes(teacher, facts)
         if run.experiment.generate and not run.experiment.generate.held_out:
-            run.console.note(
+            yield (
                 "statistics of the teachers are of the very texts that the student learns from: "
                 "generate.held_out=0.1 keeps some apart"
             )

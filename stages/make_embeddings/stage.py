@@ -5,7 +5,7 @@ A unit depends on the teacher, the class and the settings alone, so all experime
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -103,9 +103,12 @@ class MakeEmbeddings(Stage):
         for name, labels in made["teachers"].items():
             counts = ", ".join(f"{label} {facts['taken']}/{facts['rows']}" for label, facts in labels.items())
             run.console.say(f"  {name}: predicted as their class: {counts}")
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        for name, labels in manifest.facts["teachers"].items():
             for label, facts in labels.items():
                 if facts["taken"] < LOW_SHARE * facts["rows"]:
-                    run.console.note(
+                    yield (
                         f"{name}, {label}: {facts['taken']} of {facts['rows']} pseudo embeddings are predicted as the "
                         "class; raise pseudo_embeddings.steps or pseudo_embeddings.learning_rate"
                     )

@@ -102,13 +102,14 @@ class ReadCorpus(Stage):
             run.console.say(f"  {part}: {_counts(facts)}")
             if "accepted" in facts:
                 run.console.say(f"    {_passed_texts(facts)}")
-            if part == "train":  # a held-out part is small, so its classes without texts get no note
-                for note in _poor_classes(facts.get("accepted", {})):
-                    run.console.note(note)
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        # A held-out part is small, so its classes without texts get no note.
+        yield from _poor_classes(manifest.facts["parts"].get("train", {}).get("accepted", {}))
         for part, (count, which) in manifest.facts["leaks"].items():
             if count:
                 more = ", ..." if count > len(which) else ""
-                run.console.note(f"{count} {part} texts are also in train: {', '.join(which)}{more}")
+                yield f"{count} {part} texts are also in train: {', '.join(which)}{more}"
 
     def describe(self, manifest: Record) -> str:
         return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in manifest.facts["parts"].items())

@@ -133,12 +133,15 @@ class TrainStudent(Stage):
         if fresh:
             facts: StudentFacts = manifest.facts
             run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
-            if facts["steps"] < FEW_STEPS:
-                run.console.note(
-                    f"{facts['steps']:,} steps are few for fine-tuning an encoder: add texts, or raise student.epochs "
-                    f"(now {student.epochs}) or student.learning_rate (now {student.learning_rate:g})"
-                )
         run.console.say(f"  student: {target.relative_to(run.base)}")
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        student, steps = run.experiment.student, manifest.facts["steps"]
+        if steps < FEW_STEPS:
+            yield (
+                f"{steps:,} steps are few for fine-tuning an encoder: add texts, or raise student.epochs "
+                f"(now {student.epochs}) or student.learning_rate (now {student.learning_rate:g})"
+            )
 
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts

@@ -88,8 +88,10 @@ class WeighTeachers(Stage):
         facts: WeightFacts = manifest.facts
         shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in facts["shares"].items())
         run.console.say(f"  estimated shares of the texts: {shares}")
-        for note in facts["notes"]:
-            run.console.note(note)
+
+    def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
+        facts: WeightFacts = manifest.facts
+        return list(facts["notes"])
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]

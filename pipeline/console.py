@@ -98,6 +98,11 @@ class Console:
         """Prints a result and wraps it at the width of the terminal."""
         self.result(textwrap.fill(text, _columns(100), subsequent_indent="  ", break_long_words=False))
 
+    def verdict(self, lines: Sequence[str]) -> None:
+        """Prints the verdict of a run, one result per line; commands of many runs print none."""
+        for line in lines:
+            self.result(line)
+
     def json(self, value: Any) -> None:
         self.result(json.dumps(value, indent=2, ensure_ascii=False))
 

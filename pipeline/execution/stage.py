@@ -259,7 +259,7 @@ class Stage:
         """Prints the result and copies it to its public folder; `fresh`: this run built it."""
 
     def notes(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
-        """Returns what a user should know about the result; the runner prints it once, the report repeats it."""
+        """Returns remarks for the user on the result; the runner prints them once, the report repeats them."""
         return ()
 
     def describe(self, manifest: Record) -> str:  # noqa: ARG002 - a default for subclasses

@@ -77,9 +77,11 @@ def _leave_group() -> None:
 
 
 class QuietTables(Console):
-    """Prints progress but no tables: commands that run many experiments end with one table of all."""
+    """Prints progress but no tables and no verdicts: commands that run many experiments end with one table of all."""
 
     def table(self, title: str, header: Any, rows: Any) -> None: ...
+
+    def verdict(self, lines: Sequence[str]) -> None: ...
 
 
 def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, target: str | None = None) -> Run:

@@ -6,7 +6,6 @@ Two runs on the same texts are compared text by text, which gives the narrowest 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +16,11 @@ from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.report.html import FOLDER, publish, render, size
+from amalgam.stages.report.intervals import interval, paired
 from amalgam.stages.report.report_json import (
     FORMAT,
-    NORMAL_95,
     ReportJson,
     Row,
-    interval,
     percent,
     total_seconds,
 )
@@ -139,7 +137,7 @@ def _run_row(name: str, run: ReportJson, first: ReportJson) -> Row:
 
 
 def difference(run: ReportJson, other: ReportJson) -> Row | None:
-    """Compares the accuracy of two runs text by text, with its 95 % interval.
+    """Compares the accuracy of two runs text by text, with its 95 % interval (McNemar, `intervals.paired`).
 
     Returns None if the texts differ or were too many to store.
     """
@@ -149,9 +147,7 @@ def difference(run: ReportJson, other: ReportJson) -> Row | None:
     n = run["evaluation"]["n"]
     ours, theirs = (np.unpackbits(np.frombuffer(bytes.fromhex(side or ""), np.uint8))[:n].astype(int) for side in sides)
     gained, lost = int((ours > theirs).sum()), int((ours < theirs).sum())
-    mean = (gained - lost) / n
-    reach = NORMAL_95 * math.sqrt(max(gained + lost - n * mean**2, 0.0)) / n
-    return {"mean": mean, "low": mean - reach, "high": mean + reach, "gained": gained, "lost": lost}
+    return {**paired(gained, lost, n)._asdict(), "gained": gained, "lost": lost}
 
 
 def _groups(runs: Sequence[ReportJson]) -> list[Row]:

@@ -6,6 +6,7 @@ system are kept, so memory does not grow with texts times labels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,10 @@ class TestAnswers:
     """By teacher: its prediction among its own labels."""
     systems: dict[str, Predictions]
     """By system, in the order of the table."""
+    letters: Array
+    """Length of each text in letters."""
+    seconds: float
+    """Time of the student's predictions."""
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -115,6 +120,8 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         np.concatenate([group.gold for group in groups]),
         {name: np.concatenate([group.own[name] for group in groups]) for name in groups[0].own},
         {name: Predictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
+        np.concatenate([group.letters for group in groups]),
+        sum(group.seconds for group in groups),
     )
 
 
@@ -143,14 +150,16 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         union[:, list(columns)] = softmax(logits[name])
         systems[f"teacher:{name}"] = Predictions.of(union, gold)
     if logits:
-        systems["ensemble"] = Predictions.of(_ensemble(logits, labels), gold)
+        systems["ensemble"] = Predictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = Predictions.of(softmax(similar), gold)
+    texts, began = fields(table), time.perf_counter()
     if inputs.student is not None:
-        systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(fields(table))), gold)
-    return TestAnswers(first + np.flatnonzero(kept), gold, own, systems)
+        systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(texts)), gold)
+    seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
+    return TestAnswers(first + np.flatnonzero(kept), gold, own, systems, letters, seconds)
 
 
-def _ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
+def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
     """Applies one softmax to the concatenated logits of all teachers, then sums the entries of shared labels."""
     probabilities = softmax(np.concatenate(list(logits.values()), axis=1))
     union = np.zeros((len(probabilities), len(labels.names)))

@@ -6,7 +6,9 @@ Every text is escaped. A file that amalgam did not write is never replaced, and 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -24,7 +26,8 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures
-from amalgam.stages.report.report_json import ReportJson, Row, interval, total_seconds
+from amalgam.stages.report.intervals import interval
+from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
 from amalgam.stages.report.tables import advice
 
 TEMPLATES = Path(__file__).parent
@@ -206,6 +209,28 @@ def publish(base: Path, name: str, page: str, numbers: Mapping[str, Any]) -> str
             with atomic_write(target) as temporary:
                 temporary.write_bytes(text.encode())
     return f"{FOLDER}/{name}.html"
+
+
+def publish_texts(base: Path, name: str, content: bytes) -> str:
+    """Writes the texts to label as reports/NAME and returns a line about it; a file with labels is kept."""
+    target = base / FOLDER / name
+    if target.is_symlink() or (target.exists() and not _without_labels(target, content)):
+        return f"  texts to label: {FOLDER}/{name} has labels or other columns, so it was kept"
+    if not target.exists() or target.read_bytes() != content:
+        with atomic_write(target) as temporary:
+            temporary.write_bytes(content)
+    return f"  texts to label: {FOLDER}/{name}"
+
+
+def _without_labels(path: Path, content: bytes) -> bool:
+    """Returns whether the file has the columns of `content` and not a single label."""
+    header = next(csv.reader(io.StringIO(content.decode())))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            return rows.fieldnames == header and not any((row[header[-4]] or "").strip() for row in rows)
+    except (OSError, ValueError, csv.Error):
+        return False
 
 
 def _target(base: Path, name: str) -> Path:

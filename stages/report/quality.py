@@ -19,6 +19,7 @@ import pyarrow as pa
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
@@ -30,6 +31,7 @@ from amalgam.stages.report.evaluation import (
     gold_indices,
 )
 from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
+from amalgam.stages.report.verdict import Coverage, Kind, RivalCounts
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -53,6 +55,15 @@ MOST_WORK = 4e9
 """Bound on texts x teachers^3 x labels: the audit recomputes the union without each teacher and each pair."""
 
 BINS = 20
+
+THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Least probabilities at which a student may answer, for the table of coverage."""
+
+CURVE = 50
+"""Points of the figure of coverage."""
+
+LEAST_GROUP = 10
+"""Least texts of a group of similar length."""
 
 ROUNDING = 1e-3
 
@@ -83,7 +94,75 @@ def student_quality(
             "oracle": None if oracle is None else int(oracle.sum()),
             "own": {name: {"n": len(own), "right": int(own.sum())} for name, own in own_right.items()},
         },
+        "rivals": rival_counts(answers, labels, inputs.system),
+        "coverage": coverage(predictions.confidence, right),
+        "lengths": by_length(answers.letters, right),
     }
+
+
+def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[RivalCounts]:
+    """Counts the texts on which the reported system or a rival alone is right."""
+    gold = answers.gold
+    right = answers.systems[system].label == gold
+    kinds: dict[str, Kind] = {"ensemble": "ensemble", "zero-shot": "zero-shot"}
+    if len(answers.own) > 1:  # the ensemble of a single teacher is this teacher
+        kinds |= {f"{TEACHER}{name}": "teacher" for name in answers.own}
+    everywhere = np.ones(len(gold), dtype=bool)
+    counts = [
+        _rival(name.removeprefix(TEACHER), kind, right, answers.systems[name].label == gold, everywhere)
+        for name, kind in kinds.items()
+        if name in answers.systems and name != system
+    ]
+    for name, own in answers.own.items() if len(answers.own) > 1 else ():
+        inside = np.isin(gold, labels.columns[name])
+        counts.append(_rival(name, "teacher on its own labels", right, own == gold, inside))
+    frequent = int(np.bincount(gold).argmax())
+    counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent, everywhere))
+    return counts
+
+
+def _rival(name: str, kind: Kind, right: Array, rival_right: Array, inside: Array) -> RivalCounts:
+    ours, theirs = right[inside], rival_right[inside]
+    return {
+        "name": name,
+        "kind": kind,
+        "n": int(inside.sum()),
+        "student_right": int(ours.sum()),
+        "right": int(theirs.sum()),
+        "gained": int((ours & ~theirs).sum()),
+        "lost": int((~ours & theirs).sum()),
+    }
+
+
+def coverage(confidence: Array, right: Array) -> Coverage:
+    """Counts the texts that the student answers if it answers only above a probability, and those answered right."""
+    order = np.argsort(-confidence, kind="stable")
+    sums = np.cumsum(right[order])
+    places = np.unique(np.linspace(1, len(order), min(CURVE, len(order))).round().astype(int)) if len(order) else ()
+    thresholds = [
+        {"probability": least, "n": int((confidence >= least).sum()), "right": int(right[confidence >= least].sum())}
+        for least in THRESHOLDS
+    ]
+    return {"thresholds": thresholds, "curve": [{"n": int(n), "right": int(sums[n - 1])} for n in places]}
+
+
+def by_length(letters: Array, right: Array) -> list[Row]:
+    """Counts the right predictions in four groups of texts of similar length; no rows for few texts."""
+    if len(letters) < 4 * LEAST_GROUP:
+        return []
+    edges = np.unique(np.quantile(letters, (0.25, 0.5, 0.75)).round().astype(int))
+    group = np.searchsorted(edges, letters)
+    rows = [
+        {
+            "low": int(letters[group == index].min()),
+            "high": int(letters[group == index].max()),
+            "n": int((group == index).sum()),
+            "right": int(right[group == index].sum()),
+        }
+        for index in range(len(edges) + 1)
+        if (group == index).any()
+    ]
+    return rows if len(rows) > 1 else []
 
 
 def calibration(predictions: Predictions, gold: Array, bins: int) -> list[Row]:

@@ -6,9 +6,9 @@ entry of a list or table that the page prints; the function that makes it has it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from amalgam.data.keys import LabelSpace
@@ -18,10 +18,23 @@ from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
+from amalgam.stages.common.models.model_folder import count_parameters
+from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.intervals import interval
+from amalgam.stages.report.verdict import (
+    TO_LABEL,
+    Coverage,
+    RivalCounts,
+    UnlabelledQuality,
+    Verdict,
+    VerdictInputs,
+    verdict,
+)
 from amalgam.stages.target_methods import TARGET_METHODS
+from amalgam.stages.weigh_teachers import FALLBACK
 
-FORMAT = 2
+FORMAT = 3
 
 LABELS_SHOWN = 8
 
@@ -29,9 +42,6 @@ NOT_SETTINGS = {"execution", "schema_version"}
 
 MEASURES = ("n", "accuracy", "macro_f1", "nll_nats", "ece")
 """The scores of the reported system that its manifest has, for the reports of other students."""
-
-NORMAL_95 = 1.96
-"""Standard errors of a 95 % interval."""
 
 
 # ---- types
@@ -91,6 +101,9 @@ class StudentQuality(TypedDict):
     wrong: int
     right_hex: str | None
     teachers: Row
+    rivals: list[RivalCounts]
+    coverage: Coverage
+    lengths: list[Row]  # `low` and `high` in letters, `n`, `right`
 
 
 class AuditBlock(TypedDict):
@@ -128,6 +141,7 @@ class Findings(TypedDict):
 
     student_quality: StudentQuality | None
     target_quality: TargetQuality | None
+    unlabelled: UnlabelledQuality | None
     scripts: dict[str, Row]
 
 
@@ -149,12 +163,23 @@ class ReportJson(TypedDict):
     data: Row
     stages: list[Row]
     teacher_costs: list[Row]
+    models: list[Row]  # size and speed of the student and each teacher
     student: Row | None  # size, versions and the facts of train-student
     libraries: dict[str, str]
     test: str | None
     settings: Row
     accuracy_losses: list[Row]
     summary: list[str]
+    verdict: Verdict | None  # None if no student was trained
+    unlabelled: UnlabelledQuality | None  # without labelled test texts
+    notes: list[Note]
+
+
+class Note(TypedDict):
+    """What a stage printed about its result."""
+
+    stage: str
+    note: str
 
 
 # ---- content
@@ -171,8 +196,14 @@ class ReportInputs:
     descriptions: Mapping[str, str]
     """Stage -> description of its result."""
     labels: LabelSpace
-    contents: Mapping[str, str]
-    """Teacher -> digest of its files."""
+    teachers: Mapping[str, ModelFiles]
+    student: Path
+    """Published folder of the student."""
+    notes: Mapping[str, Sequence[str]]
+    """Stage -> notes about its result."""
+    names: Mapping[str, str]
+    """Fingerprint of a student -> name of its folder in students/."""
+    overrides: Mapping[str, Any]
 
     def facts(self, stage: str) -> dict[str, Any]:
         return self.results[stage][1].facts if stage in self.results else {}
@@ -201,16 +232,75 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "data": _data(inputs, findings),
         "stages": list(_stages(inputs, set(history.get("executed", ())))),
         "teacher_costs": list(history.get("teacher_costs", ())),
+        "models": _models(inputs, history),
         "student": _student(inputs.results["train-student"][1]) if inputs.settings.student.learns else None,
         "libraries": manifest.made.get("libraries", {}),
         "test": test,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
         "accuracy_losses": [],
         "summary": [],
+        "verdict": None,
+        "unlabelled": findings["unlabelled"],
+        "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
     numbers["accuracy_losses"] = accuracy_losses(numbers)
     numbers["summary"] = summary(numbers)
+    if numbers["learns"]:
+        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, students))
     return numbers
+
+
+def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> VerdictInputs:
+    quality, losses, student = numbers["student_quality"], numbers["accuracy_losses"], inputs.settings.student
+    facts, weights, test = inputs.facts("train-student"), inputs.facts("weigh-teachers"), inputs.settings.corpus.test
+    evaluation = numbers["evaluation"]
+    largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
+    unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
+    return VerdictInputs(
+        n=evaluation["n"] if evaluation else 0,
+        right=evaluation["n"] - quality["wrong"] if evaluation and quality else 0,
+        rivals=[*quality["rivals"], *other_rivals(inputs, numbers, students)] if quality else (),
+        labels=quality["classes"] if quality else (),
+        unlabelled=numbers["unlabelled"],
+        teachers=len(inputs.labels.columns),
+        steps=facts.get("steps"),
+        epochs=student.epochs,
+        largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
+        weights_unused=any(FALLBACK in note for note in weights.get("notes", ())),
+        long_texts=(facts.get("cut") or 0) / max(facts.get("texts") or 0, 1),
+        method=numbers["method"],
+        selected_texts=any(source.endswith(TO_LABEL) for source in test or ()),
+        page=numbers["name"],
+        overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
+    )
+
+
+def other_rivals(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> list[RivalCounts]:
+    """Returns the other students that were evaluated on the same test texts, each once."""
+    quality, ours = numbers["student_quality"], inputs.results["train-student"][0]
+    others = {student.student: student for student in students if student.student not in {None, ours}}
+    rivals: list[RivalCounts] = []
+    for fingerprint, student in others.items():
+        scores, n = student.scores, student.scores["n"]
+        if quality is None or numbers["evaluation"] is None or n != numbers["evaluation"]["n"]:
+            continue
+        right = round(scores["accuracy"] * n)
+        gained, lost = None, None
+        if quality["right_hex"] and student.right_hex:
+            own, theirs = int(quality["right_hex"], 16), int(student.right_hex, 16)
+            gained, lost = (own & ~theirs).bit_count(), (theirs & ~own).bit_count()
+        rivals.append(
+            {
+                "name": inputs.names.get(str(fingerprint), f"{scores['method']} {str(fingerprint)[:8]}"),
+                "kind": "supervised student" if student.supervised else "student",
+                "n": n,
+                "student_right": n - quality["wrong"],
+                "right": right,
+                "gained": gained,
+                "lost": lost,
+            }
+        )
+    return sorted(rivals, key=lambda rival: rival["name"])
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
@@ -230,7 +320,7 @@ def _labels(inputs: ReportInputs) -> Row:
             "n": len(columns),
             "alone": owners.count([name]),
             "shown": [labels.names[column] for column in columns[:LABELS_SHOWN]],
-            "content": inputs.contents[name],
+            "content": inputs.teachers[name].digest,
         }
         for name, columns in labels.columns.items()
     ]
@@ -257,6 +347,20 @@ def _student(manifest: Record) -> Row:
     weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
     facts = {key: manifest.facts.get(key) for key in ("steps", "best_step", "best_score", "selected_by", "dtype")}
     return facts | {"bytes": weights, "libraries": manifest.made.get("libraries", {})}
+
+
+def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[Row]:
+    """Returns size and speed: texts per second of the student in this evaluation, text-passes of the teachers."""
+    speed, rows = history.get("student") or {}, []
+    costs = {cost["teacher"]: cost for cost in history.get("teacher_costs", ())}
+    if inputs.settings.student.learns:
+        rate = speed["texts"] / speed["seconds"] if speed.get("seconds") else None
+        rows.append({"model": "student", "parameters": count_parameters(inputs.student), "per_second": rate})
+    for name, files in inputs.teachers.items():
+        cost = costs.get(name, {})
+        rate = cost["text_passes"] / cost["seconds"] if cost.get("seconds") else None
+        rows.append({"model": name, "parameters": count_parameters(files.folder), "per_second": rate})
+    return rows
 
 
 def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[Row]:
@@ -312,6 +416,10 @@ class OtherStudent:
     """A report of this workspace on the same labelled test texts."""
 
     scores: Row
+    student: str | None
+    """Fingerprint of the student; None for a method without training."""
+    right_hex: str | None
+    """Bits of the test texts that the student predicts right."""
     supervised: bool
     """Whether its targets are gold labels alone."""
     encoder: Any
@@ -336,6 +444,8 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
         own = {key: value for key, value in student.items() if key != "upstream"}
         yield OtherStudent(
             scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
+            student=manifest.identity.get("upstream", {}).get("train-student"),
+            right_hex=manifest.facts.get("right_hex"),
             supervised=mode is not None and not mode.reads_teachers,
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
@@ -376,15 +486,6 @@ def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Ro
 
 
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
-
-
-def interval(share: float, n: int) -> tuple[float, float]:
-    """Returns the 95 % Wilson interval of a share."""
-    if not n:
-        return 0.0, 1.0
-    middle = (share + NORMAL_95**2 / (2 * n)) / (1 + NORMAL_95**2 / n)
-    reach = NORMAL_95 / (1 + NORMAL_95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_95**2 / (4 * n * n))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def percent(share: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record
+from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
@@ -40,9 +40,10 @@ from amalgam.stages.common.load import (
     tokenized_buckets,
     train_part,
 )
+from amalgam.stages.common.models.model_folder import published_students
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.html import check_page, page, page_name, publish
+from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
 from amalgam.stages.report.report_json import (
     MEASURES,
     AuditBlock,
@@ -53,6 +54,7 @@ from amalgam.stages.report.report_json import (
     teacher_costs,
 )
 from amalgam.stages.report.tables import print_evaluation
+from amalgam.stages.report.verdict import TO_LABEL, UnlabelledQuality, lines
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -61,14 +63,14 @@ if TYPE_CHECKING:
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
 
-EVALUATION, FINDINGS = "evaluation.json", "findings.json"
+EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
 class Report(Stage):
     name = "report"
-    VERSION = 4
+    VERSION = 5
     parallelism = "single"
     unit_label = "evaluations"
 
@@ -110,24 +112,29 @@ class Report(Stage):
         if unit.name == ZERO_SHOT:
             _write_similarities(run, unit)
             return
-        evaluation, findings = _evaluate(run)
-        scores = {}
-        if evaluation:
+        evaluated = _evaluate(run)
+        evaluation, quality = evaluated.evaluation, evaluated.findings["student_quality"]
+        facts: dict[str, Any] = {}
+        if evaluation and quality:
             system = evaluation["systems"][evaluation["system"]]
-            scores = {"scores": {name: value for name, value in system.items() if name in MEASURES}}
+            facts["scores"] = {name: value for name, value in system.items() if name in MEASURES}
+            facts["right_hex"] = quality["right_hex"]
         has_predictions = "cache-teachers" in run.results
         costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if has_predictions else []
+        files = {EVALUATION: evaluation, FINDINGS: evaluated.findings, TEXTS_TO_LABEL: evaluated.to_label}
         with run.store.draft(unit.folder, unit.name) as draft:
-            for name, block in ((EVALUATION, evaluation), (FINDINGS, findings)):
+            for name, block in files.items():
+                text = block if isinstance(block, str) else json.dumps(block, ensure_ascii=False) + "\n"
                 if block is not None:
-                    (draft.folder / name).write_text(json.dumps(block, ensure_ascii=False) + "\n", "utf-8")
-            draft.facts, draft.made = scores, {"executed": sorted(run.executed), "teacher_costs": costs}
+                    (draft.folder / name).write_bytes(text.encode())
+            draft.facts = facts
+            draft.made = {"executed": sorted(run.executed), "teacher_costs": costs, "student": evaluated.speed}
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {"method": method_name(run.experiment), **records[-1].facts}
 
     def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - shown after every run
-        scores = evaluation_if_any(run)
+        scores, name = evaluation_if_any(run), page_name(run.experiment)
         if scores:
             print_evaluation(run.console, scores)
             if not run.experiment.student.learns:
@@ -137,10 +144,25 @@ class Report(Stage):
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings: Findings = _stored(run, FINDINGS)
-        contents = {teacher.name: teacher.files.digest for teacher in teachers_of(run)}
-        inputs = ReportInputs(run.experiment, run.store, run.results, run.descriptions, label_space(run), contents)
-        numbers = report_json(inputs, scores, findings, page_name(run.experiment))
-        run.console.say(f"report: {publish(run.base, numbers['name'], page(numbers), numbers)}")
+        inputs = ReportInputs(
+            settings=run.experiment,
+            store=run.store,
+            results=run.results,
+            descriptions=run.descriptions,
+            labels=label_space(run),
+            teachers={teacher.name: teacher.files for teacher in teachers_of(run)},
+            student=run.base / "students" / run.experiment.student.name,
+            notes=run.notes,
+            names=published_students(run.base),
+            overrides=run.overrides,
+        )
+        numbers = report_json(inputs, scores, findings, name)
+        if numbers["verdict"]:
+            run.console.verdict(lines(numbers["verdict"]))
+        to_label = _file(run, TEXTS_TO_LABEL)
+        if to_label:
+            run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
+        run.console.say(f"report: {publish(run.base, name, page(numbers), numbers)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
@@ -165,20 +187,36 @@ def evaluation_if_any(run: Run) -> Evaluation | None:
 
 
 def _stored(run: Run, name: str) -> Any:
-    file = next((file for file in run.result("report").files if Path(file.path).name == name), None)
+    file = _file(run, name)
     return None if file is None else json.loads(run.store.verified_path(file).read_text("utf-8"))
+
+
+def _file(run: Run, name: str) -> StoredFile | None:
+    return next((file for file in run.result("report").files if Path(file.path).name == name), None)
 
 
 # ---- inputs of the units
 
 
-def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
-    """Returns the evaluation, if there are labelled test texts, and the findings."""
+@dataclass(frozen=True)
+class Evaluated:
+    """Everything that the unit stores."""
+
+    evaluation: Evaluation | None
+    """None without labelled test texts."""
+    findings: Findings
+    to_label: str | None
+    """The texts to label as csv; None with labelled test texts."""
+    speed: dict[str, Any] | None
+    """Texts that the student predicted, and the seconds that this took."""
+
+
+def _evaluate(run: Run) -> Evaluated:
     from amalgam.stages.report.evaluation import evaluate_systems, predict_test
     from amalgam.stages.report.quality import script_counts, student_quality, target_quality
 
     test, train = part_of(run, "test"), _train_part(run)
-    scores, quality, targets = None, None, None
+    scores, quality, targets, unlabelled, to_label, speed = None, None, None, None, None, None
     if test:
         inputs = _evaluation_inputs(run, test)
         answers, names = predict_test(inputs), inputs.labels.names
@@ -196,15 +234,38 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings]:
         if adaptive:
             scores["adaptive"] = adaptive
         quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
+        speed = {"texts": len(answers.gold), "seconds": round(answers.seconds, 3)} if learns else None
+    elif train:
+        unlabelled, to_label = _unlabelled(run, train)
     if train:
         compared = run.experiment.model_copy(update={"targets": _compared_by(run.experiment.targets)})
         audit_inputs = _audit_inputs(replace(run, experiment=compared))
         targets = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
-    return scores, {
+    findings: Findings = {
         "student_quality": quality,
         "target_quality": targets,
+        "unlabelled": unlabelled,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
+    return Evaluated(scores, findings, to_label, speed)
+
+
+def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
+    from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
+
+    labels, student = label_space(run), run.experiment.student
+    validated = student.select == "validation" or (student.select == "auto" and run.experiment.corpus.validation)
+    inputs = LabellingInputs(
+        store=run.store,
+        train=train,
+        labels=labels,
+        student=load_student(run, student_folder(run), labels.names, where="the student"),
+        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
+        held_out=0.0 if validated else student.held_out,
+        corpus=run.experiment.corpus,
+    )
+    return unlabelled_quality(inputs)
 
 
 def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:

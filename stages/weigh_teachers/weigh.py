@@ -16,6 +16,7 @@ import torch
 
 from amalgam.data.arrays import softmax
 from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.weigh_teachers import FALLBACK
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -120,10 +121,7 @@ def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping
             return kept
         del kept[least]
     correlations = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
-    facts["notes"].append(
-        f"answers, states and names do not agree on the teachers ({correlations}): each text's own confidences were "
-        "used, as muka does"
-    )
+    facts["notes"].append(f"answers, states and names do not agree on the teachers ({correlations}): {FALLBACK}")
     return None
 
 
@@ -221,10 +219,7 @@ def exclusive(signal: Array, facts: WeightFacts) -> Array | None:
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
         return signal
-    facts["notes"].append(
-        f"the signals do not separate the teachers (exclusion {facts['exclusion']:.2f}): each text's own confidences "
-        "were used, as muka does"
-    )
+    facts["notes"].append(f"the signals do not separate the teachers (exclusion {facts['exclusion']:.2f}): {FALLBACK}")
     return None
 
 

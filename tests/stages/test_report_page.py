@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from amalgam.stages.app.compare_reports import difference
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis, figures
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page, printable
+from amalgam.stages.report.intervals import interval, paired
 from amalgam.stages.report.quality import (
     MATRIX,
     MOST_LETTERS,
@@ -30,7 +30,7 @@ from amalgam.stages.report.quality import (
     separation,
     shortened,
 )
-from amalgam.stages.report.report_json import accuracy_losses, interval, summary
+from amalgam.stages.report.report_json import accuracy_losses, summary
 from amalgam.tests.workspaces import Workspace
 
 
@@ -98,7 +98,7 @@ def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
     assert comparison is not None
     assert (comparison["gained"], comparison["lost"]) == (3, 1)
     assert comparison["mean"] == pytest.approx(0.2)
-    assert comparison["high"] - comparison["mean"] == pytest.approx(1.96 * math.sqrt(4 - 10 * 0.04) / 10)
+    assert (comparison["low"], comparison["high"]) == paired(3, 1, 10)[1:]
     assert difference(one, other | {"test": "elsewhere"}) is None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -199,3 +200,20 @@ def read_metadata(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return metadata if isinstance(metadata, dict) and isinstance(metadata.get("fingerprint"), str) else None
+
+
+def published_students(base: Path) -> dict[str, str]:
+    """Returns the names of the folders in students/ by the fingerprints of their students."""
+    folders = sorted((folder for folder in (base / "students").glob("*") if folder.is_dir()), reverse=True)
+    metadata = {folder.name: read_metadata(folder) for folder in folders}
+    return {str(content["fingerprint"]): name for name, content in metadata.items() if content}
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Returns the number of weights in the headers of the safetensors files; None without such files."""
+    counts = []
+    for path in folder.glob("model*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        counts += [math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"]
+    return sum(counts) if counts else None

@@ -124,14 +124,17 @@ def labelled(
     return split((read(*bucket) for bucket in buckets), held_out)
 
 
+def held_out_keys(keys: Sequence[bytes], share: float) -> Array:
+    """Returns which texts are held out: by the half of the key that buckets do not use, so alike in any corpus."""
+    return np.array([int.from_bytes(key[8:], "big") < share * 2**64 for key in keys], dtype=bool)
+
+
 def split(buckets: Iterable[Bucket], held_out: float) -> TrainingData:
     """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
     columns = [*zip(*buckets, strict=True)]
     tokens = join(columns[1])
     keys, targets, weights = (np.concatenate(columns[place]) for place in (0, 2, 3))
-    # By the half of the key that buckets do not use: the same texts for any other corpus around them.
-    halves = [int.from_bytes(key[8:], "big") for key in key_list(keys)]
-    is_held_out = np.array([half < held_out * 2**64 for half in halves], dtype=bool)
+    is_held_out = held_out_keys(key_list(keys), held_out)
     if is_held_out.all():
         is_held_out[:] = False
 

@@ -1,0 +1,92 @@
+"""Computes intervals of a share and of the difference of two shares, and the number of texts that a test needs."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+NORMAL_95 = 1.96
+"""Standard errors of a 95 % interval."""
+
+NORMAL_POWER = 0.84
+"""Standard errors for a power of 80 %."""
+
+MOST_NEEDED = 20_000
+"""Largest number of texts that `texts_needed` returns; a larger number is not practical."""
+
+
+class Difference(NamedTuple):
+    """The difference of two shares with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def errors_of(comparisons: int) -> float:
+    """Returns the standard errors of a 95 % interval that holds for several comparisons together (Bonferroni)."""
+    return NORMAL_95 if comparisons < 2 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
+
+
+def interval(share: float, n: int, errors: float = NORMAL_95) -> tuple[float, float]:
+    """Returns the 95 % Wilson interval of a share."""
+    if not n:
+        return 0.0, 1.0
+    middle = (share + errors**2 / (2 * n)) / (1 + errors**2 / n)
+    reach = errors / (1 + errors**2 / n) * math.sqrt(share * (1 - share) / n + errors**2 / (4 * n * n))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def paired(gained: int, lost: int, n: int, errors: float = NORMAL_95) -> Difference:
+    """Returns the difference of two systems on the same n texts: `gained` are right for the first one only.
+
+    The interval excludes 0 exactly if McNemar's test with continuity correction is significant. Its ends combine the
+    intervals of the share of texts that differ, and of the share gained among these.
+    """
+    if not n:
+        return Difference(0.0, -1.0, 1.0)
+    differing = gained + lost
+    fewest, most = interval(differing / n, n, errors)
+    low, high = (2 * share - 1 for share in _corrected(gained, differing, errors))
+    ends = low * (fewest if low > 0 else most), high * (fewest if high < 0 else most)
+    mean = (gained - lost) / n
+    return Difference(mean, min(ends[0], mean), max(ends[1], mean))
+
+
+def _corrected(count: int, n: int, errors: float) -> tuple[float, float]:
+    """Returns the Wilson interval of a share with continuity correction."""
+    if not n:
+        return 0.0, 1.0
+
+    def low_end(count: int) -> float:
+        if not count:
+            return 0.0
+        share = count / n
+        root = math.sqrt(max(errors**2 - 2 - 1 / n + 4 * share * (n * (1 - share) + 1), 0.0))
+        return max(0.0, (2 * n * share + errors**2 - 1 - errors * root) / (2 * (n + errors**2)))
+
+    return low_end(count), 1 - low_end(n - count)
+
+
+def unpaired(share: float, other: float, n: int, errors: float = NORMAL_95) -> Difference:
+    """Returns the difference of two shares of n texts each that cannot be compared text by text (Newcombe)."""
+    (low, high), (other_low, other_high) = interval(share, n, errors), interval(other, n, errors)
+    mean = share - other
+    down, up = math.hypot(share - low, other_high - other), math.hypot(high - share, other - other_low)
+    return Difference(mean, mean - down, mean + up)
+
+
+def texts_needed(gained: int, lost: int, n: int) -> int | None:
+    """Returns about how many labelled texts would show the difference, with a power of 80 %.
+
+    Returns None if the systems differ so little that more than MOST_NEEDED were needed.
+    """
+    differing, mean = (gained + lost) / max(n, 1), abs(gained - lost) / max(n, 1)
+    if not mean:
+        return None
+    needed = ((NORMAL_95 * math.sqrt(differing) + NORMAL_POWER * math.sqrt(max(differing - mean**2, 0.0))) / mean) ** 2
+    if needed > MOST_NEEDED:
+        return None
+    step: int = 10 ** max(len(str(int(needed))) - 2, 1)
+    return int(math.ceil(max(needed, n + 1) / step) * step)

@@ -1,0 +1,221 @@
+"""Describes a student without labelled test texts, and selects the texts whose labels decide most about it.
+
+The student predicts a sample of the training texts. Keys are hashes, so the first texts in key order are a random
+sample.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from amalgam.data.arrays import softmax
+from amalgam.data.keys import LabelSpace
+from amalgam.data.parquet import key_array, key_list, matrix
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.cached.read import AnswerReader
+from amalgam.stages.common.corpus import Part, fields, read_bucket
+from amalgam.stages.common.inference.batches import Classifier
+from amalgam.stages.common.training.batches import held_out_keys
+from amalgam.stages.report.evaluation import ensemble
+from amalgam.stages.report.quality import coverage
+from amalgam.stages.report.verdict import Agreement, Coverage, LabelShare, UnlabelledQuality
+
+if TYPE_CHECKING:
+    from amalgam.data.arrays import Array
+
+MOST_PREDICTED, MOST_HELD_OUT = 2_000, 1_000
+"""Most texts that the student predicts, and most held-out texts among them."""
+
+MOST_READ = 20_000
+"""Most training texts whose keys are read."""
+
+LEAST_HELD_OUT = 20
+"""Fewer held-out texts are too few for an agreement; it then counts all texts."""
+
+SELECTED = 200
+QUOTAS = {"student and ensemble disagree": 100, "small margin": 50, "random": SELECTED}
+"""Most texts to label by reason, in this order; random texts fill the rest."""
+
+NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
+
+OWN_COLUMNS = ("student", "ensemble", "why")
+
+
+@dataclass(frozen=True)
+class LabellingInputs:
+    """Everything that is read, resolved from the run by report/stage.py."""
+
+    store: Store
+    train: Part
+    labels: LabelSpace
+    student: Classifier
+    answers: AnswerReader | None
+    """Reads the teachers' cached predictions; None without teachers."""
+    targets: Iterable[pa.Table] | None
+    """One table for each bucket, if a target is a distribution over the labels."""
+    held_out: float
+    corpus: Corpus
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Training texts, one row each."""
+
+    table: pa.Table
+    held_out: Array
+    target: Array | None
+    """Distribution over the labels."""
+    ensemble: Array | None
+    student: Array
+
+    @property
+    def reference(self) -> Array | None:
+        """Returns the targets, or the ensemble if targets are no distributions over the labels."""
+        return self.ensemble if self.target is None else self.target
+
+
+def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]:
+    """Returns the description, and the texts to label as csv."""
+    sample = _sample(inputs)
+    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble)
+    same = None if sample.reference is None else predicted == sample.reference.argmax(axis=1)
+    compared = sample.held_out if sample.held_out.sum() >= LEAST_HELD_OUT else np.ones(len(predicted), dtype=bool)
+    confidence = sample.student.max(axis=1)
+    quality: UnlabelledQuality = {
+        "n": len(predicted),
+        "held_out": int(sample.held_out.sum()),
+        "agreement": None if same is None else _agreement(sample, same[compared], everything=bool(compared.all())),
+        "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
+        "labels": _shares(inputs.labels, predicted, sample.reference),
+        "coverage": coverage(confidence[compared], same[compared]) if same is not None else NO_COVERAGE,
+        "to_label": len(chosen),
+    }
+    return quality, _csv(inputs, sample, chosen)
+
+
+def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
+    return {
+        "reference": "ensemble" if sample.target is None else "targets",
+        "texts": "training texts" if everything else "held-out texts",
+        "n": len(same),
+        "right": int(same.sum()),
+    }
+
+
+def _shares(labels: LabelSpace, predicted: Array, reference: Array | None) -> list[LabelShare]:
+    first = None if reference is None else reference.argmax(axis=1)
+    return [
+        {
+            "label": name,
+            "predicted": int((predicted == place).sum()),
+            "expected": None if first is None else int((first == place).sum()),
+            "mass": None if reference is None else float(reference[:, place].sum()),
+        }
+        for place, name in enumerate(labels.names)
+    ]
+
+
+# ---- the sample
+
+
+def _sample(inputs: LabellingInputs) -> _Sample:
+    """Reads the first texts by key, held-out ones first, and predicts them."""
+    tables, targets, prefixes, rows = [], [], [], 0
+    target_tables = iter(inputs.targets) if inputs.targets is not None else None
+    for bucket in inputs.train.buckets:
+        tables.append(read_bucket(inputs.store, bucket))
+        prefixes.append(bucket.prefix)
+        if target_tables is not None:
+            targets.append(next(target_tables).select(["target"]))
+        rows += bucket.rows
+        if rows >= MOST_READ:
+            break
+    table = pa.concat_tables(tables)
+    is_held_out = held_out_keys(key_list(key_array(table.column("key"))), inputs.held_out)
+    apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
+    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: MOST_PREDICTED - len(apart)]]))
+    table = table.take(pa.array(chosen))
+    answers, keys = inputs.answers, pl.Series(table.column("key"), dtype=pl.Binary)
+    logits = (
+        {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in inputs.labels.columns}
+        if answers
+        else {}
+    )
+    return _Sample(
+        table,
+        is_held_out[chosen],
+        matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else None,
+        ensemble(logits, inputs.labels) if logits else None,
+        softmax(inputs.student.logits(fields(table))),
+    )
+
+
+# ---- the texts to label
+
+
+def select(student: Array, ensemble: Array | None) -> list[tuple[int, str]]:
+    """Returns the rows to label in order, with the reason; each reason takes the predicted labels in turn."""
+    label, margin = student.argmax(axis=1), _margin(student)
+    rows = np.arange(len(label))
+    orders = {"small margin": rows[np.argsort(margin, kind="stable")], "random": rows}
+    if ensemble is not None:
+        differ = rows[label != ensemble.argmax(axis=1)]
+        both = np.minimum(margin, _margin(ensemble))[differ]  # both are certain, and one is wrong
+        orders["student and ensemble disagree"] = differ[np.argsort(-both, kind="stable")]
+    chosen: dict[int, str] = {}
+    for why, quota in QUOTAS.items():
+        candidates = [row for row in orders.get(why, np.arange(0)).tolist() if row not in chosen]
+        if why != "random":
+            candidates = in_turn(candidates, label[candidates].tolist())
+        chosen |= dict.fromkeys(candidates[: min(quota, SELECTED - len(chosen))], why)
+    return list(chosen.items())
+
+
+def in_turn(rows: Sequence[int], labels: Sequence[int]) -> list[int]:
+    """Reorders rows so that labels take turns; rows of one label keep their order."""
+    turn: dict[int, int] = {}
+    order = []
+    for place, label in enumerate(labels):
+        turn[label] = turn.get(label, -1) + 1
+        order.append((turn[label], place))
+    return [rows[place] for _, place in sorted(order)]
+
+
+def _margin(probabilities: Array) -> Array:
+    if probabilities.shape[1] < 2:
+        return np.ones(len(probabilities))
+    best = np.partition(probabilities, -2, axis=1)[:, -2:]
+    margin: Array = best[:, 1] - best[:, 0]
+    return margin
+
+
+def columns_of(corpus: Corpus) -> list[str]:
+    """Returns the header: the corpus's own columns are named as in its files."""
+    own = ["key", *([] if corpus.id == "auto" else [corpus.id]), *corpus.text, corpus.label or "label"]
+    return [*own, *(f"{name}_" if name in own else name for name in OWN_COLUMNS)]
+
+
+def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:
+    names, rows = inputs.labels.names, [row for row, _ in chosen]
+    table = sample.table.take(pa.array(rows, pa.int64()))
+    keys = [key.hex() for key in key_list(key_array(table.column("key")))]
+    ids = [[given or key] for key, given in zip(keys, table.column("id").to_pylist(), strict=True)]
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(columns_of(inputs.corpus))
+    for place, (row, why) in enumerate(chosen):
+        texts = [table.column(name)[place].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
+        own = names[int(sample.student[row].argmax())]
+        other = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
+        identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[place]
+        writer.writerow([keys[place], *identity, *texts, "", own, other, why])
+    return file.getvalue()

@@ -1,0 +1,500 @@
+"""Decides on a student: "ship", "do not ship" or "cannot say", with the causes and the next command.
+
+docs/verdict.md has the rule. It reads counts alone: of the student and each rival on the same labelled test texts, or
+without labels the agreement with the targets.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict
+
+from amalgam.stages.report.intervals import Difference, errors_of, interval, paired, texts_needed, unpaired
+from amalgam.stages.train_student.stage import FEW_STEPS
+
+Row = dict[str, Any]
+
+Decision = Literal["ship", "do not ship", "cannot say"]
+
+Kind = Literal[
+    "ensemble",
+    "zero-shot",
+    "teacher",
+    "teacher on its own labels",
+    "student",
+    "supervised student",
+    "most frequent label",
+]
+
+BLOCKING: tuple[Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
+"""Rivals that cost nothing more than the student: a significantly better one decides against the student."""
+
+BASELINES: tuple[Kind, ...] = ("ensemble", "zero-shot", "most frequent label")
+"""The first of these that exists is the baseline, which a student must beat or equal."""
+
+EQUAL = 0.01
+"""Accuracy by which a student may be worse than the baseline, at the lower end of the interval."""
+
+LEAST_TEXTS = 50
+"""Least labelled test texts of a student to ship."""
+
+LEAST_OF_LABEL = 10
+"""Least texts of a label or of a teacher's labels that are looked at alone."""
+
+LEAST_AGREEMENT = 0.5
+"""Without labelled texts: least agreement with the targets, at the upper end of the interval."""
+
+ENOUGH_STEPS = 500
+
+MANY_LONG, SKEWED = 0.2, 0.8
+"""Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
+
+TO_LABEL = ".to-label.csv"
+"""End of the name of the file with the texts to label."""
+
+SHOWN = 5
+"""Labels named in a sentence."""
+
+
+# ---- types
+
+
+class RivalCounts(TypedDict):
+    """The student and another system on the same n test texts."""
+
+    name: str
+    kind: Kind
+    n: int
+    student_right: int
+    right: int
+    gained: int | None
+    """Texts on which only the student is right; None if the two cannot be compared text by text."""
+    lost: int | None
+
+
+class Rival(RivalCounts):
+    """`mean`: accuracy of the student minus that of the rival; `low` and `high`: its interval."""
+
+    mean: float
+    low: float
+    high: float
+    student_is: Literal["better", "worse", "not clearly different"]
+
+
+class Cause(TypedDict):
+    code: str
+    text: str
+
+
+class Next(TypedDict):
+    """The next step: what to do, and the command that does it."""
+
+    text: str
+    command: NotRequired[str]
+
+
+class Verdict(TypedDict):
+    decision: Decision
+    reasons: list[str]
+    causes: list[Cause]
+    cautions: list[str]
+    """Remarks on which the decision does not depend."""
+    next: Next
+    rivals: list[Rival]
+    texts_needed: int | None
+    """About how many labelled test texts would decide; None if the decision is clear or the number is too large."""
+
+
+class Coverage(TypedDict):
+    """Texts answered (`n`) and answered right, by least probability, and for the most probable n texts."""
+
+    thresholds: list[Row]
+    curve: list[Row]
+
+
+class Agreement(TypedDict):
+    """How many texts have the label of the reference, which is the targets or the ensemble."""
+
+    reference: Literal["targets", "ensemble"]
+    texts: Literal["held-out texts", "training texts"]
+    n: int
+    right: int
+
+
+class LabelShare(TypedDict):
+    """A label among n training texts, without gold labels."""
+
+    label: str
+    predicted: int
+    expected: int | None
+    """Texts whose reference has the label first."""
+    mass: float | None
+    """Sum of the label's probabilities in the reference."""
+
+
+class UnlabelledQuality(TypedDict):
+    """The student on n training texts, without gold labels."""
+
+    n: int
+    held_out: int
+    """Texts that the student was not trained on."""
+    agreement: Agreement | None
+    ensemble: int | None
+    """Texts on which the ensemble has the same label."""
+    labels: list[LabelShare]
+    coverage: Coverage
+    """Agreement with the reference by least probability."""
+    to_label: int
+    """Texts in the file to label."""
+
+
+@dataclass(frozen=True)
+class VerdictInputs:
+    """Everything that the verdict depends on."""
+
+    n: int
+    """Labelled test texts."""
+    right: int
+    rivals: Sequence[RivalCounts] = ()
+    labels: Sequence[Mapping[str, Any]] = ()
+    """By label: `label`, `n`, `right`, `predicted`, on the test texts."""
+    unlabelled: UnlabelledQuality | None = None
+    teachers: int = 0
+    steps: int | None = None
+    epochs: int = 1
+    learning_rate: float = 0.0
+    largest_loss: str | None = None
+    """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
+    weights_unused: bool = False
+    """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
+    long_texts: float = 0.0
+    """Share of the training texts that the student's limit truncates."""
+    method: str = "amalgam"
+    selected_texts: bool = False
+    """Whether the test texts are those of the file to label, which are harder than average."""
+    page: str = "student"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of this run, which the next command repeats."""
+
+
+# ---- the verdict
+
+
+def verdict(inputs: VerdictInputs) -> Verdict:
+    if not inputs.n:
+        return _without_labels(inputs)
+    rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
+    faults = list(_faults(inputs, rivals))
+    baseline = _baseline(rivals)
+    decision, reasons, needed = _decided(inputs, baseline)
+    if faults:
+        decision, reasons, needed = "do not ship", faults, None
+    causes = list(_causes(inputs, rivals)) if decision != "ship" else []
+    if decision == "cannot say":
+        causes += _too_few(inputs, needed)
+    return {
+        "decision": decision,
+        "reasons": reasons,
+        "causes": causes,
+        "cautions": list(_cautions(inputs, rivals)),
+        "next": _next(inputs, decision, causes, rivals, needed),
+        "rivals": rivals,
+        "texts_needed": needed,
+    }
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """Returns the end of `amalgam run`: the decision with its reason, the causes, and the next step."""
+    printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
+    if verdict["causes"]:
+        printed.append(f"  cause: {'; '.join(cause['text'] for cause in verdict['causes'][:3])}")
+    step = verdict["next"]
+    printed.append(f"  next: {step['command']}" if "command" in step else f"  next: {step['text']}")
+    return printed
+
+
+def _compared(counts: RivalCounts, rivals: Sequence[RivalCounts]) -> Rival:
+    """Adds the difference; of several rivals of one kind the interval holds for all together."""
+    errors = errors_of(sum(rival["kind"] == counts["kind"] for rival in rivals))
+    difference = difference_of(counts, errors)
+    student_is: Any = "better" if difference.low > 0 else "worse" if difference.high < 0 else "not clearly different"
+    return {**counts, **difference._asdict(), "student_is": student_is}  # type: ignore[typeddict-item]
+
+
+def difference_of(counts: RivalCounts, errors: float) -> Difference:
+    gained, lost, n = counts["gained"], counts["lost"], counts["n"]
+    if gained is None or lost is None:
+        return unpaired(counts["student_right"] / max(n, 1), counts["right"] / max(n, 1), n, errors)
+    return paired(gained, lost, n, errors)
+
+
+def _baseline(rivals: Sequence[Rival]) -> Rival | None:
+    by_kind = {rival["kind"]: rival for rival in rivals}
+    return next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
+
+
+def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, list[str], int | None]:
+    """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
+    n = inputs.n
+    if n < LEAST_TEXTS:
+        return "cannot say", [f"{n:,} labelled test texts are too few: a verdict needs at least {LEAST_TEXTS}."], None
+    if baseline is None:
+        return "cannot say", ["There is nothing to compare the student with."], None
+    if baseline["student_is"] == "better":
+        return "ship", [f"{_difference(baseline)}, and no rival is significantly better."], None
+    if baseline["low"] > -EQUAL:
+        reason = f"The student is at most 1 point worse than {name_of(baseline)} ({_numbers(baseline)})"
+        return "ship", [f"{reason}, and no rival is significantly better."], None
+    needed = texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n)
+    return (
+        "cannot say",
+        [f"The student and {name_of(baseline)} are not clearly different ({_numbers(baseline)})."],
+        needed,
+    )
+
+
+# ---- do not ship
+
+
+def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+    better = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["student_is"] == "worse"]
+    for rival in sorted(better, key=lambda rival: rival["mean"]):
+        yield f"{_difference(rival)}."
+    lost = _lost_labels(inputs)
+    if lost:
+        which = "label is" if len(lost) == 1 else "labels are"
+        yield f"{len(lost)} {which} never predicted right, with at least {LEAST_OF_LABEL} test texts: {_listed(lost)}."
+    for rival in _lost_teachers(rivals):
+        yield (
+            f"On the labels of teacher {rival['name']} the student has {_share(rival['student_right'], rival['n'])} "
+            f"accuracy, less than half of the teacher's {_share(rival['right'], rival['n'])} (n = {rival['n']:,})."
+        )
+    for rival in rivals:
+        useless = rival["high"] < (1 - rival["right"] / max(rival["n"], 1)) / 2
+        if rival["kind"] == "most frequent label" and rival["student_is"] == "not clearly different" and useless:
+            yield f"The student is no better than always predicting {rival['name']} ({_numbers(rival)})."
+
+
+def _lost_labels(inputs: VerdictInputs) -> list[str]:
+    return [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
+
+
+def _lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
+    """Returns the teachers on whose labels the student is right significantly less than half as often."""
+    return [
+        rival
+        for rival in rivals
+        if rival["kind"] == "teacher on its own labels"
+        and rival["n"] >= LEAST_OF_LABEL
+        and interval(rival["student_right"] / rival["n"], rival["n"])[1] < rival["right"] / rival["n"] / 2
+    ]
+
+
+# ---- without labels
+
+
+def _without_labels(inputs: VerdictInputs) -> Verdict:
+    quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
+    reasons = ["There are no labelled test texts."]
+    if quality:
+        missing, agreement = never_predicted(quality), quality["agreement"]
+        if missing:
+            which = "label is" if len(missing) == 1 else "labels are"
+            faults.append(f"{len(missing)} {which} never predicted, though the targets have them: {_listed(missing)}.")
+        if agreement:
+            low, high = interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])
+            reasons.append(
+                f"The student agrees with the {agreement['reference']} on {_share(agreement['right'], agreement['n'])} "
+                f"of {agreement['n']:,} {agreement['texts']} (95 % interval {100 * low:.1f} to {100 * high:.1f})."
+            )
+            if high < LEAST_AGREEMENT:
+                faults.append(f"The student did not learn its targets. {reasons[-1]}")
+        cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
+    decision: Decision = "do not ship" if faults else "cannot say"
+    causes = list(_causes(inputs, []))
+    causes.append({"code": "no-labels", "text": "the accuracy is unknown without labelled test texts"})
+    return {
+        "decision": decision,
+        "reasons": faults or reasons,
+        "causes": causes,
+        "cautions": cautions,
+        "next": _next(inputs, decision, causes, [], None),
+        "rivals": [],
+        "texts_needed": (quality["to_label"] or None) if quality else None,
+    }
+
+
+def never_predicted(quality: UnlabelledQuality) -> list[str]:
+    """Returns the labels that the student never predicts, though at least LEAST_OF_LABEL targets have them first."""
+    return [
+        row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
+    ]
+
+
+# ---- causes and cautions
+
+
+def _causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
+    """Yields the likely causes of a bad or unclear student, the most likely first."""
+    if inputs.steps is not None and inputs.steps < FEW_STEPS:
+        yield {"code": "few-steps", "text": f"{inputs.steps:,} training steps are few"}
+    silent = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
+    if not inputs.n and inputs.unlabelled:
+        silent = never_predicted(inputs.unlabelled)
+    if silent:
+        text = f"{len(silent)} label{'s are' if len(silent) > 1 else ' is'} never predicted ({_listed(silent)})"
+        yield {"code": "labels-never-predicted", "text": text}
+    for rival in _lost_teachers(rivals):
+        text = f"teacher {rival['name']} always loses: {_share(rival['student_right'], rival['n'])} on its labels"
+        yield {"code": "teacher-loses", "text": text}
+    if inputs.weights_unused:
+        text = "the choice of the teacher is not trusted: the kinds of evidence do not agree"
+        yield {"code": "choice-not-trusted", "text": text}
+    losses = {
+        "teachers": ("teachers-wrong", "the teachers are wrong on many texts"),
+        "choice": ("wrong-choice", "the targets often follow the wrong teacher"),
+        "fit": ("not-fitted", "the student does not fit its targets"),
+        "choice and fit": ("choice-or-fit", "the targets follow the wrong teacher, or the student does not fit them"),
+    }
+    if inputs.largest_loss in losses:
+        code, text = losses[inputs.largest_loss]
+        yield {"code": code, "text": text}
+    if inputs.long_texts >= MANY_LONG:
+        text = f"{_percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
+        yield {"code": "long-texts", "text": text}
+    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    if frequent and frequent["right"] >= SKEWED * frequent["n"]:
+        text = f"{_share(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
+        yield {"code": "skewed-labels", "text": text}
+
+
+def _too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
+    if inputs.n < LEAST_TEXTS:
+        return [{"code": "few-test-texts", "text": f"only {inputs.n:,} labelled test texts"}]
+    if needed is None:
+        return [{"code": "tie", "text": "the two differ too little for any practical number of test texts"}]
+    text = f"{inputs.n:,} test texts are too few; about {needed:,} would decide, if the difference stays"
+    return [{"code": "few-test-texts", "text": text}]
+
+
+def _cautions(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+    for rival in rivals:
+        if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
+            yield f"{_difference(rival)}. It was trained on gold labels: if you have them, ship that student."
+        if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
+            yield (
+                f"On its own labels, teacher {rival['name']} alone has {_share(rival['right'], rival['n'])} accuracy, "
+                f"the student {_share(rival['student_right'], rival['n'])} (n = {rival['n']:,})."
+            )
+    rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
+    if rare:
+        which = "label has" if len(rare) == 1 else "labels have"
+        yield f"{len(rare)} {which} fewer than {LEAST_OF_LABEL} test texts, too few for a decision: {_listed(rare)}."
+    if inputs.selected_texts:
+        yield (
+            "The test texts were selected because they are hard: the student's accuracy on ordinary texts is higher. "
+            "The comparison with the ensemble holds."
+        )
+
+
+# ---- the next step
+
+
+def _next(
+    inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
+) -> Next:
+    codes = {cause["code"] for cause in causes}
+    if decision == "ship":
+        student = "" if inputs.page == "student" else f" --student students/{inputs.page}"
+        return {"text": "Use the student.", "command": f'amalgam predict "a text"{student}'}
+    if decision == "cannot say" and not inputs.n:
+        return _label_texts(inputs)
+    if decision == "cannot say" and "tie" in codes:
+        return {"text": "Decide by size and speed: the student is one model."}
+    if decision == "cannot say" and "few-steps" not in codes:
+        goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
+        return {"text": f"Label more test texts, {goal} in all, and run `amalgam report` again."}
+    better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
+    if better:
+        best = min(better, key=lambda rival: rival["mean"])["name"]
+        return {"text": f"Use student {best} instead.", "command": f"amalgam report {best} {inputs.page}"}
+    return _remedy(inputs, codes)
+
+
+def _remedy(inputs: VerdictInputs, codes: set[str]) -> Next:
+    """Returns the remedy of the most likely cause."""
+    look: Next = {"text": "Look at the teachers: one may be wrong or not needed.", "command": "amalgam audit"}
+    enough = max(-(-ENOUGH_STEPS * inputs.epochs // max(inputs.steps or 1, 1)), inputs.epochs + 1)
+    remedies: dict[str, tuple[str, dict[str, str]] | None] = {
+        "few-steps": ("Train longer.", {"student.epochs": f"{enough}", "student.name": "longer"}),
+        "choice-not-trusted": None,
+        "teacher-loses": None,
+        "teachers-wrong": None,
+        "wrong-choice": ("Use another rule.", {"student.method": "amalgam", "student.name": "amalgam"}),
+        "long-texts": ("Read more of each text.", {"student.max_tokens": "256", "student.name": "long"}),
+    }
+    if inputs.method == "amalgam":
+        remedies["wrong-choice"] = None
+    longer = {"student.epochs": f"{2 * inputs.epochs}", "student.name": "longer"}
+    remedy = next((remedies[code] for code in remedies if code in codes), ("Train longer.", longer))
+    if remedy is None:
+        return look if inputs.teachers else {"text": "Train longer.", "command": _run(inputs, longer)}
+    return {"text": remedy[0], "command": _run(inputs, remedy[1])}
+
+
+def _label_texts(inputs: VerdictInputs) -> Next:
+    count = inputs.unlabelled["to_label"] if inputs.unlabelled else 0
+    if not count:
+        return {"text": "Label about 200 texts, and set corpus.test and corpus.label."}
+    file = f"reports/{inputs.page}{TO_LABEL}"
+    command = _run(inputs, {"corpus.test": file, "corpus.label": "label"})
+    return {"text": f"Label the {count:,} texts of {file}, then run the command.", "command": command}
+
+
+def _run(inputs: VerdictInputs, new: Mapping[str, str]) -> str:
+    overrides = {**inputs.overrides, **new}
+    return shlex.join(["amalgam", "run", *(f"{name}={value}" for name, value in overrides.items())])
+
+
+# ---- words
+
+
+def name_of(rival: RivalCounts) -> str:
+    """Returns the rival as the object of a sentence."""
+    return {
+        "ensemble": "the ensemble",
+        "zero-shot": "zero-shot",
+        "teacher": f"teacher {rival['name']}",
+        "teacher on its own labels": f"teacher {rival['name']} on its own labels",
+        "student": f"student {rival['name']}",
+        "supervised student": f"the supervised student {rival['name']}",
+        "most frequent label": f"always predicting {rival['name']}",
+    }[rival["kind"]]
+
+
+def _difference(rival: Rival) -> str:
+    points = f"{100 * abs(rival['mean']):.1f} points better than"
+    if rival["mean"] >= 0:
+        return f"The student is {points} {name_of(rival)} ({_numbers(rival)})"
+    name = name_of(rival)
+    return f"{name[0].upper()}{name[1:]} is {points} the student ({_numbers(rival)})"
+
+
+def _numbers(rival: Rival) -> str:
+    accuracies = f"{_share(rival['student_right'], rival['n'])} against {_share(rival['right'], rival['n'])}"
+    return f"{accuracies}, 95 % interval {100 * rival['low']:+.1f} to {100 * rival['high']:+.1f}, n = {rival['n']:,}"
+
+
+def _share(count: int, n: int) -> str:
+    return _percent(count / max(n, 1))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"

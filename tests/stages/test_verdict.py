@@ -1,0 +1,360 @@
+"""Tests the verdict on made experiments: predictions with given accuracies, and no training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amalgam.data.keys import union_of
+from amalgam.stages.report.evaluation import Predictions
+from amalgam.stages.report.evaluation import TestAnswers as Answers
+from amalgam.stages.report.intervals import errors_of, interval, paired, texts_needed, unpaired
+from amalgam.stages.report.quality import by_length, coverage, rival_counts
+from amalgam.stages.report.verdict import RivalCounts, VerdictInputs, lines, never_predicted, verdict
+
+Array = Any
+
+NAMES = ["banking", "law", "music", "sports", "travel", "weather"]
+
+
+def made(
+    n: int,
+    student: float | Sequence[float],
+    ensemble: float | None,
+    zero_shot: float | None = 0.4,
+    *,
+    labels: int = 4,
+    teachers: int = 2,
+    own: Sequence[float] = (),
+    gold: Array = None,
+    **facts: Any,
+) -> VerdictInputs:
+    """Makes predictions with exact accuracies and independent errors; `student` may have one accuracy per label."""
+    rng = np.random.default_rng(0)
+    gold = np.arange(n) % labels if gold is None else np.asarray(gold)
+
+    def predicted(accuracy: float, rows: Array) -> Array:
+        answers = gold[rows].copy()
+        wrong = rng.permutation(len(rows))[: round((1 - accuracy) * len(rows))]
+        answers[wrong] = (answers[wrong] + rng.integers(1, labels, len(wrong))) % labels
+        return answers
+
+    everything = np.arange(len(gold))
+    ours = np.empty(len(gold), np.int64)
+    for label in range(labels):
+        rows = everything[gold == label]
+        ours[rows] = predicted(student if isinstance(student, float) else student[label], rows)
+    groups = np.array_split(np.arange(labels), max(teachers, 1))
+    space = union_of({f"teacher-{at}": [NAMES[label] for label in group] for at, group in enumerate(groups)})
+    answers = {"student": ours}
+    teacher_answers = {}
+    for at, group in enumerate(groups if teachers else ()):
+        inside, accuracy = np.isin(gold, group), own[at] if own else 0.9
+        answer = np.full(len(gold), group[0])
+        answer[inside] = np.where(rng.random(inside.sum()) < accuracy, gold[inside], group[0] - 1)
+        teacher_answers[f"teacher-{at}"] = answers[f"teacher:teacher-{at}"] = answer
+    answers |= {} if ensemble is None else {"ensemble": predicted(ensemble, everything)}
+    answers |= {} if zero_shot is None else {"zero-shot": predicted(zero_shot, everything)}
+    systems = {
+        name: Predictions(labels_of, np.ones(len(gold)), np.ones(len(gold))) for name, labels_of in answers.items()
+    }
+    test = Answers(everything, gold, teacher_answers, systems, everything, 0.0)
+    counts = [
+        {"label": NAMES[at], "n": int((gold == at).sum()), "right": int(((ours == at) & (gold == at)).sum())}
+        | {"predicted": int((ours == at).sum())}
+        for at in range(labels)
+    ]
+    return VerdictInputs(
+        n=len(gold),
+        right=int((ours == gold).sum()),
+        rivals=rival_counts(test, space, "student"),
+        labels=counts,
+        **{"teachers": teachers, "steps": 900, "epochs": 3, **facts},
+    )
+
+
+def with_student(inputs: VerdictInputs, accuracy: float, kind: Any = "student", *, same: int = 1) -> VerdictInputs:
+    """Adds other students whose errors are independent of this student's."""
+    n, ours = inputs.n, inputs.right
+    right = round(accuracy * n)
+    both = round(right * ours / n)
+    counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both}
+    others = [{"name": f"muka-{at}", "kind": kind, **counts} for at in range(same)]
+    return replace(inputs, rivals=[*inputs.rivals, *others])  # type: ignore[list-item]
+
+
+def unlabelled(right: int, n: int = 100, **labels: tuple[int, int]) -> Any:
+    """Describes a student on 1,000 training texts; by label: texts predicted, and expected by the targets."""
+    counts = labels or {"banking": (480, 500), "law": (520, 500)}
+    return {
+        "n": 1000,
+        "held_out": n,
+        "agreement": {"reference": "targets", "texts": "held-out texts", "n": n, "right": right},
+        "ensemble": 900,
+        "labels": [
+            {"label": label, "predicted": predicted, "expected": expected, "mass": float(expected)}
+            for label, (predicted, expected) in counts.items()
+        ],
+        "coverage": {"thresholds": [], "curve": []},
+        "to_label": 200,
+    }
+
+
+ONE_LABEL = [0] * 190 + [1, 2, 3, 4, 5] * 2
+
+CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
+    # good
+    "better than the ensemble": (lambda: made(500, 0.852, 0.762, 0.62), "ship", set(), "amalgam predict"),
+    "a little better on many texts": (lambda: made(5000, 0.90, 0.87), "ship", set(), "amalgam predict"),
+    "equal on very many texts": (lambda: made(40_000, 0.90, 0.90), "ship", set(), "amalgam predict"),
+    "no zero-shot": (lambda: made(500, 0.85, 0.75, None), "ship", set(), "amalgam predict"),
+    "no teachers": (lambda: made(500, 0.9, None, 0.5, teachers=0), "ship", set(), "amalgam predict"),
+    "a rare label is missed": (
+        lambda: made(304, [0.9, 0.9, 0.9, 0.0], 0.7, gold=[0, 1, 2] * 100 + [3] * 4),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "a supervised student is better": (
+        lambda: with_student(made(500, 0.85, 0.75), 0.97, "supervised student"),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "many equal students": (
+        lambda: with_student(made(1000, 0.85, 0.75), 0.882, same=20),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    # bad
+    "an untrained student": (
+        lambda: made(500, 0.494, 0.762, 0.62, steps=54, largest_loss="fit"),
+        "do not ship",
+        {"few-steps", "not-fitted"},
+        "student.epochs=28",
+    ),
+    "zero-shot is better": (
+        lambda: made(1000, 0.547, 0.623, 0.947, labels=6, steps=120),
+        "do not ship",
+        {"few-steps"},
+        "student.epochs=",
+    ),
+    "another student is better": (
+        lambda: with_student(made(1000, 0.80, 0.70), 0.90),
+        "do not ship",
+        set(),
+        "amalgam report muka-0 student",
+    ),
+    "a label is never predicted": (
+        lambda: made(600, [0.99, 0.99, 0.99, 0.0], 0.70, labels=4),
+        "do not ship",
+        set(),
+        "student.epochs=6",
+    ),
+    "one teacher always loses": (
+        lambda: made(1000, [0.99, 0.99, 0.2, 0.2], 0.5, own=(0.95, 0.95)),
+        "do not ship",
+        {"teacher-loses"},
+        "amalgam audit",
+    ),
+    "one teacher, which is better": (lambda: made(1000, 0.84, 0.90, teachers=1), "do not ship", set(), "amalgam run"),
+    "long texts": (
+        lambda: made(1000, 0.6, 0.8, long_texts=0.5),
+        "do not ship",
+        {"long-texts"},
+        "student.max_tokens=256",
+    ),
+    "evidence that disagrees": (
+        lambda: made(1000, 0.6, 0.8, weights_unused=True),
+        "do not ship",
+        {"choice-not-trusted"},
+        "amalgam audit",
+    ),
+    "targets of the wrong teacher": (
+        lambda: made(1000, 0.6, 0.8, largest_loss="choice", method="muka-soft"),
+        "do not ship",
+        {"wrong-choice"},
+        "student.method=amalgam",
+    ),
+    "no teachers, and zero-shot is better": (
+        lambda: made(500, 0.5, None, 0.9, teachers=0),
+        "do not ship",
+        set(),
+        "amalgam run",
+    ),
+    # hopeless
+    "everything guesses": (lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)), "do not ship", set(), "amalgam run"),
+    "always the most frequent label": (
+        lambda: made(200, [1.0, 0, 0, 0, 0, 0], 0.80, 0.5, labels=6, gold=ONE_LABEL),
+        "do not ship",
+        {"skewed-labels"},
+        "amalgam run",
+    ),
+    # unclear
+    "a tie": (lambda: made(500, 0.82, 0.80), "cannot say", {"few-test-texts"}, "Label more test texts"),
+    "an exact tie": (lambda: made(400, 0.80, 0.80), "cannot say", {"tie"}, "size and speed"),
+    "one teacher, about equal": (lambda: made(300, 0.89, 0.90, teachers=1), "cannot say", set(), ""),
+    "eight texts": (lambda: made(8, 1.0, 0.5), "cannot say", {"few-test-texts"}, "at least 200"),
+    "thirty texts, a far better student": (
+        lambda: made(30, 1.0, 0.3),
+        "cannot say",
+        {"few-test-texts"},
+        "at least 200",
+    ),
+    "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=28"),
+    # no labels
+    "no labels at all": (lambda: VerdictInputs(0, 0), "cannot say", {"no-labels"}, "corpus.test"),
+    "no labels, a good student": (
+        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(91)),
+        "cannot say",
+        {"no-labels"},
+        "corpus.test=reports/student.to-label.csv",
+    ),
+    "no labels, a label is never predicted": (
+        lambda: VerdictInputs(0, 0, steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
+        "do not ship",
+        {"labels-never-predicted", "few-steps", "no-labels"},
+        "student.epochs=",
+    ),
+    "no labels, nothing was learned": (
+        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(30)),
+        "do not ship",
+        {"no-labels"},
+        "student.epochs=2",
+    ),
+    "no labels, six held-out texts": (
+        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(2, n=6)),
+        "cannot say",
+        {"no-labels"},
+        "corpus.test",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_of_a_made_experiment(name: str) -> None:
+    make, decision, causes, command = CASES[name]
+    inputs = make()
+    result = verdict(inputs)
+    assert result["decision"] == decision, result
+    assert causes <= {cause["code"] for cause in result["causes"]}
+    assert command in result["next"].get("command", result["next"]["text"])
+    assert result["reasons"]
+    first, *more = lines(result)
+    assert first.startswith(f"verdict: {decision}. ")
+    assert len(more) <= 2
+
+
+def test_the_reason_names_the_rival_and_both_accuracies() -> None:
+    [reason] = [text for text in verdict(made(1000, 0.548, 0.624, 0.948))["reasons"] if "shot" in text]
+    assert all(number in reason for number in ("94.8 %", "54.8 %", "40.0 points", "n = 1,000"))
+
+
+def test_the_worst_rival_comes_first() -> None:
+    reasons = verdict(made(1000, 0.547, 0.75, 0.947, labels=6))["reasons"]
+    assert reasons[0].startswith("Zero-shot")
+    assert reasons[1].startswith("The ensemble")
+
+
+def test_a_supervised_student_is_a_caution() -> None:
+    cautions = verdict(with_student(made(500, 0.85, 0.75), 0.97, "supervised student"))["cautions"]
+    assert any("gold labels" in text for text in cautions)
+
+
+def test_selected_texts_are_a_caution() -> None:
+    assert verdict(made(500, 0.85, 0.75, selected_texts=True))["cautions"]
+
+
+def test_the_next_command_repeats_the_overrides_of_the_run() -> None:
+    inputs = made(500, 0.5, 0.8, steps=54, overrides={"targets.mode": "a b", "student.epochs": 2})
+    command = verdict(inputs)["next"]["command"]
+    assert command == "amalgam run 'targets.mode=a b' student.epochs=28 student.name=longer"
+
+
+def test_a_student_of_few_stored_texts_is_compared_without_pairs() -> None:
+    rival: RivalCounts = {
+        "name": "other", "kind": "student", "n": 1000, "student_right": 700, "right": 800, "gained": None, "lost": None
+    }  # fmt: skip
+    base = made(1000, 0.7, 0.5)
+    assert verdict(replace(base, rivals=[*base.rivals, rival]))["decision"] == "do not ship"
+
+
+# ---- intervals
+
+
+@given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 500))
+def test_the_paired_interval_excludes_zero_as_mcnemars_test_does(gained: int, lost: int, equal: int) -> None:
+    n = gained + lost + equal
+    difference = paired(gained, lost, n)
+    assert -1 <= difference.low <= difference.mean <= difference.high <= 1
+    discordant = gained + lost
+    significant = discordant and max(abs(gained - lost) - 1, 0) ** 2 / discordant > 1.96**2
+    assert (difference.low > 0 or difference.high < 0) == bool(significant)
+
+
+def test_without_a_differing_text_the_interval_is_not_empty() -> None:
+    low, high = paired(0, 0, 40)[1:]
+    assert low < -0.05
+    assert high > 0.05
+    assert paired(0, 0, 0) == (0.0, -1.0, 1.0)
+
+
+def test_the_paired_interval_covers_the_true_difference() -> None:
+    rng, inside = np.random.default_rng(0), 0
+    for gained, lost, _ in rng.multinomial(200, [0.15, 0.08, 0.77], 500):
+        _, low, high = paired(int(gained), int(lost), 200)
+        inside += low <= 0.07 <= high
+    assert inside >= 475
+
+
+def test_independent_shares_have_a_wider_interval_than_pairs() -> None:
+    pairs, shares = paired(60, 20, 500), unpaired(0.80, 0.72, 500)
+    assert shares.mean == pytest.approx(pairs.mean)
+    assert shares.low < pairs.low
+
+
+def test_the_needed_texts_decide() -> None:
+    n = texts_needed(40, 30, 500)
+    assert n is not None
+    assert n > 500
+    scaled = paired(round(40 * n / 500), round(30 * n / 500), n)
+    assert scaled.low > 0
+    assert texts_needed(30, 30, 500) is None
+    assert texts_needed(301, 300, 1000) is None
+
+
+def test_several_comparisons_have_wider_intervals() -> None:
+    assert errors_of(1) == pytest.approx(1.96)
+    assert errors_of(20) == pytest.approx(3.02, abs=0.01)
+    assert interval(0.5, 100, errors_of(20))[0] < interval(0.5, 100)[0]
+
+
+# ---- coverage and lengths
+
+
+def test_coverage_counts_what_is_answered_and_right() -> None:
+    rows = coverage(np.array([0.95, 0.85, 0.65, 0.3]), np.array([True, True, False, True]))
+    at = {row["probability"]: (row["n"], row["right"]) for row in rows["thresholds"]}
+    assert (at[0.0], at[0.6], at[0.8], at[0.99]) == ((4, 3), (3, 2), (2, 2), (0, 0))
+    assert [(row["n"], row["right"]) for row in rows["curve"]] == [(1, 1), (2, 2), (3, 2), (4, 3)]
+
+
+def test_texts_of_similar_length_are_counted_together() -> None:
+    letters = np.repeat([10, 20, 30, 400], 25)
+    rows = by_length(letters, letters < 400)
+    assert sum(row["n"] for row in rows) == 100
+    assert [row["right"] / row["n"] for row in rows][-1] == 0
+    assert by_length(letters[:20], letters[:20] < 400) == []
+    assert by_length(np.full(100, 7), np.ones(100, dtype=bool)) == []
+
+
+def test_a_label_is_missed_only_if_the_targets_have_it_often() -> None:
+    quality = unlabelled(90, banking=(990, 900), law=(0, 9), music=(0, 91))
+    assert never_predicted(quality) == ["music"]

@@ -201,15 +201,31 @@ def report(  # noqa: PLR0913 - the options of a command
         ),
     ] = None,
     config: Config = FILE,
+    fail_under: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8."),
+    ] = None,
+    worse_than: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if-worse-than",
+            metavar="NAME",
+            help="Exit with code 4 if this rival is significantly better: ensemble, zero-shot, a teacher (on its own "
+            "labels) or another student.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
     only: Only = False,
     force: Force = False,
     part: Part = None,
     quiet: Quiet = False,
 ) -> None:
-    """Adds the comparison of reports to the command of their stage."""
+    """Adds the comparison of reports, and requirements, to the command of their stage."""
+    from amalgam.stages.app.compare_reports import Requirements
     from amalgam.stages.app.compare_reports import report as make
 
-    make(config, arguments or [], only=only, force=force, part=part, quiet=quiet)
+    requirements = Requirements(fail_under, worse_than, as_json)
+    make(config, arguments or [], requirements, only=only, force=force, part=part, quiet=quiet)
 
 
 _OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, "report": report}

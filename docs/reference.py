@@ -59,6 +59,7 @@ WHEN = {
     "ExperimentError": "an error in the experiment file or the command line; no stage has run",
     "ModelError": "a model of the experiment cannot be used",
     "DataError": "an error in the texts; the message names file, row and field",
+    "QualityError": "the student misses `amalgam report --fail-under` or `--fail-if-worse-than`",
     "WorkError": "a unit of work failed; earlier committed units stay",
     "DiskFullError": "the disk is full; free some space and run again",
     "DamagedError": "a stored file differs from its digest: it is quarantined, and the next run recomputes it",

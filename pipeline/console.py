@@ -99,9 +99,12 @@ class Console:
         self.result(textwrap.fill(text, _columns(100), subsequent_indent="  ", break_long_words=False))
 
     def verdict(self, lines: Sequence[str]) -> None:
-        """Prints the verdict of a run, one result per line; commands of many runs print none."""
+        """Prints the verdict of a run; only a terminal wraps it. Commands of many runs print none."""
         for line in lines:
-            self.result(line)
+            if self._out.isatty():
+                self.sentence(line)
+            else:
+                self.result(line)
 
     def json(self, value: Any) -> None:
         self.result(json.dumps(value, indent=2, ensure_ascii=False))

@@ -4,6 +4,7 @@ AmalgamError                exit 1
 ├── ExperimentError         exit 2   the experiment file, the command line
 │   └── ModelError          exit 2   a model of the experiment cannot be used
 ├── DataError               exit 3   the texts
+├── QualityError            exit 4   the student misses a requirement of `amalgam report`
 ├── WorkError               exit 1   a unit of work failed
 │   └── DiskFullError       exit 1
 ├── DamagedError            exit 1   a stored file does not match its digest (the runner recomputes it)
@@ -51,6 +52,10 @@ class ModelError(ExperimentError):
 
 class DataError(AmalgamError):
     exit_code = 3
+
+
+class QualityError(AmalgamError):
+    exit_code = 4
 
 
 class WorkError(AmalgamError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import re
@@ -200,6 +201,95 @@ def test_a_method_that_trains_nothing_has_a_page_of_its_own(workspace: Workspace
     assert "ensemble" in text
     assert "Disputed texts" not in text
     assert (workspace.folder / "reports/student.html").exists()
+
+
+# ---- the verdict
+
+
+def test_a_run_ends_with_the_verdict_and_the_page_starts_with_it(built: Workspace) -> None:
+    verdict = numbers_of(built)["verdict"]
+    out = built("report").out
+    first, *more = out[out.index("verdict:") :].splitlines()
+    assert first.startswith(f"verdict: {verdict['decision']}. {verdict['reasons'][0]}")
+    assert any(line.startswith("  next: ") for line in more)
+    assert verdict["decision"] in Page(page_of(built)).text.split("Accuracy of every system")[0].lower()
+    assert {rival["name"] for rival in verdict["rivals"]} >= {"ensemble", "zero-shot", "first", "second"}
+    assert "few-steps" in {cause["code"] for cause in verdict["causes"]}
+
+
+def test_json_is_all_that_is_printed(built: Workspace) -> None:
+    assert json.loads(built("report", "--json").out) == numbers_of(built)
+
+
+def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
+    accuracy = numbers_of(built)["evaluation"]["systems"]["student (muka-soft)"]["accuracy"]
+    missed = built.attempt("report", "--fail-under", str(accuracy + 0.001))
+    assert missed.code == 4
+    assert f"{100 * accuracy:.1f} %" in missed.err
+    assert "--fail-under" in missed.err
+    assert built.attempt("report", "--fail-under", str(accuracy)).code == 0
+    assert built.attempt("report", "--fail-under", "80").code == 2
+    assert built.attempt("report", "student", "other", "--fail-under", "0.5").code == 2
+
+
+@pytest.mark.parametrize("worse", [True, False])
+def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, worse: bool) -> None:
+    rivals = {rival["name"]: rival for rival in numbers_of(workspace)["verdict"]["rivals"]}
+    name = next((name for name, rival in rivals.items() if (rival["student_is"] == "worse") == worse), None)
+    if name:
+        assert workspace.attempt("report", "--fail-if-worse-than", name).code == (4 if worse else 0)
+    refused = workspace.attempt("report", "--fail-if-worse-than", "nobody")
+    assert refused.code == 2
+    assert "ensemble, zero-shot, first, second" in refused.err
+
+
+def test_another_student_of_the_workspace_is_a_rival(workspace: Workspace) -> None:
+    workspace("run", "student.name=other", "student.epochs=2")
+    workspace("run")
+    [rival] = [rival for rival in numbers_of(workspace)["verdict"]["rivals"] if rival["kind"] == "student"]
+    other = numbers_of(workspace, "other")["evaluation"]["systems"]["student (muka-soft)"]
+    assert (rival["name"], rival["right"]) == ("other", round(other["accuracy"] * TEST))
+    assert rival["right"] - rival["student_right"] == rival["lost"] - rival["gained"]
+
+
+def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(workspace: Workspace) -> None:
+    gold = dict(workspace.texts())
+    assert workspace("report", "corpus.test=null").out.startswith("verdict: ")
+    numbers, path = numbers_of(workspace), workspace.folder / "reports/student.to-label.csv"
+    quality, verdict = numbers["unlabelled"], numbers["verdict"]
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert quality["to_label"] == len(rows) == TRAIN
+    assert sum(label["predicted"] for label in quality["labels"]) == TRAIN
+    assert quality["agreement"]["n"] <= TRAIN
+    assert {row["text"] for row in rows} == gold.keys()
+    assert {row["why"] for row in rows} <= {"student and ensemble disagree", "small margin", "random"}
+    assert all(row["student"] != row["ensemble"] for row in rows if row["why"].startswith("student"))
+    assert "no-labels" in {cause["code"] for cause in verdict["causes"]}
+    before = path.read_bytes()
+    workspace("report", "corpus.test=null")
+    assert path.read_bytes() == before
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows({**row, "label": gold[row["text"]]} for row in rows)
+    labelled = path.read_bytes()
+    assert "was kept" in workspace("report", "corpus.test=null").err
+    workspace("run", "corpus.test=reports/student.to-label.csv")
+    assert path.read_bytes() == labelled
+    assert numbers_of(workspace)["evaluation"]["n"] == TRAIN
+    assert any("selected" in caution for caution in numbers_of(workspace)["verdict"]["cautions"])
+    assert workspace.attempt("report", "corpus.test=null", "--fail-under", "0.5").code == 2
+
+
+def test_notes_of_the_run_are_kept(workspace: Workspace) -> None:
+    def notes() -> list[str]:
+        return [note["note"] for note in numbers_of(workspace)["notes"] if note["stage"] == "train-student"]
+
+    assert any("steps are few" in note for note in notes())
+    assert "steps are few" not in workspace("run").err  # nothing was trained
+    assert notes()
 
 
 # ---- hostile

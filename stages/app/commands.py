@@ -13,7 +13,7 @@ from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, DataError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState
-from amalgam.stages.app.api import Experiment, open_run
+from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
@@ -32,9 +32,11 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     part: str | None = None,
     quiet: bool = False,
     oracle: Path | None = None,
+    tables: bool = True,
 ) -> Experiment:
     repeated = _remembered(config, overrides, target) if target else []
-    experiment = Experiment.open(config, [*repeated, *overrides], Console(quiet=quiet), part)
+    console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
+    experiment = Experiment.open(config, [*repeated, *overrides], console, part)
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment

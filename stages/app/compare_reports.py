@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration
-from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.report.html import FOLDER, publish, render, size
 from amalgam.stages.report.intervals import interval, paired
@@ -25,6 +27,7 @@ from amalgam.stages.report.report_json import (
     total_seconds,
 )
 from amalgam.stages.report.tables import number
+from amalgam.stages.report.verdict import Rival, difference_sentence
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -35,23 +38,84 @@ MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 STEPS = ("teachers", "choice", "fit", "choice and fit")
 
 
+@dataclass(frozen=True)
+class Requirements:
+    """Requirements of a single report; a missed one ends the command with exit code 4."""
+
+    fail_under: float | None = None
+    """Least accuracy on the labelled test texts."""
+    worse_than: str | None = None
+    """Name of a rival that must not be significantly better: ensemble, zero-shot, a teacher or a student."""
+    as_json: bool = False
+    """Print report.json."""
+
+
 def report(  # noqa: PLR0913 - the options of a command
-    config: Path, arguments: list[str], *, only: bool, force: bool, part: str | None, quiet: bool
+    config: Path,
+    arguments: list[str],
+    requirements: Requirements,
+    *,
+    only: bool,
+    force: bool,
+    part: str | None,
+    quiet: bool,
 ) -> None:
     """Makes the report of one experiment file, or compares the reports of several students or files."""
     overrides = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
-        file = Path(names[0]) if names else config
-        run_stages(file, overrides, target="report", only=only, force=force, part=part, quiet=quiet)
+        file, tables = Path(names[0]) if names else config, not requirements.as_json
+        options = {"only": only, "force": force, "part": part, "quiet": quiet, "tables": tables}
+        experiment = run_stages(file, overrides, target="report", **options)  # type: ignore[arg-type]
+        if requirements != Requirements():
+            _check(experiment.report.with_suffix(".json"), requirements)
     elif not 2 <= len(names) <= MOST_RUNS:
         fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
         raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
-    elif only or force or part:
+    elif only or force or part or requirements != Requirements():
         fix = "remove these options, or name one file"
-        raise ExperimentError("a comparison takes none of --no-upstream, --force and --part", fix=fix)
+        what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
+        raise ExperimentError(what, fix=fix)
     else:
         _compare(config, names, overrides, quiet=quiet)
+
+
+def _check(path: Path, requirements: Requirements) -> None:
+    """Prints report.json if wanted, and raises QualityError if the student misses a requirement."""
+    numbers = read_report(path)
+    if requirements.as_json:
+        Console().json(numbers)
+    scores, where = _scores(numbers), f"{FOLDER}/{path.name}"
+    if requirements.fail_under is None and requirements.worse_than is None:
+        return
+    if not scores:
+        what = "the accuracy is unknown: there are no labelled test texts"
+        raise ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
+    verdict = numbers["verdict"]
+    command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
+    fix = f"run `{command}`" if command else "train another student, or lower the requirement"
+    if requirements.fail_under is not None and scores["accuracy"] < requirements.fail_under:
+        low, high = interval(scores["accuracy"], scores["n"])
+        bounds = f"n = {scores['n']:,}, 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+        least = f"below {percent(requirements.fail_under)} (--fail-under)"
+        raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({bounds}), {least}", where=where, fix=fix)
+    if requirements.worse_than is not None:
+        rival = _rival(numbers, requirements.worse_than)
+        if rival["student_is"] == "worse":
+            what = f"{difference_sentence(rival)} (--fail-if-worse-than {requirements.worse_than})"
+            raise QualityError(what, where=where, fix=fix)
+
+
+def _rival(numbers: ReportJson, name: str) -> Rival:
+    """Returns the rival of this name; of several teachers, one is compared on its own labels."""
+    rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
+    matching = [rival for rival in rivals if name in {rival["name"], f"{TEACHER}{rival['name']}"}]
+    matching.sort(key=lambda rival: rival["kind"] != "teacher on its own labels")
+    if not matching or matching[0]["kind"] == "most frequent label":
+        names = dict.fromkeys(rival["name"] for rival in rivals if rival["kind"] != "most frequent label")
+        what = f"the report has no rival {name}"
+        raise ExperimentError(what, where="--fail-if-worse-than", fix=f"name one of {', '.join(names) or 'none'}")
+    return matching[0]
 
 
 def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:

@@ -4,4 +4,5 @@ HELP = "Evaluate the student and every teacher: a table here, and one HTML page 
 EXAMPLES = (
     "amalgam report",
     "amalgam report report.calibration_bins=10",
+    "amalgam report --fail-under 0.8 --fail-if-worse-than ensemble",
 )

@@ -269,6 +269,7 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[Ot
         weights_unused=any(FALLBACK in note for note in weights.get("notes", ())),
         long_texts=(facts.get("cut") or 0) / max(facts.get("texts") or 0, 1),
         method=numbers["method"],
+        label=inputs.settings.corpus.label,
         selected_texts=any(source.endswith(TO_LABEL) for source in test or ()),
         page=numbers["name"],
         overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
@@ -278,7 +279,9 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[Ot
 def other_rivals(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> list[RivalCounts]:
     """Returns the other students that were evaluated on the same test texts, each once."""
     quality, ours = numbers["student_quality"], inputs.results["train-student"][0]
-    others = {student.student: student for student in students if student.student not in {None, ours}}
+    # A student may have several reports: the one with `right_hex` comes last and counts.
+    ordered = sorted(students, key=lambda student: bool(student.right_hex))
+    others = {student.student: student for student in ordered if student.student not in {None, ours}}
     rivals: list[RivalCounts] = []
     for fingerprint, student in others.items():
         scores, n = student.scores, student.scores["n"]

@@ -138,7 +138,7 @@ class Report(Stage):
         if scores:
             print_evaluation(run.console, scores)
             if not run.experiment.student.learns:
-                run.console.result(f"reported method: {scores['system']}; no student was trained")
+                run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
             for line in audit_lines(scores["adaptive"], run.experiment.cache.passes) if "adaptive" in scores else ():
                 run.console.say(line)
         else:

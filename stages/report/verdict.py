@@ -1,4 +1,4 @@
-"""Decides on a student: "ship", "do not ship" or "cannot say", with the causes and the next command.
+"""Decides whether to ship a student, or that the texts do not suffice, with the causes and the next command.
 
 docs/verdict.md has the rule. It reads counts alone: of the student and each rival on the same labelled test texts, or
 without labels the agreement with the targets.
@@ -172,6 +172,8 @@ class VerdictInputs:
     long_texts: float = 0.0
     """Share of the training texts that the student's limit truncates."""
     method: str = "amalgam"
+    label: str | None = "label"
+    """Column of the gold labels in the experiment file."""
     selected_texts: bool = False
     """Whether the test texts are those of the file to label, which are harder than average."""
     page: str = "student"
@@ -208,10 +210,11 @@ def verdict(inputs: VerdictInputs) -> Verdict:
 def lines(verdict: Verdict) -> list[str]:
     """Returns the end of `amalgam run`: the decision with its reason, the causes, and the next step."""
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
-    if verdict["causes"]:
-        printed.append(f"  cause: {'; '.join(cause['text'] for cause in verdict['causes'][:3])}")
+    causes = [cause["text"] for cause in verdict["causes"] if cause["code"] != "no-labels"]  # the reason names it
+    if causes:
+        printed.append(f"  cause: {'; '.join(causes[:3])}")
     step = verdict["next"]
-    printed.append(f"  next: {step['command']}" if "command" in step else f"  next: {step['text']}")
+    printed.append(f"  next: {step['command']}  # {step['text']}" if "command" in step else f"  next: {step['text']}")
     return printed
 
 
@@ -243,7 +246,7 @@ def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, l
     if baseline is None:
         return "cannot say", ["There is nothing to compare the student with."], None
     if baseline["student_is"] == "better":
-        return "ship", [f"{_difference(baseline)}, and no rival is significantly better."], None
+        return "ship", [f"{difference_sentence(baseline)}, and no rival is significantly better."], None
     if baseline["low"] > -EQUAL:
         reason = f"The student is at most 1 point worse than {name_of(baseline)} ({_numbers(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
@@ -260,8 +263,12 @@ def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, l
 
 def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
     better = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["student_is"] == "worse"]
+    best: dict[Kind, list[Rival]] = {}
     for rival in sorted(better, key=lambda rival: rival["mean"]):
-        yield f"{_difference(rival)}."
+        best.setdefault(rival["kind"], []).append(rival)
+    for kind, (rival, *more) in best.items():
+        also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
+        yield f"{difference_sentence(rival)}{also}."
     lost = _lost_labels(inputs)
     if lost:
         which = "label is" if len(lost) == 1 else "labels are"
@@ -382,7 +389,7 @@ def _too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
 def _cautions(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
     for rival in rivals:
         if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
-            yield f"{_difference(rival)}. It was trained on gold labels: if you have them, ship that student."
+            yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
         if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
             yield (
                 f"On its own labels, teacher {rival['name']} alone has {_share(rival['right'], rival['n'])} accuracy, "
@@ -394,8 +401,8 @@ def _cautions(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
         yield f"{len(rare)} {which} fewer than {LEAST_OF_LABEL} test texts, too few for a decision: {_listed(rare)}."
     if inputs.selected_texts:
         yield (
-            "The test texts were selected because they are hard: the student's accuracy on ordinary texts is higher. "
-            "The comparison with the ensemble holds."
+            "The test texts were selected because they are hard: accuracies and differences on ordinary texts are "
+            "others. Only rows with `random` in column `why` estimate them."
         )
 
 
@@ -449,7 +456,7 @@ def _label_texts(inputs: VerdictInputs) -> Next:
     if not count:
         return {"text": "Label about 200 texts, and set corpus.test and corpus.label."}
     file = f"reports/{inputs.page}{TO_LABEL}"
-    command = _run(inputs, {"corpus.test": file, "corpus.label": "label"})
+    command = _run(inputs, {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})})
     return {"text": f"Label the {count:,} texts of {file}, then run the command.", "command": command}
 
 
@@ -474,12 +481,14 @@ def name_of(rival: RivalCounts) -> str:
     }[rival["kind"]]
 
 
-def _difference(rival: Rival) -> str:
-    points = f"{100 * abs(rival['mean']):.1f} points better than"
+def difference_sentence(rival: Rival) -> str:
+    """Returns the better of the two as the subject; the interval is that of the stated difference."""
+    name, points = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
     if rival["mean"] >= 0:
-        return f"The student is {points} {name_of(rival)} ({_numbers(rival)})"
-    name = name_of(rival)
-    return f"{name[0].upper()}{name[1:]} is {points} the student ({_numbers(rival)})"
+        return f"The student is {points} {name} ({_numbers(rival)})"
+    accuracies = f"{_share(rival['right'], rival['n'])} against {_share(rival['student_right'], rival['n'])}"
+    numbers = f"{accuracies}, 95 % interval {-100 * rival['high']:+.1f} to {-100 * rival['low']:+.1f}"
+    return f"{name[0].upper()}{name[1:]} is {points} the student ({numbers}, n = {rival['n']:,})"
 
 
 def _numbers(rival: Rival) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -63,6 +64,28 @@ def test_the_example_in_the_docs_runs_without_torch_and_predicts_as_the_student(
     texts = ["the chef fried the onion", "the court heard the banker and the nurse"]
     predictions = exported("predict", *texts, "--json").json
     assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in predictions])
+
+
+def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspace) -> None:
+    card = exported("push", "me/desk", "--card").out
+    python = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(python) == 2
+    text = " ".join(["the chef fried the onion"] * 40)
+    example = "\n".join(python).replace("me/desk", "students/student").replace("desk-onnx/", "students/student-onnx/")
+    done = subprocess.run(
+        [sys.executable, "-c", example.replace('"a text"', repr(text))],
+        capture_output=True,
+        text=True,
+        cwd=exported.folder,
+        env=quiet_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [entry] = exported("predict", text, "--json").json
+    first, second = done.stdout.strip().splitlines()
+    best = entry["labels"][0]
+    assert ast.literal_eval(first)[0]["label"] == second == best["label"]
+    assert ast.literal_eval(first)[0]["score"] == pytest.approx(best["probability"], abs=1e-4)
 
 
 def test_an_export_with_other_logits_is_refused_with_the_difference(exported: Workspace, tmp_path: Path) -> None:

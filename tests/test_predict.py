@@ -234,7 +234,7 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     assert workspace("predict", TEXTS[0], "--quiet").err == ""
     newer = workspace.folder / "students/newer"
     shutil.copytree(workspace.folder / "students/student", newer)
-    os.utime(newer, (2e9, 2e9))
+    os.utime(newer / "config.json", (2e9, 2e9))
     assert "students/newer is newer" in workspace("predict", "--input", "texts/test.csv").err
 
 

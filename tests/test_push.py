@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import constants
+from huggingface_hub import ModelCardData, constants
 
 from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.models.model_folder import METADATA
@@ -95,6 +95,9 @@ def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
     assert re.search(rf"\b{TEST} .*\b8 labels.* 0\.125", text)
     assert "| law | second |" in text
     assert str(desk.folder) not in text
+    assert [result.metric_value for result in ModelCardData(**front).eval_results or ()] == [
+        m["value"] for m in metrics
+    ]
     assert "models/encoder" not in text
 
 
@@ -115,6 +118,17 @@ def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> 
     assert "model-index" not in text
     metadata.unlink()
     assert "No evaluation: " in workspace("push", NAME, "--card", "--student", "students/student").out
+
+
+def test_the_verdict_is_that_of_the_page_of_this_report(workspace: Workspace) -> None:
+    page = workspace.folder / "reports/student.json"
+    numbers = json.loads(page.read_text())
+    verdict = {"verdict": {"decision": "do not ship", "reasons": ["Zero-shot is *better*.", 7]}}
+    page.write_text(json.dumps(numbers | verdict))
+    (workspace.folder / "reports/a.json").write_text("[broken")
+    assert r"**Report**: do not ship. Zero-shot is \*better\*." in workspace("push", NAME, "--card").out
+    page.write_text(json.dumps(numbers | verdict | {"fingerprint": "another"}))
+    assert "**Report**" not in workspace("push", NAME, "--card").out
 
 
 def test_the_card_states_the_cards_of_encoder_and_teachers_and_warns(workspace: Workspace) -> None:

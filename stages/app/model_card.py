@@ -115,16 +115,16 @@ def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
 
 
 def _verdict(base: Path, report: str) -> str | None:
-    """Returns the line of the report's verdict, from the JSON file of its page."""
+    """Returns the verdict and its reasons, or the first line of the summary, from the report's JSON file."""
     for path in sorted((base / FOLDER).glob("*.json")):
         with suppress(OSError, ValueError, RecursionError):
             numbers = json.loads(path.read_text("utf-8"))
             if isinstance(numbers, dict) and numbers.get("fingerprint") == report:
-                verdict = numbers.get("verdict")
-                lines = numbers.get("summary") if verdict is None else verdict
-                lines = lines.get("line") if isinstance(lines, dict) else lines
-                first = lines[0] if isinstance(lines, list) and lines else lines
-                return first if isinstance(first, str) else None
+                match numbers:
+                    case {"verdict": {"decision": str(decision), "reasons": [*reasons]}}:
+                        return " ".join([f"{decision}.", *(reason for reason in reasons if isinstance(reason, str))])
+                    case {"summary": [str(line), *_]}:
+                        return line
     return None
 
 

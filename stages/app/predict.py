@@ -157,8 +157,12 @@ def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Tra
 
 
 def _newer(folder: Path) -> Path | None:
-    """Returns the newest student next to this one, if it is newer."""
-    made = {path: path.stat().st_mtime for path in folder.parent.iterdir() if read_metadata(path)}
+    """Returns the newest student next to this one, if its training is newer."""
+    made = {
+        path: (path / "config.json").stat().st_mtime  # publishing keeps the time of the file
+        for path in folder.parent.iterdir()
+        if not path.name.startswith(".") and read_metadata(path) and (path / "config.json").is_file()
+    }
     newest = max(made, key=lambda path: made[path], default=folder)
     return newest if folder in made and made[newest] > made[folder] else None
 

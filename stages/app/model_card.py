@@ -212,4 +212,4 @@ def _code(settings: Mapping[str, Any]) -> str:
 
 def plain(text: str, limit: int = NAME) -> str:
     """Returns the text in one line of limited length, with Markdown and HTML escaped."""
-    return SPECIAL.sub(r"\\\1", html.escape(shown(text, limit)))
+    return SPECIAL.sub(r"\\\1", html.escape(shown(text, limit), quote=False))

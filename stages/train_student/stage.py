@@ -178,7 +178,7 @@ def _sources(run: Run) -> list[Source]:
 
 def _training(run: Run, manifest: Record) -> Training:
     settings = {
-        section: dict(fields)
+        section: {name: value for name, value in fields.items() if hasattr(getattr(run.experiment, section), name)}
         for _, result in [*run.results.values(), ("", manifest)]
         for section, fields in result.identity["config"].items()
         if section in PUBLISHED

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 
 from amalgam.data.tokens import encode
 from amalgam.pipeline.storage.fingerprint import file_digest
@@ -21,7 +22,7 @@ from amalgam.stages.common.training.batches import Examples, collate
 from amalgam.stages.common.training.loop import Training, TrainingRun
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.train_teachers.training import CoTrainedTeachers, concatenated
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.stages.tiny_models import save_tiny, tiny
 
 LABELS = ["x", "y", "z"]
 TEXTS = [(f"word{row} word{2 * row} word{row + 9}"[: 12 + row],) for row in range(12)]
@@ -73,6 +74,14 @@ def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     model = load_classifier(files, dropout=0.1, dtype="bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
+def test_the_encoders_configuration_is_saved_without_its_folder(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "encoder")
+    body = AutoModel.from_pretrained(tmp_path / "encoder")
+    classifier: Any = attentive_classifier(without_pooler(body), head_for(body.config, len(LABELS)), LABELS)
+    save_pretrained_folder(classifier, tiny("bert")[1], tmp_path / "teacher")
+    assert str(tmp_path) not in (tmp_path / "teacher/config.json").read_text()
 
 
 def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Path) -> None:

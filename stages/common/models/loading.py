@@ -173,6 +173,7 @@ def save_pretrained_folder(
     """
     if max_tokens is not None:
         tokenizer.model_max_length = max_tokens
+    _remove_path(model.config)
     for key in OF_THE_LOADER:
         tokenizer.init_kwargs.pop(key, None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -185,6 +186,14 @@ def save_pretrained_folder(
     with _silent():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _remove_path(config: Any) -> None:
+    """Removes the folder that a configuration was read from, also from those inside it, where it would be saved."""
+    config.name_or_path = ""
+    for value in vars(config).values():
+        if hasattr(value, "name_or_path"):
+            _remove_path(value)
 
 
 def _config(files: ModelFiles) -> PreTrainedConfig:

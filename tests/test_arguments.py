@@ -147,6 +147,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no folder": (lambda: Experiment(["./models/frist", SECOND], ["a"]), "models has first"),
     "no folder, like an id": (lambda: Experiment(["models/frist", SECOND], ["a"]), "write hub:models/frist"),
     "two problems": (lambda: Experiment(["./models/frist", "./secnd"], ["a"]), "2 models cannot be teachers"),
+    "no encoder": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": "./models/encodr"}), "models has encoder"),
     "no model": (lambda: Experiment(["./texts", SECOND], ["a"]), "no config.json"),
     "a model in memory": (lambda: Experiment([Model(), SECOND], ["a"]), "save_pretrained(FOLDER)"),  # type: ignore[list-item]
     "no reference": (lambda: Experiment([{"name": FIRST}, SECOND], ["a"]), "a teacher has no model"),

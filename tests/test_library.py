@@ -203,6 +203,16 @@ def test_a_plan_names_the_reasons(desk: Workspace) -> None:
     )
 
 
+def test_a_plan_shows_the_remarks_and_the_problems(fresh: Workspace) -> None:
+    plan = Experiment.load(fresh.config, ["corpus.text=body", "cache.passes=0"], quiet=True).plan()
+    assert (len(plan.remarks), len(plan.problems)) == (1, 2)
+    for text in (repr(plan), plan._repr_html_()):
+        assert "note: without dropout passes" in text
+        assert "error: no column body in test.csv" in text
+    with pytest.raises(AmalgamError, match="models has encoder"):
+        Experiment.load(fresh.config, ["student.encoder=./models/encodr"], quiet=True).plan()
+
+
 def test_a_run_returns_what_it_did_and_where_the_student_is(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, CHANGED, quiet=True)
     result = experiment.run()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
-from amalgam.pipeline.errors import AmalgamError, ExperimentError
+from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import IdentityJson, Reason, StageState, UnitsJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
@@ -126,6 +126,9 @@ class Experiment:
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
         self._start(experiment_of(teachers, given, workspace, sections), [], console_of_python(quiet=quiet))
+        problems = problems_of(self._run, [])
+        if problems:
+            raise all_of(problems)
 
     @classmethod
     def load(
@@ -199,10 +202,14 @@ class Experiment:
         return self._run.base / FOLDER / f"{page_name(self.config)}.html"
 
     def plan(self) -> Plan:
-        """Every stage's state, and the reason where it would run. Nothing runs."""
+        """Every stage's state, and the reason where it would run. Nothing runs. One error lists all problems."""
         self._run = self._open()
         with working(self._run):
-            return Plan(plan(STAGES, self._run))
+            try:
+                states = plan(STAGES, self._run)
+            except (DataError, ExperimentError) as error:
+                raise all_of(problems_of(self._run, []) or [error]) from None
+            return Plan(states, self.check)
 
     def check(self, states: Sequence[StageState] | None = None) -> tuple[list[str], list[AmalgamError]]:
         """Returns remarks on the experiment, and the errors that `run` would end in; reads headers only."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DamagedError, DataError, ExperimentError, all_of
+from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.checks import stored_overrides
@@ -62,12 +62,9 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
 
 def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
     console, experiment = _looking(config, overrides)
-    try:
-        states = experiment.plan()
-    except (DataError, ExperimentError) as error:
-        raise all_of(experiment.check([])[1] or [error]) from None
+    states = experiment.plan()
     costs = experiment.estimate_cost(states, measure=measure)
-    remarks, problems = experiment.check(states)
+    remarks, problems = states.remarks, states.problems
     if as_json:
         details = {"stages": [state.to_json() for state in states], "cost": costs.to_json()}
         console.json({**details, "notes": remarks, "problems": [problem.to_json() for problem in problems]})

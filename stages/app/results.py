@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.pipeline.console import Console, aligned, duration
+from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
@@ -28,11 +29,32 @@ if TYPE_CHECKING:
 
 # ---- plan
 
+Check = Callable[[Sequence[StageState]], tuple[list[str], list[AmalgamError]]]
+"""Returns the remarks and problems of the inputs."""
+
 
 class Plan(list[StageState]):
-    """The state of every stage, in order."""
+    """The state of every stage, in order, with remarks and problems of the inputs."""
 
     HEADER = ("stage", "state", "units", "why")
+
+    def __init__(self, states: Iterable[StageState], check: Check) -> None:
+        super().__init__(states)
+        self._check = check
+
+    @property
+    def remarks(self) -> list[str]:
+        """Settings that are valid but would surprise a user."""
+        return self._checked[0]
+
+    @property
+    def problems(self) -> list[AmalgamError]:
+        """The errors that `run` would end in."""
+        return self._checked[1]
+
+    @cached_property
+    def _checked(self) -> tuple[list[str], list[AmalgamError]]:
+        return self._check(self)
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -49,10 +71,13 @@ class Plan(list[StageState]):
         return all(state.state == "current" for state in self)
 
     def __repr__(self) -> str:
-        return aligned(self.HEADER, self._rows())
+        return "\n".join([aligned(self.HEADER, self._rows()), *self._lines()])
 
     def _repr_html_(self) -> str:
-        return table_html("", self.HEADER, self._rows())
+        return "\n".join([table_html("", self.HEADER, self._rows()), *map(paragraph, self._lines())])
+
+    def _lines(self) -> list[str]:
+        return [*(f"note: {remark}" for remark in self.remarks), *(f"error: {problem}" for problem in self.problems)]
 
     def _rows(self) -> list[list[str]]:
         return [

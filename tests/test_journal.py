@@ -86,7 +86,7 @@ def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeyp
 
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Listening)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["tensorboard"])
-    workspace("run", "student.seed=1", "execution.trackers=[tensorboard]")
+    workspace("run", "student.seed=1", "student.evaluate_every=100", "execution.trackers=[tensorboard]")
     [journal] = [path for path in (workspace.artifacts / "training-logs").iterdir() if path.stem == heard[0][0]]
     assert heard == [
         (journal.stem, str(workspace.artifacts / "training-logs")),
@@ -95,7 +95,7 @@ def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeyp
         (4, {"score"}),
         "finish",
     ]
-    assert workspace.stale("student.seed=1") == set()
+    assert workspace.stale("student.seed=1", "student.evaluate_every=100") == set()
 
 
 def test_a_missing_tracker_is_an_error_before_any_training(

@@ -217,6 +217,12 @@ def test_a_field_of_train_teachers_reruns_the_stages_of_its_row(trained: Workspa
     check_row(trained, *TRAIN_TABLE[field])
 
 
+def test_a_teacher_with_the_rate_that_auto_chose_is_reused(trained: Workspace) -> None:
+    chosen = trained.plan()["train-teachers"]["chosen"]
+    assert set(chosen) == {"train_teachers.learning_rate"}
+    assert trained.stale(*(f"{field}={value}" for field, value in chosen.items())) == set()
+
+
 def check_row(workspace: Workspace, overrides: list[str], expected: set[str] | str) -> None:
     assert workspace.stale() == set()
     if expected == REFUSED:

@@ -46,10 +46,34 @@ MaxTokens = Annotated[
     int, Field(gt=0, description="Largest text length in tokens, special tokens included; longer texts are truncated.")
 ]
 
-Epochs = Annotated[int, Field(gt=0, description="Number of passes over the training texts.")]
+
+def _auto_as_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _or_auto(kind: Any) -> BeforeValidator:
+    """Reads auto as null: the stage then chooses the value by its inputs, and `plan` names it."""
+    return BeforeValidator(_auto_as_none, json_schema_input_type=kind | Literal["auto"] | None)
+
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+Epochs = Annotated[
+    Positive | None,
+    _or_auto(Positive),
+    Field(
+        description="Number of passes over the training texts. auto: at least 3 and at least 300 + 10 x labels steps, "
+        "fewer beyond 30,000 steps."
+    ),
+]
 
 LearningRate = Annotated[
-    float, Field(gt=0, description="Largest learning rate; after the warm-up it decreases linearly to zero.")
+    PositiveFloat | None,
+    _or_auto(PositiveFloat),
+    Field(
+        description="Largest learning rate; after the warm-up it decreases linearly to zero. auto: "
+        "5e-5 x (768 / the encoder's width)^1.5, at most 1e-3."
+    ),
 ]
 
 BatchSize = Annotated[int, Field(gt=0, description="Number of texts in a training step.")]
@@ -227,8 +251,8 @@ class TrainTeachers(ConfigSection):
     limit: Positive | None = None
     """Largest number of train_teachers.texts, sampled by content; null: all."""
     max_tokens: MaxTokens = 128
-    epochs: Epochs = 3
-    learning_rate: LearningRate = 2e-5
+    epochs: Epochs = None
+    learning_rate: LearningRate = None
     batch_size: BatchSize = 32
     warmup: Warmup = 0.1
     weight_decay: WeightDecay = 0.01
@@ -372,8 +396,8 @@ class Student(ConfigSection):
     dropout: Rate | None = None
     """Dropout rate at every site of the student during training; null: the rates in the encoder's configuration."""
     max_tokens: MaxTokens = 128
-    epochs: Epochs = 3
-    learning_rate: LearningRate = 2e-5
+    epochs: Epochs = None
+    learning_rate: LearningRate = None
     batch_size: BatchSize = 32
     accumulate: Positive = 1
     """Number of parts into which each batch is split to save memory; the result is the same."""
@@ -381,10 +405,12 @@ class Student(ConfigSection):
     weight_decay: WeightDecay = 0.01
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of a step's gradient."""
-    evaluate_every: Positive = 100
-    """Number of training steps between evaluations; the best checkpoint is kept."""
+    evaluate_every: Annotated[Positive | None, _or_auto(Positive)] = None
+    """Number of training steps between evaluations; of equally good checkpoints the latest is kept. auto: one
+    evaluation per epoch, but 10 to 20 in a training."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the texts on which the best checkpoint is selected if there is no labelled validation part."""
+    """Share of the texts on which the best checkpoint is selected if there is no labelled validation part. Fewer than
+    200 texts select nothing: the last step is kept."""
     select: Literal["auto", "validation", "held-out"] = "auto"
     """Texts on which the best checkpoint is selected; auto: validation if it exists, else held-out."""
     seed: Seed = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError
@@ -32,6 +33,7 @@ class StateJson(TypedDict):
     fingerprint: str | None
     warnings: list[str]
     after: list[str]
+    chosen: Mapping[str, Any]
 
 
 class IdentityJson(TypedDict):
@@ -60,6 +62,8 @@ class StageState:
     """The missing units, if the units are known."""
     after: tuple[str, ...] = ()
     """The stages of this experiment whose results the stage reads."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Values by field that the stage chose because the experiment leaves them to auto; empty before they are known."""
 
     @property
     def why(self) -> str:
@@ -75,6 +79,7 @@ class StageState:
             "fingerprint": self.fingerprint,
             "warnings": list(self.warnings),
             "after": list(self.after),
+            "chosen": dict(self.chosen),
         }
 
 
@@ -109,19 +114,25 @@ def stage_state(stage: Stage, run: Run) -> StageState:
         waiting: Reason = "upstream" if stage.name in run.store.head() else "first-run"
         return StageState(stage.name, "missing", waiting, f"after {pending}", None, None, None)
     name = fingerprint(identity)
-    manifest = run.store.manifest(stage.name, name)
+    manifest, chosen = run.store.manifest(stage.name, name), stage.chosen(run)
     faults = run.store.missing_files(manifest) if manifest else []
     if manifest and not faults:
         run.results[stage.name] = (name, manifest)
         count = int(manifest.facts.get("units", 1))
-        return StageState(stage.name, "current", None, "", count, count, name, tuple(version_warnings(manifest)))
+        warnings = tuple(version_warnings(manifest))
+        return StageState(stage.name, "current", None, "", count, count, name, warnings, chosen=chosen)
     run.results.pop(stage.name, None)
     units = stage.units(run, run.store.folder(stage.name, name))
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
     missing = tuple(pending_units(run, [unit for unit in units if not unit.is_complete]))
     done = len(units) - len(missing)
     state: State = "partial" if done else "missing"
-    return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing)
+    return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing, chosen=chosen)
+
+
+def shown_choices(chosen: Mapping[str, Any]) -> str:
+    """Returns chosen values as overrides that would set them."""
+    return " ".join(f"{name}={json.dumps(value).replace(' ', '')}" for name, value in chosen.items())
 
 
 def identity_of(stage: Stage, run: Run) -> IdentityJson:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.faults import storage_error
-from amalgam.pipeline.execution.plan import StageState, identity_of, stage_state
+from amalgam.pipeline.execution.plan import StageState, identity_of, shown_choices, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
@@ -148,6 +148,8 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
     reused = {unit.record_path for unit in units} - {unit.record_path for unit in state.missing}
     units_done = f", {state.done} of {state.total} units there" if state.done else ""
     run.console.stage_started(stage.name, f"{state.why}{units_done}")
+    if state.chosen:
+        run.console.say(f"  auto: {shown_choices(state.chosen)}")
     run.executed.add(stage.name)
     began = time.monotonic()
     try:

@@ -216,6 +216,10 @@ class Stage:
         """Returns the inputs of the result; raises PendingDependencyError while one of them is missing."""
         raise NotImplementedError
 
+    def chosen(self, run: Run) -> Mapping[str, Any]:  # noqa: ARG002 - a default for subclasses
+        """Returns the values by field that the stage chose because the experiment leaves them to auto."""
+        return {}
+
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the known units, committed ones included."""
         raise NotImplementedError

@@ -387,6 +387,7 @@ class Explanation(TypedDict):
     fingerprint: str | None
     warnings: NotRequired[list[str]]
     after: NotRequired[list[str]]
+    chosen: NotRequired[Mapping[str, Any]]
     last: str | None
     changes: list[Change]
     identity: IdentityJson | None

@@ -12,7 +12,7 @@ from typing import Any
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
-from amalgam.pipeline.execution.plan import StageState
+from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
@@ -96,6 +96,8 @@ def _print_plan(console: Console, states: Sequence[StageState], costs: CostEstim
     for line in costs.lines():
         console.sentence(line)
     for state in states:
+        if state.chosen:
+            console.sentence(f"{state.stage}, auto: {shown_choices(state.chosen)}")
         for warning in state.warnings:
             console.note(f"{state.stage}: {warning} (execution.on_version_change=strict recomputes it)")
 

@@ -17,8 +17,8 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
+from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.html import FOLDER, publish, render, size
-from amalgam.stages.report.intervals import interval, paired
 from amalgam.stages.report.report_json import (
     FORMAT,
     ReportJson,

@@ -23,9 +23,9 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.app.licences import common_licence, warnings
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.models.model_card import Source, Training
 from amalgam.stages.report.html import FOLDER
-from amalgam.stages.report.intervals import interval
 from amalgam.stages.report.report_json import Evaluation, percent
 from amalgam.stages.report.stage import EVALUATION
 

@@ -24,9 +24,9 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures
-from amalgam.stages.report.intervals import interval
 from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
 from amalgam.stages.report.tables import advice
 

@@ -18,10 +18,10 @@ from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.intervals import interval
 from amalgam.stages.report.verdict import (
     TO_LABEL,
     Coverage,
@@ -251,7 +251,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
 
 
 def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> VerdictInputs:
-    quality, losses, student = numbers["student_quality"], numbers["accuracy_losses"], inputs.settings.student
+    quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     facts, weights, test = inputs.facts("train-student"), inputs.facts("weigh-teachers"), inputs.settings.corpus.test
     evaluation = numbers["evaluation"]
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
@@ -264,7 +264,7 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[Ot
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
         steps=facts.get("steps"),
-        epochs=student.epochs,
+        epochs=facts.get("epochs", 1),
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
         weights_unused=any(FALLBACK in note for note in weights.get("notes", ())),
         long_texts=(facts.get("cut") or 0) / max(facts.get("texts") or 0, 1),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
-from amalgam.stages.report.intervals import Difference, errors_of, interval, paired, texts_needed, unpaired
-from amalgam.stages.train_student.stage import FEW_STEPS
+from amalgam.stages.common.intervals import Difference, errors_of, interval, paired, texts_needed, unpaired
+from amalgam.stages.common.training.schedule import FEW_STEPS
 
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
@@ -30,26 +30,26 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.model_card import Source, Training, source_of
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
-from amalgam.stages.common.models.resolve import NewClassifier
+from amalgam.stages.common.models.resolve import NewClassifier, width_of
+from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
 from amalgam.stages.train_teachers.stage import encoders_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.training.run import Selection
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
-    from amalgam.stages.train_student.training import Selection, StudentFacts, TeacherEmbeddings
+    from amalgam.stages.train_student.training import StudentFacts, TeacherEmbeddings
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """Fields without influence on the result, or identified in another way: the encoder has its digest."""
-FEW_STEPS = 200
-"""Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
 
 class TrainStudent(Stage):
     name = "train-student"
-    VERSION = 2
+    VERSION = 3  # of equal checkpoints the latest is kept, and the last step where few texts are held out
     parallelism = "collective"
     unit_label = "students"
     sections = ("student", "objective")
@@ -77,7 +77,9 @@ class TrainStudent(Stage):
             validation = part_of(run, "validation")
             inputs["validation"] = validation.labels_digest if validation else None
         unset = {"dropout"} if student.dropout is None else set()
-        config: dict[str, object] = {"student": student.model_dump(exclude=NOT_IDENTITY | unset)}
+        config: dict[str, object] = {
+            "student": student.model_dump(exclude=NOT_IDENTITY | unset) | asdict(schedule(run))
+        }
         targets_stage = "build-targets" if reads_texts(run.experiment) else "make-embeddings"
         upstream = {targets_stage: run.fingerprint(targets_stage)}
         objective = objective_inputs(run.experiment)
@@ -95,17 +97,15 @@ class TrainStudent(Stage):
             config["confidence"] = measure_of(run.experiment)
         return Identity(config, inputs, upstream)
 
+    def chosen(self, run: Run) -> dict[str, object]:
+        return chosen_fields("student", run.experiment.student, asdict(schedule(run)))
+
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("student", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of examples over all epochs."""
-        experiment = run.experiment
-        if reads_texts(experiment):
-            examples = train_part(run).texts
-        else:
-            examples = experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
-        return float(examples * experiment.student.epochs * (1 if units is None else len(units)))
+        return float(_examples(run) * schedule(run).epochs * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
@@ -132,20 +132,30 @@ class TrainStudent(Stage):
         publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
         if fresh:
             facts: StudentFacts = manifest.facts
-            run.console.say(f"  best of {facts['steps']:,} steps: {facts['best_step']:,} ({facts['selected_by']})")
+            run.console.say(f"  {kept(facts)} ({facts['selected_by']})")
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        student, steps = run.experiment.student, manifest.facts["steps"]
-        if steps < FEW_STEPS:
-            yield (
-                f"{steps:,} steps are few for fine-tuning an encoder: add texts, or raise student.epochs "
-                f"(now {student.epochs}) or student.learning_rate (now {student.learning_rate:g})"
-            )
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        yield from few_steps(manifest.facts, "student")
 
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts
-        return f"{len(facts['labels'])} labels, best of {facts['steps']:,} steps by {facts['selected_by']}"
+        return f"{len(facts['labels'])} labels, {kept(facts)} ({facts['selected_by']})"
+
+
+@once
+def schedule(run: Run) -> Schedule:
+    """Returns the epochs and the learning rate, chosen by texts, labels and encoder where the file sets none."""
+    student = run.experiment.student
+    width = width_of(encoder_files(run, student, ENCODER))
+    return schedule_of(student, texts=_examples(run), labels=len(label_space(run).names), width=width)
+
+
+def _examples(run: Run) -> int:
+    """Returns the number of training texts, or of pseudo embeddings."""
+    if reads_texts(run.experiment):
+        return train_part(run).texts
+    return run.experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
 
 
 def student_folder(run: Run) -> Path:
@@ -211,7 +221,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     texts, held_out = tokenized_buckets(run, part, new, ["key"]), 0.0 if validation else student.held_out
     data = targeted(texts, read_targets(run), held_out=held_out)
     targets = targets_objective(facts)
-    selected_by, score = validation or selection(data, new.pad_id, targets, facts)
+    selected = validation or selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
         check_lengths(states, data.learn)
@@ -221,10 +231,9 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
         confidence = domain_confidences(run, data.keys, prefixes).astype("float32")
     config = run.experiment.objective
     phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
-    settings = training_of(student, objective_rate=config.learning_rate)
-    results = train(training_services(run), new, data.learn, phases, settings, score, checkpoint)
-    cut, texts_learned = data.truncated, len(data.learn)
-    return new, {**results, "selected_by": selected_by, "labels": facts["labels"], "cut": cut, "texts": texts_learned}
+    settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
+    results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
+    return new, {**results, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)}
 
 
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
@@ -242,10 +251,9 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
         targets,
         held_out=0.0 if validation else student.held_out,
     )
-    selected_by, score = validation or selection
-    phases, settings = [("", targets)], training_of(student)
-    results = train(training_services(run), new, learned, phases, settings, score, checkpoint)
-    return new, {**results, "selected_by": selected_by, "labels": labels, "cut": 0, "texts": 0}
+    phases, settings = [("", targets)], training_of(student, schedule(run))
+    results = train(training_services(run), new, learned, phases, settings, validation or selection, checkpoint)
+    return new, {**results, "labels": labels, "cut": 0, "texts": 0}
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
@@ -262,8 +270,8 @@ def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
 def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Selection | None:
     """Returns the accuracy on the labelled validation texts and its name, if they select the checkpoint."""
     from amalgam.stages.common.training.batches import labelled
-    from amalgam.stages.common.training.run import accuracy_on
+    from amalgam.stages.common.training.run import Selection, accuracy_on
 
     part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
     texts = labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
-    return ("accuracy on labelled validation", accuracy_on(texts, new.pad_id)) if texts else None
+    return Selection("accuracy on labelled validation", accuracy_on(texts, new.pad_id)) if texts else None

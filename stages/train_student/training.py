@@ -27,20 +27,17 @@ from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
-from amalgam.stages.common.training.loop import Training, TrainingFacts
+from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
-from amalgam.stages.common.training.run import Score, TrainingServices, learn, negative_loss
+from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
+from amalgam.stages.common.training.schedule import TrainingFacts
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
-Selection = tuple[str, Score]
-"""The name and the score by which checkpoints are selected."""
-
 
 class StudentFacts(TrainingFacts):
-    selected_by: str
     labels: list[str]
     cut: int
     """Number of truncated texts."""
@@ -53,14 +50,14 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
     examples: Examples,
     phases: Phases,
     settings: Training,
-    score: Score,
+    selection: Selection,
     checkpoint: Path,
 ) -> TrainingFacts:
     """Trains the student in place; returns the facts of the last phase, with those of all if there are several."""
     results = {
         name: learn(
-            services, new, examples, settings, score, checkpoint / name, objective, keep=bool(name), phase=name
-        ).facts
+            services, new, examples, settings, selection, checkpoint / name, objective, keep=bool(name), phase=name
+        )
         for name, objective in phases
     }
     last = list(results.values())[-1]
@@ -87,7 +84,7 @@ def selection(data: TrainingData, pad_id: int, objective: Objective, facts: Targ
     gold = "gold labels among them" if facts["gold"] else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
-    return name, negative_loss(data.held_out or data.learn, pad_id, objective)
+    return Selection(name, negative_loss(data.held_out or data.learn, pad_id, objective), len(data.held_out or ()))
 
 
 def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
@@ -164,7 +161,8 @@ def split_embeddings(
     source = "held-out pseudo embeddings" if is_held_out.any() else "the pseudo embeddings themselves"
     rows = torch.from_numpy(is_held_out) if is_held_out.any() else learned
     score = partial(_negative_loss, embeddings[rows], targets[rows], objective)
-    return examples, (f"KL to the teachers on {source}, no labels used", score)
+    name = f"KL to the teachers on {source}, no labels used"
+    return examples, Selection(name, score, int(is_held_out.sum()))
 
 
 def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, model: Any) -> float:

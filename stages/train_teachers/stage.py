@@ -6,7 +6,8 @@ Co-trained teachers are separate units; the first missing one trains all of them
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from amalgam.data.keys import cut_in_groups
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
@@ -28,6 +30,8 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.model_folder import check_target, publish_folder
+from amalgam.stages.common.models.resolve import width_of
+from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 
 if TYPE_CHECKING:
     from amalgam.stages.train_teachers.training import Encoders, TeachersFacts
@@ -39,7 +43,7 @@ NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 class TrainTeachers(Stage):
     name = "train-teachers"
-    VERSION = 2
+    VERSION = 3  # of equal checkpoints the latest is kept, and the last step where few texts are held out
     parallelism = "collective"
     unit_label = "teachers"
     reads = ("read-corpus",)
@@ -56,13 +60,16 @@ class TrainTeachers(Stage):
             check_target(run.base, "teachers", name)
 
     def identity(self, run: Run) -> Identity:
-        settings = settings_of(run)
         inputs = {
             "encoder": _encoder_digests(run),
             "texts": _labelled_part(run).labels_digest,
             "groups": groups_of(run),
         }
-        return Identity({"train_teachers": settings.model_dump(exclude=NOT_IDENTITY)}, inputs)
+        settings = settings_of(run).model_dump(exclude=NOT_IDENTITY) | _schedules(run)
+        return Identity({"train_teachers": settings}, inputs)
+
+    def chosen(self, run: Run) -> dict[str, Any]:
+        return chosen_fields("train_teachers", settings_of(run), _schedules(run))
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - all experiments share a teacher
         return [
@@ -72,9 +79,8 @@ class TrainTeachers(Stage):
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of examples over all epochs."""
-        groups = groups_of(run)
-        share = 1.0 if units is None else len(units) / len(groups)
-        return settings_of(run).epochs * _labelled_part(run).texts * share
+        names = groups_of(run) if units is None else [unit.name for unit in units]
+        return float(sum(schedule(run, name).epochs * texts_of(run, name) for name in names))
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         """Trains each teacher; co-trained teachers are all results of the first unit's training."""
@@ -89,7 +95,8 @@ class TrainTeachers(Stage):
 
         settings, checkpoint = settings_of(run), unit.folder / "checkpoint"
         method, units = (co_train, self.units(run, unit.folder)) if settings.co_train else (train, [unit])
-        trained = method(_encoders(run, unit), unit.payload, training_of(settings), training_services(run), checkpoint)
+        training = training_of(settings, schedule(run, unit.name))
+        trained = method(_encoders(run, unit), unit.payload, training, training_services(run), checkpoint)
         if run.share.is_leader:
             for own in units:
                 learned, facts = trained[own.name]
@@ -107,13 +114,24 @@ class TrainTeachers(Stage):
             folder = trained_folder(run, name)
             publish_folder(folder, check_target(run.base, "teachers", name), folder.name)
             if fresh:
-                run.console.say(
-                    f"  {name}: {', '.join(facts['labels'])}; accuracy {facts['best_score']:.3f} on its own labels, "
-                    f"{facts['selected_by']} -> teachers/{name}"
-                )
+                run.console.say(f"  {name}: {', '.join(facts['labels'])} -> teachers/{name}")
+                run.console.say(f"    {_accuracy(facts)}; {kept(facts)} ({facts['selected_by']})")
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        trained: TeachersFacts = manifest.facts
+        for name, facts in trained["teachers"].items():
+            yield from (f"{name}: {note}" for note in few_steps(facts, "train_teachers"))
 
     def describe(self, manifest: Record) -> str:
-        return ", ".join(manifest.facts["teachers"])
+        return ", ".join(f"{name} ({_accuracy(facts)})" for name, facts in manifest.facts["teachers"].items())
+
+
+def _accuracy(facts: Mapping[str, Any]) -> str:
+    accuracy, held_out = facts["best_score"], facts["held_out"]
+    if not held_out:
+        return f"accuracy {accuracy:.3f} on its own training texts, as none are held out"
+    low, high = interval(accuracy, held_out)
+    return f"accuracy {accuracy:.3f} ({low:.3f} to {high:.3f}) on {held_out:,} held-out texts"
 
 
 # ---- inputs
@@ -159,6 +177,30 @@ def groups_of(run: Run) -> dict[str, list[str]]:
     return {name: list(labels) for name, labels in groups.items()}
 
 
+@once
+def schedule(run: Run, name: str) -> Schedule:
+    """Returns a teacher's epochs and learning rate, chosen by texts, labels and encoder where the file sets none."""
+    settings, where = next(iter(encoders_of(run).values()))
+    width, labels = width_of(encoder_files(run, settings, where)), len(groups_of(run)[name])
+    return schedule_of(settings, texts=texts_of(run, name), labels=labels, width=width)
+
+
+def texts_of(run: Run, name: str) -> int:
+    """Returns the number of labelled texts with a label of this teacher."""
+    counts = _labelled_part(run).facts["labels"]
+    return sum(int(counts[label]) for label in groups_of(run)[name])
+
+
+def _schedules(run: Run) -> dict[str, Any]:
+    """Returns each value of the schedules, or one by teacher where they differ."""
+    by_teacher = {name: asdict(schedule(run, name)) for name in groups_of(run)}
+    fields: dict[str, Any] = {}
+    for field in next(iter(by_teacher.values())):
+        values = {name: values[field] for name, values in by_teacher.items()}
+        fields[field] = values if len(set(values.values())) > 1 else next(iter(values.values()))
+    return fields
+
+
 def _encoders(run: Run, unit: Unit) -> Encoders:
     part, encoders = _labelled_part(run), {}
     for name, (settings, where) in encoders_of(run).items():
@@ -185,7 +227,7 @@ def _encoder_digests(run: Run) -> Any:
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
     """Returns a teacher's fingerprint; it includes the name only if teachers are co-trained."""
-    settings = settings_of(run).model_dump(exclude=NOT_IDENTITY)
+    settings = settings_of(run).model_dump(exclude=NOT_IDENTITY) | asdict(schedule(run, name))
     content = [_encoder_digests(run), _labelled_part(run).labels_digest]
     names = [name] if settings_of(run).co_train else []
     return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names])

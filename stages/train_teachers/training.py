@@ -24,12 +24,13 @@ from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
-from amalgam.stages.common.training.loop import Training, TrainingFacts
+from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import RestrictedKL
-from amalgam.stages.common.training.run import TrainingServices, accuracy_on, learn
+from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
+from amalgam.stages.common.training.schedule import TrainingFacts
 
 HELD_OUT = 0.05
-"""Share of the texts on which the best checkpoint is selected."""
+"""Share of the texts on which the accuracy is measured and, if there are enough, the best checkpoint is selected."""
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
@@ -38,7 +39,8 @@ Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]
 class TeacherFacts(TrainingFacts):
     labels: list[str]
     texts: int
-    selected_by: str
+    held_out: int
+    """Number of texts on which the accuracy, `best_score`, is measured; 0: measured on the training texts."""
 
 
 class CoTrainedFacts(TeacherFacts):
@@ -58,9 +60,9 @@ def train(
     """Fine-tunes one teacher alone."""
     [(name, (new, texts))] = encoders.items()
     data = labelled(texts, labels, held_out=HELD_OUT)
-    score = accuracy_on(data.held_out or data.learn, new.pad_id)
-    result = learn(services, new, data.learn, settings, score, checkpoint)
-    return {name: (new, _facts(result.facts, labels, data))}
+    selection = _selection(accuracy_on(data.held_out or data.learn, new.pad_id), data)
+    facts = learn(services, new, data.learn, settings, selection, checkpoint)
+    return {name: (new, _facts(facts, labels, data))}
 
 
 def co_train(
@@ -84,8 +86,9 @@ def co_train(
     starts = range(0, len(news) * len(labels), len(labels))
     objective = RestrictedKL([range(start, start + len(labels)) for start in starts])
     combined = replace(first, model=model, pad_id=model.pad_id)
-    result = learn(services, combined, examples, settings, score, checkpoint, objective, phase="together")
-    facts: CoTrainedFacts = {**_facts(result.facts, labels, data[0]), "together": list(news)}
+    selection = _selection(score, data[0])
+    learned = learn(services, combined, examples, settings, selection, checkpoint, objective, phase="together")
+    facts: CoTrainedFacts = {**_facts(learned, labels, data[0]), "together": list(news)}
     accuracies = _accuracies(model, scored, len(news))
     return {
         name: (replace(new, model=attentive_classifier(body, head, labels)), facts | {"best_score": accuracy})
@@ -93,9 +96,12 @@ def co_train(
     }
 
 
+def _selection(score: Score, data: TrainingData) -> Selection:
+    return Selection("accuracy on held-out texts", score, len(data.held_out or ()))
+
+
 def _facts(facts: TrainingFacts, labels: list[str], data: TrainingData) -> TeacherFacts:
-    selected_by = "held out" if data.held_out else "on its training texts"
-    return {**facts, "labels": labels, "texts": len(data.learn), "selected_by": selected_by}
+    return {**facts, "labels": labels, "texts": len(data.learn), "held_out": len(data.held_out or ())}
 
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:

@@ -190,7 +190,7 @@ def test_other_library_versions_give_a_warning_and_rerun_only_when_strict(tmp_pa
 
 
 def test_a_state_as_json_is_plain_data() -> None:
-    state = StageState("letters", "partial", "config", "a: 1 -> 2", 1, 3, "abc", ("older",))
+    state = StageState("letters", "partial", "config", "a: 1 -> 2", 1, 3, "abc", ("older",), chosen={"a.b": 2})
     assert json.loads(json.dumps(state.to_json())) == {
         "stage": "letters",
         "state": "partial",
@@ -200,6 +200,7 @@ def test_a_state_as_json_is_plain_data() -> None:
         "fingerprint": "abc",
         "warnings": ["older"],
         "after": [],
+        "chosen": {"a.b": 2},
     }
 
 

@@ -99,6 +99,7 @@ def train(
     objective: Objective | None = None,
     score: Any = None,
     dtype: str = "auto",
+    select: bool = True,
 ) -> TrainingResult:
     examples = examples or some_examples()
     watch = watch or Watch()
@@ -120,6 +121,7 @@ def train(
         on_step=watch.on_step,
         objective=objective or WeightedKL(),
         dtype=dtype,
+        select=select,
     ).fit()
 
 
@@ -297,21 +299,24 @@ def test_without_examples_there_is_a_clear_error(tmp_path: Path) -> None:
         ).fit()
 
 
-def test_the_weights_that_come_back_are_those_of_the_best_score(tmp_path: Path) -> None:
-    scores, seen = iter([0.1, 0.8, 0.8, 0.3]), []
+@pytest.mark.parametrize(("select", "kept"), [(True, 2), (False, 3)])
+def test_the_weights_are_those_of_the_latest_best_score_or_of_the_last_step(
+    tmp_path: Path, *, select: bool, kept: int
+) -> None:
+    scores, seen = [0.1, 0.8, 0.8, 0.3], []
 
     def score(model: Any) -> float:
         assert not model.training
         seen.append(weights_of(model))
-        return next(scores)
+        return scores[len(seen) - 1]
 
     model = tiny_bert()
-    fitted = train(model, tmp_path, score=score)
+    fitted = train(model, tmp_path, score=score, select=select)
     assert [entry["step"] for entry in fitted.history] == [3, 6, 9, 10]
-    assert [entry["score"] for entry in fitted.history] == [0.1, 0.8, 0.8, 0.3]
-    assert (fitted.best_step, fitted.best_score) == (6, 0.8)
-    assert equal(weights_of(model), seen[1])
-    assert not equal(seen[1], seen[3])
+    assert [entry["score"] for entry in fitted.history] == scores
+    assert (fitted.best_step, fitted.best_score) == (fitted.history[kept]["step"], scores[kept])
+    assert equal(weights_of(model), seen[kept])
+    assert not any(equal(seen[kept], others) for others in seen[:kept])
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from amalgam.stages.app.compare_reports import difference
+from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis, figures
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page, printable
-from amalgam.stages.report.intervals import interval, paired
 from amalgam.stages.report.quality import (
     MATRIX,
     MOST_LETTERS,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amalgam.data.keys import union_of
+from amalgam.stages.common.intervals import errors_of, interval, paired, texts_needed, unpaired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
-from amalgam.stages.report.intervals import errors_of, interval, paired, texts_needed, unpaired
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
 from amalgam.stages.report.verdict import RivalCounts, VerdictInputs, lines, never_predicted, verdict
 

@@ -37,6 +37,8 @@ UNNAMED = "?"
 
 DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
+WIDTH = ("hidden_size", "dim", "d_model", "n_embd")
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -390,6 +392,15 @@ def depth_of(files: ModelFiles) -> int:
         fix = "use an architecture of the transformers library"
         raise ModelError(f"config.json has no {DEPTH[0]}", where=str(files.folder), fix=fix)
     return depth
+
+
+def width_of(files: ModelFiles) -> int:
+    """Returns the width of the hidden states."""
+    config = files.config.get("text_config") or files.config
+    width = next((config[name] for name in WIDTH if name in config), None)
+    if width is None:  # transformers leaves its defaults out of the file
+        width = auto_config(files).get_text_config().hidden_size
+    return int(width)
 
 
 def auto_config(files: ModelFiles) -> Any:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
 from amalgam.stages.common.training.losses import Batch, Objective, WeightedKL
+from amalgam.stages.common.training.schedule import Schedule, ScoredStep
 
 INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 """The encoder's tensors in a batch; the objective reads the others."""
@@ -59,10 +60,12 @@ class Training:
     """Learning rate of the objective's own weights; None: the model's rate."""
 
 
-def training_of(section: Student | TrainTeachers, *, objective_rate: float | None = None) -> Training:
+def training_of(
+    section: Student | TrainTeachers, schedule: Schedule, *, objective_rate: float | None = None
+) -> Training:
     """Returns the settings that a section of the experiment has."""
     names = {field.name for field in fields(Training)}
-    return Training(**section.model_dump(include=names), objective_rate=objective_rate)
+    return Training(**section.model_dump(include=names) | asdict(schedule), objective_rate=objective_rate)
 
 
 @dataclass(eq=False)
@@ -73,28 +76,6 @@ class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an e
 
     def __str__(self) -> str:
         return f"stopped after step {self.step}; a checkpoint is saved"
-
-
-class ScoredStep(TypedDict):
-    step: int
-    epoch: float
-    score: float
-    loss: float | None
-    """Mean since the last evaluation."""
-    learning_rate: float
-
-
-class TrainingFacts(TypedDict):
-    """The result of a training in the manifest."""
-
-    steps: int
-    best_step: int
-    best_score: float
-    history: list[ScoredStep]
-    dtype: str
-    resumed_from_step: int
-    phases: NotRequired[dict[str, TrainingFacts]]
-    """The results of all phases, where the objective has several; the other fields are those of the last."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +91,6 @@ class TrainingResult:
     resumed_from_step: int
     notes: list[str]
     """Skipped checkpoints, skipped steps."""
-
-    @property
-    def facts(self) -> TrainingFacts:
-        return {
-            "steps": self.steps,
-            "best_step": self.best_step,
-            "best_score": self.best_score,
-            "history": self.history,
-            "dtype": self.dtype,
-            "resumed_from_step": self.resumed_from_step,
-        }
 
 
 @dataclass
@@ -158,8 +128,9 @@ class _Learner(nn.Module):
 
 @dataclass
 class TrainingRun:
-    """Trains `model` in place; afterwards it is in eval mode and fp32 with the weights of the best score.
+    """Trains `model` in place; afterwards it is in eval mode and fp32.
 
+    It has the weights of the best score, and of equal scores those of the latest; without `select`, of the last step.
     Every process calls `score` and rank 0 decides; rank 0 calls `on_step`. `keep` also saves the end as a checkpoint.
     """
 
@@ -175,6 +146,7 @@ class TrainingRun:
     cpu: bool = False
     dtype: str = "auto"
     keep: bool = False
+    select: bool = True
 
     def __post_init__(self) -> None:
         if not len(self.examples):
@@ -222,7 +194,8 @@ class TrainingRun:
             self._evaluate_if_due()
         if self.keep and resumed < self.total:
             self._save()
-        self.learner.load_state_dict(self.best)
+        if self.best:
+            self.learner.load_state_dict(self.best)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
@@ -340,8 +313,10 @@ class TrainingRun:
         }
         progress.history.append(entry)
         progress.loss_sum, progress.loss_count = 0.0, 0
-        if progress.best_score is None or value > progress.best_score:
-            progress.best_step, progress.best_score = step, value
+        if self.select and progress.best_score is not None and value < progress.best_score:
+            return
+        progress.best_step, progress.best_score = step, value
+        if self.select:
             weights = self.learner.state_dict().items()
             self.best = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
 
@@ -395,6 +370,7 @@ class TrainingRun:
         """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
         parts = {
             "training": asdict(self.training) | {"checkpoint_seconds": None},
+            "select": self.select,
             "examples": self.examples.digest(),
             "objective": type(self.objective).__qualname__,
             "temperature": getattr(self.objective, "temperature", None),

@@ -26,14 +26,9 @@ from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import (
-    Training,
-    TrainingInterrupted,
-    TrainingResult,
-    TrainingRun,
-    learning_rate,
-)
+from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingRun, learning_rate
 from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.schedule import TrainingFacts
 
 FOLDER = "training-logs"
 EVERY_STEPS = 10
@@ -42,6 +37,31 @@ RUN_NAME_ARGUMENTS = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
 """Each tracker's argument for the name of a run."""
 
 Score = Callable[[Any], float]
+
+FEWEST_TO_SELECT = 200
+"""Held-out texts below which the last step is kept. Two good checkpoints differ on one text in twenty. By
+chance, their accuracies then differ by 1.6 points on 200 texts, and by 7 on 10."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the checkpoint is selected: by the best score, or the last step if too few texts are held out."""
+
+    name: str
+    score: Score
+    held_out: int | None = None
+    """Number of held-out texts that are scored; None: labelled validation texts, which always select."""
+
+    @property
+    def selects(self) -> bool:
+        return self.held_out is None or self.held_out >= FEWEST_TO_SELECT
+
+    @property
+    def selected_by(self) -> str:
+        if self.selects:
+            return self.name
+        few = f"{self.held_out} held-out texts are too few" if self.held_out else "no text is held out"
+        return f"the last step: {few} to select by {self.name}"
 
 
 @dataclass(frozen=True)
@@ -62,13 +82,13 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     new: NewClassifier,
     examples: Examples,
     training: Training,
-    score: Score,
+    selection: Selection,
     checkpoint: Path,
     objective: Objective | None = None,
     *,
     keep: bool = False,
     phase: str = "",
-) -> TrainingResult:
+) -> TrainingFacts:
     """Trains with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
     parts = checkpoint.relative_to(services.workspace).parts
     name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
@@ -81,7 +101,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
             log.on_step(step, total, loss)
 
         def scored(model: Any) -> float:
-            value = score(model)
+            value = selection.score(model)
             log.on_score(value)
             return value
 
@@ -97,6 +117,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
             objective=objective or WeightedKL(),
             cpu=services.cpu,
             keep=keep,
+            select=selection.selects,
         )
         try:
             result = run.fit()
@@ -105,7 +126,17 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
             raise
     for note in result.notes:
         services.console.note(note)
-    return result
+    return {
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "best_score": result.best_score,
+        "history": result.history,
+        "dtype": result.dtype,
+        "resumed_from_step": result.resumed_from_step,
+        "epochs": training.epochs,
+        "learning_rate": training.learning_rate,
+        "selected_by": selection.selected_by,
+    }
 
 
 # ---- scores

@@ -1,0 +1,108 @@
+"""Chooses the epochs, the learning rate and the evaluations that an experiment leaves to auto.
+
+Small data gets a minimum number of steps, large data few epochs, and a narrow encoder a larger learning rate.
+The chosen values enter fingerprints: a field set to the value that auto chose reuses the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from amalgam.pipeline.config.schema import Student, TrainTeachers
+
+MIN_STEPS, STEPS_PER_LABEL = 300, 10
+"""A training has at least MIN_STEPS + STEPS_PER_LABEL * labels steps."""
+MIN_EPOCHS = 3
+MAX_STEPS = 30_000
+"""From this number on, no further epoch starts."""
+BASE_RATE, BASE_WIDTH, MAX_RATE = 5e-5, 768, 1e-3
+"""The rate is BASE_RATE * (BASE_WIDTH / width) ** 1.5: 1.4e-4 at width 384, 3.2e-5 at width 1024."""
+EVALUATIONS = (10, 20)
+"""Fewest and most evaluations of a training; between them, one per epoch."""
+FEW_STEPS = 200
+"""Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Values of the fields that may be left to auto."""
+
+    epochs: int
+    learning_rate: float
+    evaluate_every: int
+
+
+def schedule_of(section: Student | TrainTeachers, *, texts: int, labels: int, width: int) -> Schedule:
+    """Returns the section's own values, and chosen ones for the fields that are not set."""
+    per_epoch = max(1, -(-texts // section.batch_size))
+    epochs = section.epochs or epochs_for(per_epoch, labels)
+    every = section.evaluate_every if isinstance(section, Student) else None
+    return Schedule(
+        epochs, section.learning_rate or rate_for(width), every or evaluate_every_for(epochs * per_epoch, epochs)
+    )
+
+
+def epochs_for(per_epoch: int, labels: int) -> int:
+    """Returns the epochs, for this number of steps in one."""
+    needed = -(-(MIN_STEPS + STEPS_PER_LABEL * labels) // per_epoch)
+    return max(1, min(max(MIN_EPOCHS, needed), MAX_STEPS // per_epoch))
+
+
+def rate_for(width: int) -> float:
+    """Returns the learning rate for an encoder of this width, rounded to two digits."""
+    return float(f"{min(MAX_RATE, BASE_RATE * (BASE_WIDTH / width) ** 1.5):.1e}")
+
+
+def evaluate_every_for(steps: int, epochs: int) -> int:
+    fewest, most = EVALUATIONS
+    return max(1, steps // min(max(epochs, fewest), most))
+
+
+def chosen_fields(section: str, settings: Student | TrainTeachers, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the fields that the experiment leaves to auto, by their names in it."""
+    auto = [name for name in values if name in type(settings).model_fields and getattr(settings, name) is None]
+    return {f"{section}.{name}": values[name] for name in auto}
+
+
+# ---- results of a training
+
+
+class ScoredStep(TypedDict):
+    step: int
+    epoch: float
+    score: float
+    loss: float | None
+    """Mean since the last evaluation."""
+    learning_rate: float
+
+
+class TrainingFacts(TypedDict):
+    """The result of a training in the manifest."""
+
+    steps: int
+    best_step: int
+    best_score: float
+    history: list[ScoredStep]
+    dtype: str
+    resumed_from_step: int
+    epochs: int
+    learning_rate: float
+    selected_by: str
+    phases: NotRequired[dict[str, TrainingFacts]]
+    """The results of all phases, where the objective has several; the other fields are those of the last."""
+
+
+def kept(facts: TrainingFacts) -> str:
+    """Returns which step of a training its result is."""
+    return f"kept step {facts['best_step']:,} of {facts['steps']:,}"
+
+
+def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
+    """Yields a note on a training that is too short for an encoder."""
+    if facts["steps"] < FEW_STEPS:
+        yield (
+            f"{facts['steps']:,} steps are few for fine-tuning an encoder: add texts, or raise {section}.epochs "
+            f"(now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
+        )

@@ -1,0 +1,92 @@
+"""The epochs, learning rates and evaluations that are chosen where an experiment sets none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.pipeline.config.schema import Student, TrainTeachers
+from amalgam.stages.common.models.resolve import ModelFiles, width_of
+from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection
+from amalgam.stages.common.training.schedule import Schedule, TrainingFacts, few_steps, schedule_of
+
+
+def steps_of(schedule: Schedule, texts: int) -> int:
+    return schedule.epochs * -(-texts // 32)
+
+
+@pytest.mark.parametrize("labels", [2, 20, 150])
+@pytest.mark.parametrize("texts", [1, 200, 3_000, 100_000, 1_000_000])
+def test_small_data_gets_enough_steps_and_large_data_few_epochs(texts: int, labels: int) -> None:
+    schedule = schedule_of(Student(), texts=texts, labels=labels, width=384)
+    steps = steps_of(schedule, texts)
+    assert steps >= 300 + 10 * labels
+    assert schedule.epochs >= 3 or texts >= 300_000
+    assert steps <= max(30_000, texts // 32, 1)
+    assert schedule.epochs == 1 or texts < 1_000_000
+
+
+def test_more_labels_get_more_steps_and_more_texts_no_fewer() -> None:
+    labels = [schedule_of(Student(), texts=200, labels=count, width=384).epochs for count in (2, 77, 150)]
+    assert labels == sorted(set(labels))
+    steps = [steps_of(schedule_of(Student(), texts=count, labels=2, width=384), count) for count in (200, 3_000, 10**6)]
+    assert steps == sorted(steps)
+
+
+def test_a_narrow_encoder_gets_a_larger_rate_than_a_wide_one() -> None:
+    rates = [schedule_of(Student(), texts=200, labels=2, width=width).learning_rate for width in (32, 384, 768, 1024)]
+    assert rates == sorted(set(rates), reverse=True)
+    assert rates[0] == 1e-3  # as the demo's encoder, whose weights are random
+    assert 2e-5 <= rates[3] < rates[2] <= 6e-5  # the usual values of BERT-large and BERT-base
+    assert rates[1] == 1.4e-4  # MiniLM
+
+
+def test_set_fields_stay_and_auto_is_null() -> None:
+    student = Student(epochs=7, learning_rate=2e-5, evaluate_every=100)
+    assert schedule_of(student, texts=200, labels=2, width=384) == Schedule(7, 2e-5, 100)
+    assert Student.model_validate({"epochs": "auto", "learning_rate": "auto", "evaluate_every": "auto"}) == Student()
+    assert TrainTeachers.model_validate({"epochs": "auto", "learning_rate": None}) == TrainTeachers()
+
+
+@pytest.mark.parametrize(("epochs", "evaluations"), [(1, 10), (3, 10), (16, 16), (43, 20)])
+def test_a_training_is_evaluated_each_epoch_and_ten_to_twenty_times(epochs: int, evaluations: int) -> None:
+    schedule = schedule_of(Student(epochs=epochs), texts=32_000, labels=2, width=384)
+    assert steps_of(schedule, 32_000) // schedule.evaluate_every == evaluations
+    assert schedule_of(Student(epochs=1), texts=5, labels=2, width=384).evaluate_every == 1
+
+
+def test_few_held_out_texts_select_nothing_and_validation_texts_always_do() -> None:
+    few, enough, validation = (
+        Selection("accuracy", lambda _: 0.0, count) for count in (FEWEST_TO_SELECT - 1, FEWEST_TO_SELECT, None)
+    )
+    assert (few.selects, enough.selects, validation.selects) == (False, True, True)
+    assert str(FEWEST_TO_SELECT - 1) in few.selected_by
+    assert enough.selected_by == validation.selected_by == "accuracy"
+
+
+def test_a_short_training_gets_a_note_with_its_settings() -> None:
+    facts: TrainingFacts = {
+        "steps": 57,
+        "best_step": 57,
+        "best_score": 0.5,
+        "history": [],
+        "dtype": "fp32",
+        "resumed_from_step": 0,
+        "epochs": 3,
+        "learning_rate": 2e-5,
+        "selected_by": "accuracy",
+    }
+    [note] = few_steps(facts, "student")
+    assert "57" in note
+    assert "student.epochs" in note
+    assert "2e-05" in note
+    assert not list(few_steps({**facts, "steps": 300}, "student"))
+
+
+@pytest.mark.parametrize(
+    "config", [{"hidden_size": 48}, {"dim": 48}, {"model_type": "amalgam", "text_config": {"hidden_size": 48}}]
+)
+def test_the_width_of_an_encoder_is_in_its_configuration(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert width_of(ModelFiles("given", tmp_path, "", None, "safetensors", config)) == 48

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from huggingface_hub import ModelCardData, constants
 from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.models.model_folder import METADATA
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, write_model
 
 NAME = "me/desk"
 FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
@@ -164,6 +165,23 @@ def test_a_card_of_ones_own_is_taken_as_it_is(workspace: Workspace, hub: FakeHub
     workspace("push", NAME, "--yes", "--public")
     assert hub.repositories[NAME].commits["main"]["README.md"] == b"---\nlicense: mit\n---\nmine\n"
     assert not hub.repositories[NAME].private
+
+
+def test_a_card_of_ones_own_stays_when_the_student_is_trained_again(workspace: Workspace) -> None:
+    card = workspace.folder / "students/student/README.md"
+    card.write_text("---\nlicense: mit\n---\nmine \xe9\n", encoding="latin-1")
+    os.utime(card, (1e9, 1e9))
+    workspace("train-student", "student.seed=1")
+    result = workspace("push", NAME, "--card")
+    assert "mine" in result.out
+    assert "README.md is older than the student" in result.err
+
+
+def test_a_folder_with_default_labels_is_pushed_too(desk: Workspace, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", words=["a"], seed=0, labels=["LABEL_0", "LABEL_1"])
+    result = desk("push", NAME, "--card", "--student", str(tmp_path / "model"))
+    assert r"| LABEL\_1 | - |" in result.out
+    assert "id2label" in result.err
 
 
 def test_a_public_repository_is_written_to_only_with_public(desk: Workspace, hub: FakeHub) -> None:

@@ -28,7 +28,7 @@ from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_card import read_card
 from amalgam.stages.common.models.model_folder import CARD
-from amalgam.stages.common.models.resolve import read_model
+from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.report.html import size
 
@@ -53,16 +53,18 @@ def push(  # noqa: PLR0913 - the options of the command
     written = None
     if CARD in files:
         remarks = warnings(finished.sources, read_card(finished.folder).licences)
+        if files[CARD].stat().st_mtime < files["config.json"].stat().st_mtime:
+            remarks.append(f"{files[CARD]} is older than the student: check its numbers")
     else:
-        id2label = model.config["id2label"]
-        labels = [str(id2label[position]) for position in sorted(id2label, key=int)]
+        labels, are_named = own_labels(model, teacher=finished.folder.name)
         info = _card_info(finished, labels, licence, _numbers(finished, config, required=student is None))
         written, remarks = card(info, repo_id), info.warnings
+        remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]
         remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]
     for line in remarks:
         console.note(line)
     if show_card:
-        console.result(written if written is not None else files[CARD].read_text("utf-8"))
+        console.result(written if written is not None else files[CARD].read_text("utf-8", "replace"))
         return
     sizes = {name: path.stat().st_size for name, path in files.items()}
     rows = [[name, size(count), ""] for name, count in sizes.items()]

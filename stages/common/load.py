@@ -247,7 +247,13 @@ def load_new_classifier(
     run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
 ) -> NewClassifier:
     """Loads the named encoder under a new head for these labels."""
-    from amalgam.stages.common.models.loading import check_tokens, load_student, load_tokenizer, token_limit
+    from amalgam.stages.common.models.loading import (
+        check_tokens,
+        load_student,
+        load_tokenizer,
+        position_limit,
+        token_limit,
+    )
     from amalgam.stages.common.token_cache import tokenizer_digest
 
     files = encoder_files(run, settings, where)
@@ -258,6 +264,8 @@ def load_new_classifier(
         run.console.note(remark)
     digest = tokenizer_digest(tokenizer, files)
     limit = token_limit(model.config, tokenizer, settings.max_tokens)
+    if limit < min(settings.max_tokens, position_limit(model.config)):
+        run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
     return NewClassifier(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
 
 

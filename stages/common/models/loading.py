@@ -118,11 +118,7 @@ def load_student(
 
 def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """Returns the longest text in tokens, with special ones, for which the model has positions."""
-    config = config.get_text_config()
-    limits = [wanted]
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if positions and positions > 0 and not _is_relative(config):
-        limits.append(positions - _unreached(config))
+    limits = [wanted, position_limit(config)]
     if 0 < tokenizer.model_max_length < ABSURD_LENGTH:
         limits.append(int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=False)
@@ -130,6 +126,13 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
         what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
         raise ModelError(what, where=_name_of(tokenizer), fix=f"max_tokens: at least {special + 1}")
     return min(limits)
+
+
+def position_limit(config: PreTrainedConfig) -> int:
+    """Returns the number of tokens for which the model has positions; ABSURD_LENGTH if positions are distances."""
+    config = config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return ABSURD_LENGTH if not positions or positions < 0 or _is_relative(config) else positions - _unreached(config)
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:

@@ -81,11 +81,11 @@ def source_of(role: str, files: ModelFiles, *, trained: bool = False) -> Source:
 
 def read_card(folder: Path) -> CardFacts:
     """Returns the statements of the folder's card; a card that cannot be read is a problem, not an error."""
+    if not (folder / CARD).is_file():
+        return _facts({}, f"there is no file {CARD}")
     try:
         with (folder / CARD).open("rb") as file:
             text = file.read(MOST_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return _facts({}, f"there is no {CARD}")
     except OSError as error:
         return _facts({}, f"{CARD} cannot be read ({error.strerror})")
     matter = FRONT_MATTER.match(text)

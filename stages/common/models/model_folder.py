@@ -162,7 +162,7 @@ def check_weights(path: Path, *, where: str) -> None:
 def publish_folder(source: Path, target: Path, fingerprint: str, about: Mapping[str, Any] | None = None) -> None:
     """Copies a finished model out of the workspace, which changes to the copy then cannot damage.
 
-    `about` holds facts for users of the model; they are stored in the metadata file.
+    `about` holds facts for users of the model; they are stored in the metadata file. A README.md in the target stays.
     """
     metadata, present = {"fingerprint": fingerprint, **(about or {})}, read_metadata(target)
     text = json.dumps(metadata, ensure_ascii=False) + "\n"
@@ -175,6 +175,8 @@ def publish_folder(source: Path, target: Path, fingerprint: str, about: Mapping[
     with atomic_write(target) as temporary:
         shutil.copytree(source, temporary)
         (temporary / METADATA).write_text(text, "utf-8")
+        if (target / CARD).is_file() and not (temporary / CARD).exists():
+            shutil.copy2(target / CARD, temporary / CARD)
         if target.exists():
             target.rename(replaced)
     if replaced.exists():

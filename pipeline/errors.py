@@ -38,6 +38,10 @@ class AmalgamError(Exception):
             lines.append(f"fix: {self.fix}")
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that IPython shows instead of a traceback, as the command line does."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
     def to_json(self) -> dict[str, str | None]:
         return {"what": self.what, "where": self.where, "fix": self.fix}
 

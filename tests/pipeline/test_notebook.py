@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.notebook import HtmlConsole, NotebookConsole, console_of_python, table_html
 
 
@@ -112,3 +113,9 @@ def test_html_escapes_every_cell_and_shows_control_characters() -> None:
     assert "\\x1b[31m&amp;" in console.parts[0]
     assert "&lt;title&gt;" in console.parts[0]
     assert "<tbody>\n</tbody>" in table_html("", ["stage", "state"], [])
+
+
+def test_an_error_is_shown_by_its_lines_as_on_the_command_line() -> None:
+    error = ModelError("there is no folder ./a", where="teacher a", fix="name a folder")
+    lines = ["ModelError: there is no folder ./a", "where: teacher a", "fix: name a folder"]
+    assert error._render_traceback_() == lines  # IPython calls it

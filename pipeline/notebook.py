@@ -94,8 +94,7 @@ class NotebookConsole(Console):
         self._rewrite()
 
     def result(self, text: str) -> None:
-        self._output = None  # later messages follow below
-        super().result(text)
+        self.say(text)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self._output = None

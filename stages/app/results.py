@@ -22,6 +22,7 @@ from amalgam.stages.report.html import FOLDER, page_name
 from amalgam.stages.report.report_json import AuditBlock
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
+from amalgam.stages.report.verdict import Verdict
 
 if TYPE_CHECKING:
     import polars as pl
@@ -191,9 +192,10 @@ class RunResult:
         return frames.evaluation(self._run) if "report" in self._run.results and evaluation_if_any(self._run) else None
 
     @cached_property
-    def verdict(self) -> Mapping[str, Any] | None:
-        """The report's verdict: its decision, the reasons and the next command; None without a new report."""
-        return self._report_json.get("verdict")
+    def verdict(self) -> Verdict | None:
+        """The report's verdict: decision, reasons, causes and next command; None without a report or a student."""
+        verdict: Verdict | None = self._report_json.get("verdict")
+        return verdict
 
     @cached_property
     def summary(self) -> list[str]:

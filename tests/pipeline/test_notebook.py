@@ -74,12 +74,11 @@ def test_a_table_stands_between_the_messages_before_and_after_it(
     console.say("before")
     console.table("A table", ["name", "accuracy"], [["<b>", "0.5"], ["student", "-"]])
     console.say("after")
-    console.say("the end")
+    console.result("the end")
     first, table, last = notebook.texts()
     assert (first, last) == ("before", "after\nthe end")
     assert '<td style="text-align: left">&lt;b&gt;</td><td style="text-align: right">0.5</td>' in table
-    console.result("a result")
-    assert capsys.readouterr() == ("a result\n", "")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_each_cell_has_its_own_output(notebook: Kernel) -> None:

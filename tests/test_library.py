@@ -235,11 +235,9 @@ def test_a_run_returns_what_it_did_and_where_the_student_is(workspace: Workspace
 def test_the_verdict_is_that_of_the_report(workspace: Workspace) -> None:
     result = Experiment.load(workspace.config, quiet=True).run()
     assert result.report is not None
-    path = result.report.with_suffix(".json")
-    numbers = json.loads(path.read_text())
-    path.write_text(json.dumps({**numbers, "verdict": {"decision": "ship", "reasons": ["It is better."]}}))
-    assert result.verdict == {"decision": "ship", "reasons": ["It is better."]}
-    assert "\nverdict: ship\nstudent: " in repr(result)
+    verdict = json.loads(result.report.with_suffix(".json").read_text())["verdict"]
+    assert result.verdict == verdict
+    assert f"\nverdict: {verdict['decision']}\nstudent: " in repr(result)
 
 
 def test_one_part_of_several_is_a_result_that_is_not_complete(fresh: Workspace) -> None:

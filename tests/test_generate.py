@@ -182,7 +182,7 @@ def test_force_writes_everything_again_and_the_same(workspace: Workspace) -> Non
 
 def test_doctor_looks_for_the_language_model_too(workspace: Workspace) -> None:
     (workspace.folder / "models/lm").rename(workspace.folder / "models/elsewhere")
-    assert "./models/lm" in workspace("doctor").out
+    assert "./models/lm" in workspace.attempt("doctor").out
 
 
 def test_a_changed_teacher_costs_its_own_texts(workspace: Workspace) -> None:

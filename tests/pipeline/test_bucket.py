@@ -210,7 +210,7 @@ def test_an_address_that_is_none_or_holds_keys_is_refused(address: str) -> None:
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "amalgam.pipeline.storage.object_store")
-    with pytest.raises(ExperimentError, match=r"obstore\nwhere: gs://bucket/x\nfix: .*'amalgam\[gs\]'"):
+    with pytest.raises(ExperimentError, match=r"obstore\nwhere: gs://bucket/x\nfix: .*'amalgam-distill\[gs\]'"):
         opened("gs://bucket/x")
 
 

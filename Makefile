@@ -3,6 +3,7 @@
 # make check       runs ruff, mypy and the prose check, builds the documentation, builds and installs the wheel
 # make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
 # make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
+# make check-low   installs the lowest versions (constraints-low.txt) into .venv-low, runs the wheel and the tests there
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
@@ -12,8 +13,10 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+LOW_TESTS ?= tests/test_golden.py tests/test_spine.py tests/test_library.py tests/test_predict.py tests/test_usage.py tests/data tests/stages
+TORCH_FROM ?=
 
-.PHONY: demo test test-ray test-s3 check docs notebook check-gpu clean
+.PHONY: demo test test-ray test-s3 check check-low docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -41,6 +44,14 @@ check: $(INSTALLED)
 	bash .ci/docs
 	bash .ci/wheel
 
+# The lowest torch has no CPU build on the package index: TORCH_FROM="--index-url ADDRESS" names an index that has one.
+check-low: $(INSTALLED)
+	bash .ci/wheel constraints-low.txt $(TORCH_FROM)
+	$(PYTHON) -m venv --clear .venv-low
+	.venv-low/bin/python -m pip install --quiet $(TORCH_FROM) "$$(grep '^torch==' constraints-low.txt)"
+	.venv-low/bin/python -m pip install --quiet --constraint constraints-low.txt --editable '.[dev]'
+	PATH="$$PWD/.venv-low/bin:$$PATH" .venv-low/bin/python -m pytest --override-ini filterwarnings=default $(LOW_TESTS)
+
 docs: $(INSTALLED)
 	bash .ci/docs site
 
@@ -62,4 +73,4 @@ check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
-	rm -rf .venv dist site amalgam-demo amalgam-demo-data-free
+	rm -rf .venv .venv-low dist site amalgam-demo amalgam-demo-data-free

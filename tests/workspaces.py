@@ -173,7 +173,7 @@ class Workspace:
         manifest = json.loads((self.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
         by_key: TargetsByKey = {}
         for file in manifest["files"]:
-            for row in pq.read_table(self.artifacts / file["path"]).to_pylist():
+            for row in pq.read_table(self.artifacts / file["path"], columns=["key", "target", "weight"]).to_pylist():
                 by_key[row["key"]] = (row["target"], row["weight"])
         return by_key
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 BINS = 10
 """Number of bins of the weights in the summary."""
 
+READ = ("key", "target", "weight", "teacher", "margin")
+"""Columns that later stages read; pyarrow before 26 cannot read the null arrays of `confidence`."""
+
 
 class BuildTargets(Stage):
     name = "build-targets"
@@ -134,14 +137,14 @@ def target_facts(run: Run) -> TargetFacts:
 
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
-    """Yields the targets, bucket by bucket of the training texts, in key order."""
+    """Yields the columns READ of the targets, bucket by bucket of the training texts, in key order."""
     import pyarrow as pa
 
     files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
     rest: pa.Table | None = None
     for bucket in train_part(run).buckets:
         while rest is None or rest.num_rows < bucket.rows:
-            table = read_table(run.store.verified_path(next(files)))
+            table = read_table(run.store.verified_path(next(files)), READ)
             rest = table if rest is None or not rest.num_rows else pa.concat_tables([rest, table])
         yield rest.slice(0, bucket.rows).combine_chunks()
         rest = rest.slice(bucket.rows)

@@ -21,9 +21,12 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
+from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"
+SCHEMA_FILE = "amalgam.schema.json"
+"""Named in the first line of the template."""
 NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
@@ -43,19 +46,26 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if len(names) > 1:
             what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
             raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
-        path = write_template(Path(names[0]) if names else into)
+        path = _write_files(Path(names[0]) if names else into)
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan`"
     if not names:
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
     teachers: list[DetectedTeacher] = []
     for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
-    path = write_template(into, _section(teachers))
+    path = _write_files(into, _section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     return f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+
+
+def _write_files(folder: Path, teachers: str = "") -> Path:
+    """Writes the experiment file, and the schema with which an editor completes and checks it."""
+    path = write_template(folder, teachers)
+    (folder / SCHEMA_FILE).write_text(json.dumps(experiment_schema(), indent=1) + "\n", encoding="utf-8")
+    return path
 
 
 # ---- the teachers in the file

@@ -39,7 +39,7 @@ from amalgam.tests.workspaces import (
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 FENCE = r'^```(\S*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```$'
-LANGUAGES = {"console", "yaml", "python", "sh", "text"}
+LANGUAGES = {"console", "mermaid", "yaml", "python", "sh", "text"}
 
 ONLY_PARSED = {
     "git clone": "needs a repository",
@@ -144,7 +144,7 @@ class Reader:
             result = amalgam(*arguments, folder=self.folder)
         else:
             result = finish(Forked(arguments, self.folder, self.environment, loaded=LIGHT))
-        if arguments == ["init"] and self.page == "README.md":  # the reader names texts and models
+        if arguments[:1] == ["init"] and self.page == "README.md":  # the reader names texts and models
             (self.folder / "amalgam.yaml").write_text(EXPERIMENT)
         return result
 

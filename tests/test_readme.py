@@ -1,0 +1,81 @@
+"""README.md: short, with figures that the benchmarks recorded; the documentation's search finds the common words."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from amalgam.stages.methods import load_with_methods
+from amalgam.tests.test_docs import ROOT
+from amalgam.tests.workspaces import amalgam
+
+README = (ROOT / "README.md").read_text("utf-8")
+RESULTS = (ROOT / "benchmarks/RESULTS.md").read_text("utf-8")
+MOST_LINES = 120
+
+
+def test_the_readme_is_short_and_lists_no_files() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+    assert not re.search("[\u251c\u2514\u2500]", README)
+    for part in ("```mermaid", "from amalgam import Experiment", "pip install", "$ amalgam run", "docs/install.md"):
+        assert part in README
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/comparison.md"])
+def test_every_accuracy_is_one_of_the_benchmarks(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    figures = set(re.findall(r"(?<![\d.])0\.\d{3}\b", text)) - {"0.006", "0.083"}  # differences of two of them
+    assert figures
+    assert sorted(figure for figure in figures if figure not in RESULTS) == []
+
+
+def test_the_differences_named_on_the_comparison_page_are_those_of_the_table() -> None:
+    rows = re.findall(r"^\| .+? \| [\d,]+ \|(.+)\|$", RESULTS, re.MULTILINE)
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    losses = [round(float(row[5]) - float(row[4]), 3) for row in cells if len(row) == 8 and row[5].startswith("0.")]
+    assert len(losses) == 5
+    text = (ROOT / "docs/comparison.md").read_text("utf-8")
+    assert f"by {min(losses):.3f} to {max(losses):.3f} accuracy" in text
+
+
+def test_links_to_a_heading_of_the_benchmarks_exist() -> None:
+    for anchor in re.findall(r"RESULTS\.md#([\w-]+)", README):
+        slugs = [re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in RESULTS.splitlines()
+                 if line.startswith("#")]  # fmt: skip
+        assert anchor in slugs
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [("install", "install.md"), ("compare", "comparison.md"), ("labels", "how-to/overlapping-labels.md"),
+     ("licence", "faq.md")],
+)  # fmt: skip
+def test_search_finds_a_page_for_a_common_word(word: str, page: str) -> None:
+    """The site's search reads titles and texts of all pages."""
+    text = (ROOT / "docs" / page).read_text("utf-8").lower()
+    assert word in text
+    navigation = yaml.safe_load(re.sub(r"!!python\S*", "", (ROOT / "mkdocs.yml").read_text("utf-8")))["nav"]
+    assert page in str(navigation)
+
+
+@pytest.mark.parametrize("name", ["ag_news.yaml", "mt_bert.yaml"])
+def test_examples_name_texts_and_models_that_users_have(name: str) -> None:
+    path = ROOT / "examples" / name
+    load_with_methods(path)
+    content = yaml.safe_load(path.read_text("utf-8"))
+    corpus, trained = content["corpus"], content["train_teachers"]
+    assert all(source.startswith("hf://") for source in (corpus["train"], corpus["test"], trained["texts"]))
+    assert "package:" not in str(content)
+
+
+def test_init_writes_the_schema_that_its_first_line_names(tmp_path: Path) -> None:
+    amalgam("init", folder=tmp_path)
+    text = (tmp_path / "amalgam.yaml").read_text("utf-8")
+    name = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+    assert name
+    schema = json.loads((tmp_path / name[1]).read_text("utf-8"))
+    assert schema == json.loads(amalgam("schema", folder=tmp_path).out)

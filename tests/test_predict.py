@@ -231,6 +231,8 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     workspace.edit("epochs: 1", "epochs: 2")
     assert "student.epochs 1 -> 2" in workspace("predict", TEXTS[0]).err
     assert "student.epochs" not in workspace("predict", TEXTS[0], "--student", "students/student").err
+    workspace.edit("  epochs: 2\n", "")  # chosen for the texts
+    assert "note:" not in workspace("predict", TEXTS[0]).err
     assert workspace("predict", TEXTS[0], "--quiet").err == ""
     newer = workspace.folder / "students/newer"
     shutil.copytree(workspace.folder / "students/student", newer)

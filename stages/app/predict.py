@@ -144,7 +144,10 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
 
 
 def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Training) -> list[str]:
-    """Returns the fields that differ from those of the training, and the teachers if they do."""
+    """Returns the fields that differ from those of the training, and the teachers if they do.
+
+    A field that the file leaves to amalgam (null) is not compared: its recorded value was chosen for the texts.
+    """
     now, teachers = experiment.model_dump(mode="json"), experiment.teacher_names
     sections = {name: fields for name, fields in training.settings.items() if isinstance(now.get(name), dict)}
     are_others = set(teachers) != set(student.teachers)
@@ -152,7 +155,7 @@ def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Tra
         f"{section}.{name} {json.dumps(trained)} -> {json.dumps(now[section][name])}"
         for section, fields in sections.items()
         for name, trained in fields.items()
-        if name in now[section] and now[section][name] != trained
+        if name in now[section] and now[section][name] not in (None, trained)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -528,21 +529,47 @@ def _as_overrides(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Runs the command; errors print as message, place and fix, with --debug as a traceback."""
-    from amalgam.pipeline.errors import AmalgamError, InterruptedRunError
-
+    _open_closed_streams()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(_as_overrides(arguments), prog_name="amalgam")
-    except AmalgamError as error:
-        if isinstance(error, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _run_command(_as_overrides(arguments))
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as error:
         if debug:
             raise
         from amalgam.pipeline.console import Console
+        from amalgam.pipeline.errors import InterruptedRunError
+        from amalgam.pipeline.execution.unexpected import as_error
 
-        Console().say(f"error: {error}")
-        sys.exit(error.exit_code)
+        shown = as_error(error)
+        if isinstance(shown, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        Console().say(f"error: {shown}")
+        sys.exit(shown.exit_code)
+
+
+def _run_command(arguments: list[str]) -> None:
+    from amalgam.pipeline.console import printing
+
+    try:
+        app(arguments, prog_name="amalgam")
+    except (SystemExit, OSError) as leaving:
+        if isinstance(leaving, SystemExit) or leaving.filename is None:  # perhaps of stdout
+            with printing(sys.stdout):
+                pass
+        raise
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for closed streams, whose descriptors the next opened files would get."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import glob
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.paths import fix_of, reason_of, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 SAMPLE_LINES = 64
@@ -59,11 +61,12 @@ INSTEAD = {
 
 def find_files(source: str, base: Path) -> list[Path]:
     """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
-    path = base / Path(source).expanduser()
+    path = user_path(source, base, DataError)
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        with _readable(path):
+            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     else:
         matches = glob.glob(source, root_dir=base, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
         files = sorted(base / match for match in matches if (base / match).is_file())
@@ -78,6 +81,21 @@ def find_files(source: str, base: Path) -> list[Path]:
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{shown(path.name, 200)} cannot be read: {reason_of(error)}"
+        raise DataError(what, where=shown(str(path), 200), fix=fix_of(error)) from error
+
+
+def text_file_digest(path: Path, digest_of: Callable[[Path], str]) -> str:
+    """Returns the digest of a file of texts."""
+    with _readable(path):
+        return digest_of(path)
 
 
 def _no_files(source: str, path: Path) -> DataError:
@@ -167,14 +185,8 @@ def read_rows(
     """
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
-    try:
+    with _readable(path):
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
-    except OSError as error:
-        raise DataError(
-            f"{table.name} cannot be read: {error.strerror or error}",
-            where=shown(str(path), 200),
-            fix="check that it is there and that you may read it",
-        ) from error
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:

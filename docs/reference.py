@@ -63,7 +63,9 @@ WHEN = {
     "WorkError": "a unit of work failed; earlier committed units stay",
     "DiskFullError": "the disk is full; free some space and run again",
     "DamagedError": "a stored file differs from its digest: it is quarantined, and the next run recomputes it",
-    "InterruptedRunError": "Ctrl-C or SIGTERM: 128 plus the signal's number; the next run resumes",
+    "OutputError": "stdout cannot be written, such as on a full disk; results in the workspace stay",
+    "FaultError": "a fault of amalgam itself; `where` is a file with the traceback, without secrets, to report",
+    "InterruptedRunError": "Ctrl-C, SIGTERM or a closed terminal: 128 plus the signal's number; the next run resumes",
 }
 
 
@@ -263,7 +265,7 @@ def _errors() -> Iterator[str]:
         "0 is success, and 2 includes an invalid command line.\n"
     )
     rows = [
-        [f"`{kind.__name__}`", "130, 143" if kind is errors.InterruptedRunError else str(kind.exit_code),
+        [f"`{kind.__name__}`", "129, 130, 143" if kind is errors.InterruptedRunError else str(kind.exit_code),
          WHEN[kind.__name__]]
         for kind in kinds
     ]  # fmt: skip

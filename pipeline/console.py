@@ -16,6 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
+from amalgam.pipeline.errors import OutputError
+from amalgam.pipeline.paths import reason_of
+from amalgam.pipeline.secrets import masked
+
 EVERY_SECONDS = 30.0
 
 LEAST_LAST = 16
@@ -53,6 +57,22 @@ class Progress:
         return [f"{self.name}  {100 * done // self.total}%", left, count, rate_of(rate) if rate else "", reused]
 
 
+@contextlib.contextmanager
+def printing(stream: TextIO) -> Iterator[None]:
+    """Flushes the stream after the block; raises OutputError if it cannot be written. A reader may leave early."""
+    try:
+        yield
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # else Python would try to write the rest when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        name = str(getattr(stream, "name", "stdout")).strip("<>")
+        what, fix = f"the output cannot be written: {reason_of(error)}", "redirect it to a file on a disk with space"
+        raise OutputError(what, where=name, fix=fix) from error
+
+
 class Console:
     def __init__(self, *, quiet: bool = False, err: TextIO | None = None, out: TextIO | None = None) -> None:
         self._err = err or sys.stderr
@@ -69,7 +89,7 @@ class Console:
     def say(self, text: str) -> None:
         if not self._quiet:
             self._clear()
-            self._write(self._err, text)
+            self._write(self._err, masked(text))
 
     def note(self, text: str) -> None:
         self.say(f"note: {text}")
@@ -107,7 +127,8 @@ class Console:
                 self.result(line)
 
     def json(self, value: Any) -> None:
-        self.result(json.dumps(value, indent=2, ensure_ascii=False))
+        """Prints JSON in ASCII: a stream escapes other characters in its own way, which is not that of JSON."""
+        self.result(json.dumps(value, indent=2))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints plain columns; only a terminal splits a wide table, into blocks with the same first column."""
@@ -176,8 +197,13 @@ class Console:
             self._err.flush()
 
     def _write(self, stream: TextIO, text: str) -> None:
-        stream.write(_encodable(text, stream) + "\n")
-        stream.flush()
+        """Writes a line; work goes on where messages cannot be written, but a lost result is an error."""
+        try:
+            with printing(stream):
+                stream.write(_encodable(text, stream) + "\n")
+        except OutputError:
+            if stream is self._out:
+                raise
 
 
 def _columns(default: int) -> int:

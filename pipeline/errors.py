@@ -8,7 +8,9 @@ AmalgamError                exit 1
 ├── WorkError               exit 1   a unit of work failed
 │   └── DiskFullError       exit 1
 ├── DamagedError            exit 1   a stored file does not match its digest (the runner recomputes it)
-└── InterruptedRunError     exit 130 or 143
+├── OutputError             exit 1   stdout cannot be written
+├── FaultError              exit 70  a fault of amalgam itself
+└── InterruptedRunError     exit 129, 130 or 143
 """
 
 from __future__ import annotations
@@ -79,8 +81,18 @@ class DamagedError(AmalgamError):
         self.path = path
 
 
+class OutputError(AmalgamError):
+    """The result could not be printed."""
+
+
+class FaultError(AmalgamError):
+    """An exception that amalgam does not expect; `where` is a file with the traceback."""
+
+    exit_code = 70
+
+
 class InterruptedRunError(AmalgamError):
-    """SIGINT or SIGTERM arrived; committed units stay."""
+    """SIGINT, SIGTERM or SIGHUP arrived; committed units stay."""
 
     def __init__(self, what: str, *, signal_number: int = 0, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     "pipeline/errors.py",
+    "pipeline/secrets.py",
+    "pipeline/paths.py",
     "pipeline/console.py",
     "pipeline/notebook.py",
     "pipeline/config",

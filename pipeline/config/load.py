@@ -22,14 +22,14 @@ from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.paths import short_path
+from amalgam.pipeline.secrets import has_secret, masked
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000
 MOST_LEVELS = 100
 MOST_SHOWN = 500
 """Largest size of a file, number of its values with aliases, depth of its nesting, and characters of a message."""
-
-SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|://[^/\s]*:[^/\s@]*@|\bAKIA[0-9A-Z]{16}\b")
 
 ON_GENERATED = "on generated texts"
 """Key of a preset's further sections, which apply if texts are generated."""
@@ -101,7 +101,7 @@ def load_experiment(
 
 
 def _config_error(source: ExperimentSource, problems: Iterable[str]) -> ExperimentError:
-    lines = [f"  {SECRET.sub('(not shown)', problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
+    lines = [f"  {masked(problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
     name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
     file = ", or `amalgam init` for a commented file" if where else ""
     return ExperimentError(
@@ -176,7 +176,7 @@ class ParsedFile:
         return None
 
     def refuse_secret(self, text: str, path: KeyPath) -> None:
-        if SECRET.search(text):
+        if has_secret(text):
             self.add(path, "looks like a secret (not shown); use `hf auth login` or environment variables")
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
@@ -285,7 +285,7 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
         what, fix = (words.format(error=error, path=path) for words in (what, fix))
-        raise ExperimentError(f"{path.name} {what}", where=where, fix=fix) from None
+        raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
 
 
 NOT_YAML = {

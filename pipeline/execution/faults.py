@@ -16,19 +16,20 @@ from typing import TypeVar
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DiskFullError, InterruptedRunError, WorkError
+from amalgam.pipeline.paths import AGAIN, FULL, OTHER_FIX, fix_of, reason_of, short_path
 from amalgam.pipeline.storage.store import Store
 
 PASSING = (errno.EIO, errno.ESTALE)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 ATTEMPTS = 3
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 T = TypeVar("T")
 
 
 class InterruptHandler:
-    """The first SIGINT or SIGTERM stops the run at the next safe place, a second SIGINT stops it at once."""
+    """The first SIGINT, SIGTERM or SIGHUP stops the run at the next safe place, a second SIGINT stops it at once."""
 
     def __init__(self) -> None:
         self.arrived: int | None = None
@@ -50,7 +51,8 @@ class InterruptHandler:
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             yield
             return
-        before = {number: signal.signal(number, self._arrive) for number in (signal.SIGINT, signal.SIGTERM)}
+        handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
+        before = {number: signal.signal(number, self._arrive) for number in handled}
         try:
             yield
         finally:
@@ -61,6 +63,11 @@ class InterruptHandler:
         if number == signal.SIGINT and self.arrived == signal.SIGINT:
             os._exit(128 + signal.SIGINT)
         self.arrived = number
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    """Returns whether nohup started the process: it survives the end of its terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def with_retries(work: Callable[[], T], what: str, store: Store, console: Console) -> T:
@@ -75,7 +82,7 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
                 raise storage_error(error, what, store) from error
             if not transient:
                 raise
-            console.note(f"{what}: {_reason(error)}; trying again ({attempt} of {ATTEMPTS})")
+            console.note(f"{what}: {reason_of(error)}; trying again ({attempt} of {ATTEMPTS})")
             time.sleep(0.1 * 4**attempt)
             attempt += 1
 
@@ -98,11 +105,7 @@ def storage_error(error: Exception, what: str, store: Store) -> WorkError:
             fix="free some space (`amalgam gc`), then run the same command again: committed units stay",
         )
     return WorkError(
-        f"{what}: {_reason(error)}",
-        where=str(getattr(error, "filename", None) or store.root),
-        fix="check the disk or the mount, then run the same command again: committed units stay",
+        f"{what}: {reason_of(error)}",
+        where=short_path(getattr(error, "filename", None) or store.root),
+        fix=f"{fix_of(error) if isinstance(error, OSError) else OTHER_FIX}, {AGAIN}",
     )
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)

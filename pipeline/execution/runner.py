@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.faults import storage_error
-from amalgam.pipeline.execution.plan import StageState, identity_of, shown_choices, stage_state
+from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
@@ -79,6 +79,7 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
 def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
     states = []
     waiting = _resolve_inputs(stages, run)
+    _check_outputs(stages, run)
     for stage in stages:
         ours = stage.name == target or target is None
         if stage.name in waiting:
@@ -125,6 +126,22 @@ def _resolve_inputs(stages: list[Stage], run: Run) -> set[str]:
         except PendingDependencyError:
             waiting.add(stage.name)
     return waiting
+
+
+def _check_outputs(stages: list[Stage], run: Run) -> None:
+    """Refuses folders of results that cannot be written, unless the results there are current."""
+    errors = {}
+    for stage in stages:
+        try:
+            stage.check_output(run)
+        except PendingDependencyError:  # the names of the folders come from an earlier stage
+            continue
+        except ExperimentError as error:
+            errors[stage.name] = error
+    current = {state.stage for state in plan(stages, run) if state.state == "current"} if errors else set()
+    problems = [error for name, error in errors.items() if name not in current]
+    if problems:
+        raise all_of(problems)
 
 
 def _forced(stage: Stage, run: Run, state: StageState) -> StageState:

@@ -212,6 +212,9 @@ class Stage:
     def resolve_inputs(self, run: Run) -> None:
         """Fetches inputs that identity depends on, such as a remote file or a Hub commit; `plan` never calls it."""
 
+    def check_output(self, run: Run) -> None:
+        """Raises ExperimentError, before any stage runs, if `publish` could not write; changes nothing."""
+
     def identity(self, run: Run) -> Identity:
         """Returns the inputs of the result; raises PendingDependencyError while one of them is missing."""
         raise NotImplementedError

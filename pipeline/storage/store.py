@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.paths import user_path
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
@@ -346,13 +349,22 @@ BACKENDS: Mapping[str, Callable[[str], StorageBackend]] = {
 """The backends of execution.workspace by the start of its address; any other address is a folder."""
 
 
+WORKSPACE = "execution.workspace"
+
+
 def open_store(workspace: str, base: Path) -> Store:
     """Opens execution.workspace: an address of BACKENDS, or a folder relative to `base`."""
     for scheme, backend_of in BACKENDS.items():
         if workspace.startswith(scheme):
             backend = backend_of(workspace)
             return Store(backend.root, backend)
-    return Store((base / workspace).absolute())
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", workspace)
+    if scheme:
+        what = f"a workspace in {scheme[0]} is not supported"
+        near = get_close_matches(scheme[0].lower(), BACKENDS, 1, 0.5)
+        fix = f"did you mean {near[0]}? " if near else ""
+        raise ExperimentError(what, where=WORKSPACE, fix=f"{fix}name a folder, or {', '.join(BACKENDS)}")
+    return Store(user_path(workspace, base, where=WORKSPACE).absolute())
 
 
 def canonical_record(record: Record) -> str:

@@ -16,6 +16,7 @@ from amalgam.data.rows import find_files, read_rows
 from amalgam.pipeline.errors import AmalgamError, DataError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
+from amalgam.pipeline.paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import GENERATED, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.load import check_encoder, labels_by_teacher
@@ -35,6 +36,8 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     """Returns the errors that stages which are not current would end in; without states, those of any stage."""
     current = {state.stage for state in states if state.state == "current"}
     checks = [check for stage, check in CHECKS if stage not in current]
+    if not states or any(state.state != "current" for state in states):
+        checks.append(check_workspace)
     return [error for check in checks if (error := _error(check, run))]
 
 
@@ -76,11 +79,24 @@ def check_teacher_encoders(run: Run) -> None:
         check_encoder(run, settings, where)
 
 
+def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
+    """Refuses public folders of results that cannot be written, such as students/."""
+    for stage in stages:
+        if stage.is_needed(run.experiment):
+            stage.check_output(run)
+
+
+def check_workspace(run: Run) -> None:
+    if not run.store.backend.is_remote:
+        check_writable(run.store.root, "change its permissions, or set execution.workspace=DIR")
+
+
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
     ("cache-teachers", check_teachers),
     ("train-student", check_student_encoder),
+    *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""
 

@@ -12,7 +12,7 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_texts
+from amalgam.stages.app.checks import check_folders, check_texts, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
@@ -50,8 +50,8 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         yield Check("experiment", error.what, error.fix or "", ok=False)
         return
     yield Check("experiment", config.name)
-    checks = {"texts": _texts, "teachers": _teachers, "models": _models}
-    for name, check in (checks | ({"workspace": _workspace} if run.store.backend.is_remote else {})).items():
+    checks = {"texts": _texts, "teachers": _teachers, "models": _models, "folders": _folders, "workspace": _workspace}
+    for name, check in checks.items():
         try:
             yield Check(name, check(run))
         except PendingDependencyError as pending:
@@ -84,7 +84,15 @@ def _models(run: Run) -> str:
     return f"{student.encoder} found"
 
 
+def _folders(run: Run) -> str:
+    check_folders(run)
+    return "results can be written next to the experiment file"
+
+
 def _workspace(run: Run) -> str:
-    """Checks that the object store is reachable and supports conditional writes."""
+    """Checks that a folder is writable, or that the object store is reachable and supports conditional writes."""
+    if not run.store.backend.is_remote:
+        check_workspace(run)
+        return f"{run.store.root.name} is writable"
     run.store.backend.check()
     return f"{run.store.backend.address}: reached, supports conditional writes"

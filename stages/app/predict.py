@@ -24,9 +24,10 @@ from amalgam.data.keys import shown, text_key
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
+from amalgam.pipeline.paths import check_writable, user_path
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.models.model_card import Source, Training
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
@@ -98,7 +99,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
 
 
 def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
-    if not folder.is_dir():
+    if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}
     limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
@@ -301,7 +302,7 @@ class InputTexts:
         """Reads every row once and returns their number, or None for a pipe."""
         if self.source == PIPE:
             return None
-        path = Path(self.source)
+        path = user_path(self.source, kind=DataError, where="--input")
         if not path.is_file():
             fix = "set --input FILE, or - for a pipe"
             raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
@@ -391,8 +392,9 @@ def _check_output(out: Path | None, *, force: bool) -> None:
     if out.suffix.lower() not in OUTPUTS:
         what = f"{shown(out.name)} has no supported file type"
         raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(OUTPUTS)}")
-    if not out.absolute().parent.is_dir():
+    if not user_path(str(out), where="--out").absolute().parent.is_dir():
         raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+    check_writable(out.absolute().parent, "change its permissions, or name a file in another folder with --out")
     if out.is_dir():
         what = f"{shown(out.name)} is a folder"
         raise ExperimentError(what, where=f"--out {out}", fix=f"name a file, such as {out / 'labels.csv'}")
@@ -418,7 +420,14 @@ def _columns(rows: Sequence[Row], result: Predictions) -> Values:
 def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[Values], None]]:
     """Yields a function that writes values to a temporary file, which replaces the output once it is complete."""
     if out is None:
-        yield _csv_writer(sys.stdout, columns)
+        with printing(sys.stdout):
+            write_rows = _csv_writer(sys.stdout, columns)
+
+        def write(values: Values) -> None:
+            with printing(sys.stdout):
+                write_rows(values)
+
+        yield write
         return
     with atomic_write(out) as temporary:
         if out.suffix.lower() == ".csv":

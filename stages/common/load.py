@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
-from amalgam.data.rows import fetch_remote, find_files
+from amalgam.data.rows import fetch_remote, find_files, text_file_digest
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
@@ -341,7 +341,7 @@ def part_identity(run: Run, part: str) -> list[str]:
                 raise PendingDependencyError(source)
             digests.append(digest)
         else:
-            digests += [run.digest_of(path) for path in local_files(run, source)]
+            digests += [text_file_digest(path, run.digest_of) for path in local_files(run, source)]
     return sorted(digests)
 
 

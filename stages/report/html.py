@@ -23,6 +23,7 @@ from markupsafe import Markup, escape
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
@@ -197,6 +198,7 @@ def page_name(settings: ExperimentConfig) -> str:
 
 def check_page(base: Path, name: str) -> None:
     """Refuses, before any work, a page that `publish` could not write."""
+    check_writable(base / FOLDER, "change its permissions")
     for suffix in MARKERS:
         _target(base, name + suffix)
 

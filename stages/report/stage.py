@@ -79,9 +79,11 @@ class Report(Stage):
         return ("read-corpus", "train-teachers", *answers, "build-targets", "train-student")
 
     def resolve_inputs(self, run: Run) -> None:
-        check_page(run.base, page_name(run.experiment))
         if run.experiment.corpus.test:
             encoder_files(run, run.experiment.student, ENCODER)
+
+    def check_output(self, run: Run) -> None:
+        check_page(run.base, page_name(run.experiment))
 
     def identity(self, run: Run) -> Identity:
         test, inputs = part_of(run, "test"), dict[str, Any]()

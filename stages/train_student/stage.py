@@ -29,7 +29,7 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.model_card import Source, Training, source_of
-from amalgam.stages.common.models.model_folder import check_target, publish_folder
+from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
 from amalgam.stages.common.models.resolve import NewClassifier, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 from amalgam.stages.fit_statistics.stage import domain_confidences
@@ -64,8 +64,10 @@ class TrainStudent(Stage):
         return ("read-corpus", "train-teachers", *states, *statistics, "build-targets", "make-embeddings")
 
     def resolve_inputs(self, run: Run) -> None:
-        check_target(run.base, "students", run.experiment.student.name)
         encoder_files(run, run.experiment.student, ENCODER)
+
+    def check_output(self, run: Run) -> None:
+        check_publishable(run.base, "students", run.experiment.student.name)
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student

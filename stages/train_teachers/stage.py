@@ -16,6 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import Part
@@ -29,7 +30,7 @@ from amalgam.stages.common.load import (
     trained_folder,
     training_services,
 )
-from amalgam.stages.common.models.model_folder import check_target, publish_folder
+from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
 from amalgam.stages.common.models.resolve import width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 
@@ -56,8 +57,11 @@ class TrainTeachers(Stage):
     def resolve_inputs(self, run: Run) -> None:
         for settings, where in encoders_of(run).values():
             encoder_files(run, settings, where)
+
+    def check_output(self, run: Run) -> None:
+        check_writable(run.base / "teachers", "change its permissions")
         for name in groups_of(run):
-            check_target(run.base, "teachers", name)
+            check_publishable(run.base, "teachers", name)
 
     def identity(self, run: Run) -> Identity:
         inputs = {

@@ -6,7 +6,6 @@ and a line in the log.
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -28,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from amalgam.data.keys import shown_names
-from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.stages.common.models.hub import silenced
 from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config
@@ -107,6 +105,7 @@ def load_student(
         raise ModelError(what, where=str(files.folder), fix="save the encoder again, or use another one")
     if layers is None:
         _refuse_left_over(files, model, loading["unexpected_keys"])
+    _refuse_not_finite(files, model, new)
     weights, initial = model.state_dict(), fresh.state_dict()
     if not str((files.config.get("architectures") or [""])[0]).endswith(PRETRAINED_HEADS):
         new.update(key for key in weights if not _in_body(model, key))  # another classifier's head
@@ -261,6 +260,15 @@ def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Col
         raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
 
 
+def _refuse_not_finite(files: ModelFiles, model: PreTrainedModel, new: Collection[str]) -> None:
+    """Refuses an encoder from which no student can learn; the weights of `new` names are not from its files."""
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in new}
+    faulty = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if faulty:
+        what = f"weights are NaN or infinite: {_few(sorted(faulty))}"
+        raise ModelError(what, where=str(files.folder), fix="download or save the encoder again, or use another one")
+
+
 def _in_body(model: PreTrainedModel, key: str) -> bool:
     return key.startswith(f"{model.base_model_prefix}.")
 
@@ -302,10 +310,9 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
     try:
         with _silent():
             yield
-    except (
-        *(OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError),
-        *(SafetensorError, pickle.UnpicklingError),
-    ) as error:
+    except (AmalgamError, MemoryError):
+        raise
+    except Exception as error:
         message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         what = f"the {part} of {files.given} cannot be loaded: {message[:200]}"
         raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error

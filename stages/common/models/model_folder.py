@@ -13,11 +13,14 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.paths import check_writable, fix_of, reason_of, short_path
 from amalgam.pipeline.storage.local import atomic_write, temporary_path
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -32,6 +35,11 @@ TOKENIZERS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "merges.txt", "emoji.json", "normalizer.json"),
     "word_*.json",
 )
+SIZES = {
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"),
+    *("dim", "hidden_dim", "n_embd", "n_head", "n_heads", "n_layer", "n_layers", "d_model"),
+}
+"""Names of the sizes in config.json that every architecture has in one of these forms."""
 ADAPTER = "adapter_config.json"
 DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -40,6 +48,17 @@ ATTENTIVE = "amalgam-attentive"
 CARD = "README.md"
 METADATA = ".amalgam.json"
 """File that marks a published folder."""
+
+
+@contextmanager
+def readable(folder: Path, where: str) -> Iterator[None]:
+    """Turns a file of the folder that the system cannot read into a ModelError."""
+    try:
+        yield
+    except OSError as error:
+        name = short_path(error.filename or folder)
+        what = f"{name.rpartition('/')[2]} cannot be read: {reason_of(error)}"
+        raise ModelError(what, where=f"{where}: {name}", fix=fix_of(error)) from error
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -62,7 +81,27 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
             what = f"the model's code is in another repository, which cannot be pinned ({name}: auto_map)"
             fix = "copy the .py files next to config.json and remove 'owner/name--' from auto_map"
             raise ModelError(what, where=where, fix=fix)
+        _check_values(config, where=f"{where}: {folder / name}")
     return configs["config.json"]
+
+
+def _check_values(config: Mapping[str, Any], *, where: str) -> None:
+    """Refuses sizes that no model has, before libraries fail on them, and quantised weights."""
+    for name in SIZES & config.keys():
+        size = config[name]
+        if type(size) is not int or size < 1:
+            what = f"{name} is {shown(json.dumps(size))}, not a whole number from 1 on"
+            raise ModelError(what, where=where, fix="restore the file, or save the model again with save_pretrained")
+    length = config.get("model_max_length")
+    if length is not None and type(length) not in {int, float}:
+        what = f"model_max_length is {shown(json.dumps(length))}, not a number"
+        raise ModelError(what, where=where, fix="write the longest text in tokens, or remove the line")
+    quantisation = config.get("quantization_config")
+    if quantisation is not None:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+        what = f"the weights are quantised (quantization_config: {shown(str(method))})"
+        fix = "use the model with plain weights: model.dequantize(), then save_pretrained"
+        raise ModelError(what, where=where, fix=fix)
 
 
 def choose_weights(
@@ -131,7 +170,7 @@ def digest(folder: Path, names: Iterable[str], digest_of: Callable[[Path], str],
 def _read_json(path: Path, *, where: str) -> dict[str, Any]:
     try:
         parsed = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         what = f"{path.name} cannot be read as JSON"
         raise ModelError(what, where=f"{where}: {path}{line}", fix="restore the file") from None
@@ -148,6 +187,7 @@ def check_weights(path: Path, *, where: str) -> None:
         return
     from safetensors import SafetensorError, safe_open
 
+    path.open("rb").close()  # safetensors calls a file without permission missing
     try:
         with safe_open(path, framework="np"):
             pass
@@ -193,6 +233,14 @@ def check_target(base: Path, folder: str, name: str) -> Path:
         what = f"{folder}/{name} exists and was not made by amalgam"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another name")
     return target
+
+
+def check_publishable(base: Path, folder: str, name: str) -> None:
+    """Refuses, before any work, a folder that `publish_folder` could not write or replace."""
+    check_writable(base / folder, "change its permissions")
+    target = check_target(base, folder, name)
+    if target.exists():
+        check_writable(target, "change its permissions")
 
 
 def read_metadata(folder: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.paths import user_path
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
@@ -187,7 +188,8 @@ class _Finder:
         place = place_of(reference.given, reference.base, field=reference.field)
         if isinstance(place, str):
             return self._check_on_hub(reference)
-        model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
+        with model_folder.readable(place, reference.where):
+            model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
         return partial(_identify, reference, place)
 
     def _check_on_hub(self, reference: Reference) -> Callable[[], ModelFiles]:
@@ -270,6 +272,18 @@ def read_model(
     trust_remote_code: bool = False,
 ) -> ModelFiles:
     """Checks all files of a model's folder; the digest is empty without `digest_of`."""
+    with model_folder.readable(folder, where):
+        return _read_model(folder, where, digest_of, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+
+
+def _read_model(
+    folder: Path,
+    where: str,
+    digest_of: Callable[[Path], str] | None,
+    *,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+) -> ModelFiles:
     config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
     present = [path.name for path in folder.iterdir() if path.is_file()]
     chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
@@ -280,6 +294,8 @@ def read_model(
         fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
         raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
     names = {"config.json", *weights, *model_folder.light_names(present)}
+    for name in names if digest_of is None else ():  # a digest reads each of them
+        (folder / name).open("rb").close()
     if trust_remote_code:
         names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     digest = model_folder.digest(folder, names, digest_of, where=where) if digest_of else ""
@@ -317,7 +333,7 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         if not model_hub.is_model_id(given.removeprefix("hub:")):
             raise ModelError(f"{given!r} is not a Hub id", where=where, fix="write hub:org/name")
         return given.removeprefix("hub:")
-    folder, looks_like_id = base / Path(given).expanduser(), model_hub.is_model_id(given)
+    folder, looks_like_id = user_path(given, base, ModelError, where), model_hub.is_model_id(given)
     if folder.is_dir() and looks_like_id and "/" in given:
         what = f"{given} could be the folder {folder} or a model on the Hub"
         raise ModelError(what, where=where, fix=f"write ./{given} for the folder, hub:{given} for the Hub")

@@ -358,10 +358,10 @@ def open_store(workspace: str, base: Path) -> Store:
         if workspace.startswith(scheme):
             backend = backend_of(workspace)
             return Store(backend.root, backend)
-    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", workspace)
-    if scheme:
-        what = f"a workspace in {scheme[0]} is not supported"
-        near = get_close_matches(scheme[0].lower(), BACKENDS, 1, 0.5)
+    other = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", workspace)
+    if other:
+        what = f"a workspace in {other[0]} is not supported"
+        near = get_close_matches(other[0].lower(), BACKENDS, 1, 0.5)
         fix = f"did you mean {near[0]}? " if near else ""
         raise ExperimentError(what, where=WORKSPACE, fix=f"{fix}name a folder, or {', '.join(BACKENDS)}")
     return Store(user_path(workspace, base, where=WORKSPACE).absolute())

@@ -197,7 +197,7 @@ class Console:
             self._err.flush()
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Writes a line; work goes on where messages cannot be written, but a lost result is an error."""
+        """Writes a line; lost messages end no work, but a lost result is an error."""
         try:
             with printing(stream):
                 stream.write(_encodable(text, stream) + "\n")

@@ -99,6 +99,37 @@ def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
     assert "chance" in text
 
 
+def test_the_page_has_the_date_size_coverage_and_calibration_of_the_student(built: Workspace) -> None:
+    numbers, text = numbers_of(built), Page(page_of(built)).text
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", numbers["date"])
+    assert f"Student “student” muka-soft, evaluated on {numbers['date']}" in text
+    own, *teachers = numbers["models"]
+    assert (own["model"], [row["model"] for row in teachers]) == ("student", ["first", "second"])
+    assert own["per_second"] > 0
+    share = own["parameters"] / sum(row["parameters"] for row in teachers)
+    assert f"{100 * share:.1f} % of the 2 teachers together" in text
+    assert re.search(r"probabilities are (about right|\d+\.\d points too (high|low)) on average", text)
+    coverage = numbers["student_quality"]["coverage"]
+    assert coverage["thresholds"][0]["n"] == coverage["curve"][-1]["n"] == TEST
+    assert "of all answers are right" in text
+    assert "Accuracy by text length" in text
+    assert all(f"Note of {note['stage']}" in text for note in numbers["notes"])
+    assert "undertrained" in text
+
+
+def test_stages_name_the_stages_that_they_read(built: Workspace) -> None:
+    reads = {stage["stage"]: stage["needs"] for stage in numbers_of(built)["stages"]}
+    assert reads["read-corpus"] == []
+    assert {"cache-teachers", "build-targets", "train-student"} <= set(reads["report"])
+
+
+def test_accuracies_of_different_texts_are_not_subtracted(built: Workspace) -> None:
+    section = Page(page_of(built)).text.split("Where accuracy is lost")[1].split("Teachers")[0]
+    quality = numbers_of(built)["student_quality"]["teachers"]
+    assert f"{100 * quality['oracle'] / quality['n']:.1f} % n = {TEST}" in section
+    assert "points" not in section
+
+
 def test_calibration_and_ece_agree(built: Workspace) -> None:
     numbers = numbers_of(built)
     for name, bins in numbers["student_quality"]["calibration"].items():
@@ -261,6 +292,9 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
         rows = list(csv.DictReader(file))
     assert quality["to_label"] == len(rows) == TRAIN
     assert sum(label["predicted"] for label in quality["labels"]) == TRAIN
+    text = Page(page_of(workspace)).text
+    assert "student.to-label.csv" in text
+    assert "Predicted labels" in text
     assert quality["agreement"]["n"] <= TRAIN
     assert {row["text"] for row in rows} == gold.keys()
     assert {row["why"] for row in rows} <= {"student and ensemble disagree", "small margin", "random"}
@@ -353,8 +387,11 @@ def test_students_of_other_temperatures_are_a_sweep(two: tuple[Workspace, Comman
     workspace, _ = two
     rows = numbers_of(workspace, "warm")["sweep"]
     assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
-    assert "No sweep" in Page(page_of(workspace)).text  # as it was when it was drawn
-    assert "τ = 0.5" in Page(page_of(workspace, "warm")).text
+    assert "Temperature" not in Page(page_of(workspace)).text  # as it was when it was drawn
+    text = Page(page_of(workspace, "warm")).text
+    assert "τ = 0.5" in text
+    table = text.split("Accuracy of every system")[1].split("Coverage")[0]
+    assert "student student" in table
 
 
 def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResult]) -> None:

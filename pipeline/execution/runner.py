@@ -109,6 +109,7 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     """Publishes a result; its notes are printed once, and the report repeats them."""
     manifest = run.result(stage.name)
     run.descriptions[stage.name], run.notes[stage.name] = stage.describe(manifest), list(stage.notes(run, manifest))
+    run.needs[stage.name] = [name for name in stage.needs(run.experiment) if name in run.results]
     stage.publish(run, manifest, fresh=fresh)
     for note in run.notes[stage.name] if fresh else ():
         run.console.note(note)

@@ -149,6 +149,8 @@ class Run:
     """Stage -> its line about its result, for the report."""
     notes: dict[str, list[str]] = field(default_factory=dict)
     """Stage -> its notes about its result, for the report."""
+    needs: dict[str, list[str]] = field(default_factory=dict)
+    """Stage -> the stages of this run whose results it reads, for the report."""
     executed: set[str] = field(default_factory=set)
     """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)

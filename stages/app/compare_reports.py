@@ -266,8 +266,8 @@ def _table(comparison: Row) -> list[list[str]]:
     def row(name: str, cell: Callable[[Row], str]) -> list[str]:
         return [name, *map(cell, comparison["runs"])]
 
-    def loss(step: str) -> Callable[[Row], str]:
-        return lambda run: f"{100 * run['accuracy_losses'][step]:+.1f}" if step in run["accuracy_losses"] else "-"
+    def change(step: str) -> Callable[[Row], str]:
+        return lambda run: f"{-100 * run['accuracy_losses'][step]:+.1f}" if step in run["accuracy_losses"] else "-"
 
     steps = [step for step in STEPS if any(step in run["accuracy_losses"] for run in comparison["runs"])]
     return [
@@ -280,7 +280,7 @@ def _table(comparison: Row) -> list[list[str]]:
         row("NLL", lambda run: "∞" if run["nll_infinite"] else number(run["nll_nats"])),
         row("ECE", lambda run: number(run["ece"])),
         *([f"on labels of {group['group']}", *map(number, group["accuracy"])] for group in comparison["groups"]),
-        *(row(f"lost: {step}", loss(step)) for step in steps),
+        *(row(f"change: {step}", change(step)) for step in steps),
         row("time", lambda run: "-" if run["seconds"] is None else duration(run["seconds"])),
         row("text-passes of teachers", lambda run: f"{run['text_passes']:,}"),
         row("size of the student", lambda run: size(run["student_bytes"])),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from amalgam.stages.report.report_json import EvaluationBlock, Histogram, ReportJson, StudentQuality
+from amalgam.stages.report.report_json import EvaluationBlock, Histogram, ReportJson, Row, StudentQuality
+from amalgam.stages.report.verdict import Coverage
 
 WIDTH, HEIGHT = 360, 240
 
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 12, 46
 
 LEGEND = 18
 """Height of a line of the legend."""
@@ -26,8 +27,8 @@ NEAR = 1e-6
 LEAST_TEXTS = 10
 """Least texts of a calibration bin that is drawn."""
 
-MOST_IN_ONE_BIN = 0.98
-"""A histogram with a larger share in one bin is not drawn."""
+MOST_IN_ONE_BIN = 0.9
+"""A histogram with a larger share in one bin is not drawn; a sentence states the bin."""
 
 TWO_GROUPS = {"right": "teachers that have the gold label", "wrong": "teachers that do not"}
 
@@ -47,33 +48,84 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
     drawn, evaluation, quality = {}, numbers["evaluation"], numbers["student_quality"]
     if evaluation and quality:
         drawn["calibration"] = calibration(evaluation, quality)
-    targets = numbers["target_quality"]
-    if targets:
-        summary = targets["targets"]["summary"]
-        weights: Histogram = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
-        blocks = {
-            "uncertainty": targets.get("uncertainty"),
-            "mixture": targets.get("mixture"),
-            "margins": targets["targets"]["margin"],
-            "weights": {"all": weights},
-        }
-        for name, (label, unit, names) in HISTOGRAMS.items():
-            drawn[name] = histogram(label, unit, names, blocks[name] or {})
+    measured = quality["coverage"] if quality else numbers["unlabelled"] and numbers["unlabelled"]["coverage"]
+    if measured:
+        drawn["coverage"] = coverage(measured, "accuracy" if quality else "agreement with the targets")
+    for name, block in _histograms(numbers).items():
+        label, unit, names = HISTOGRAMS[name]
+        drawn[name] = histogram(label, unit, names, block)
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _histograms(numbers: ReportJson) -> dict[str, Mapping[str, Histogram]]:
+    targets = numbers["target_quality"]
+    if not targets:
+        return {}
+    summary: Row = targets["targets"]["summary"]
+    weights: Histogram = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
+    return {
+        "uncertainty": targets.get("uncertainty") or {},
+        "mixture": targets.get("mixture") or {},
+        "margins": targets["targets"]["margin"] or {},
+        "weights": {"all": weights},
+    }
+
+
+def spikes(numbers: ReportJson) -> list[str]:
+    """Returns a sentence for each histogram that is not drawn because nearly all values are in one bin."""
+    sentences = []
+    for name, block in _histograms(numbers).items():
+        label, _, names = HISTOGRAMS[name]
+        series = _series(names, block)
+        totals, low, high = _totals(series)
+        if _is_spike(totals):
+            place, width = totals.index(max(totals)), (high - low) / len(totals)
+            bounds = f"{percent(low + place * width)} and {percent(low + (place + 1) * width)}"
+            share = percent(max(totals) / sum(totals))
+            sentences.append(f"{label[0].upper()}{label[1:]}: between {bounds} for {share} of the values.")
+    return sentences
+
+
+def _series(names: Mapping[str, str], block: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    return {key: block[key] for key in names if key in block and block[key]["n"]}
+
+
+def _totals(series: Mapping[str, Histogram]) -> tuple[list[int], float, float]:
+    """Returns the counts over all series, and the ends of the axis."""
+    totals = [sum(counts) for counts in zip(*(values["counts"] for values in series.values()), strict=True)]
+    low, high = next(((values["low"], values["high"]) for values in series.values()), (0.0, 1.0))
+    return totals, low, high
+
+
+def _is_spike(totals: Sequence[int]) -> bool:
+    return any(totals) and max(totals) > MOST_IN_ONE_BIN * sum(totals)
+
+
+def coverage(measured: Coverage, unit: str) -> Markup | None:
+    """Draws accuracy by the share of texts that are answered, the most probable first; None for few texts."""
+    rows = [row for row in measured["curve"] if row["n"] >= LEAST_TEXTS]
+    if len(rows) < 2:
+        return None
+    points = [(row["n"] / rows[-1]["n"], row["right"] / row["n"]) for row in rows]
+    low = min(share for _, share in points)
+    across = axis("share of texts answered, the most probable first", 0.0, 1.0, percent)
+    figure = Figure("Accuracy by coverage", across, axis(unit, min(low, 0.9), 1.0, percent), {})
+    figure.path(points, "line one")
+    figure.dot(*points[-1], "one", 3)
+    return figure.svg()
 
 
 def histogram(label: str, unit: str, names: Mapping[str, str], block: Mapping[str, Histogram]) -> Markup | None:
     """Draws each series in percent of itself; None if nearly all values are in one bin."""
-    series = {key: block[key] for key in names if key in block and block[key]["n"]}
-    totals = [sum(counts) for counts in zip(*(values["counts"] for values in series.values()), strict=True)]
-    if not any(totals) or max(totals) > MOST_IN_ONE_BIN * sum(totals):
+    series = _series(names, block)
+    totals, low, high = _totals(series)
+    if not any(totals) or _is_spike(totals):
         return None
     shares = {key: [count / values["n"] for count in values["counts"]] for key, values in series.items()}
     styles = {key: "two" if key == "wrong" else "one" for key in series}
     legend = {f"{names[key]}, n = {values['n']:,}": styles[key] for key, values in series.items()}
-    low, high = next((values["low"], values["high"]) for values in series.values())
     highest = max(map(max, shares.values()))
-    figure = Figure(f"Histogram: {label}", axis(label, low, high), axis(unit, 0.0, highest, percent), legend)
+    figure = Figure(f"Histogram: {label}", axis(label, low, high, percent), axis(unit, 0.0, highest, percent), legend)
     for key, heights in shares.items():
         width = (high - low) / len(heights)
         steps = [(low + (index + end) * width, height) for index, height in enumerate(heights) for end in (0, 1)]
@@ -92,7 +144,8 @@ def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup 
     if max(map(len, bins.values()), default=0) < 2:
         return None
     styles = dict(zip(bins, ("one", "two"), strict=False))
-    figure = Figure("Calibration", axis("probability of the prediction", 0, 1), axis("accuracy", 0, 1), styles)
+    across, up = axis("probability of the prediction", 0, 1, percent), axis("accuracy", 0, 1, percent)
+    figure = Figure("Calibration", across, up, styles)
     figure.path([(0.0, 0.0), (1.0, 1.0)], "line chance")
     for name, rows in bins.items():
         figure.path([(row["confidence"], row["accuracy"]) for row in rows], f"line {styles[name]}")

@@ -20,16 +20,17 @@ import jinja2
 import yaml
 from markupsafe import Markup, escape
 
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.figures import figures
-from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
+from amalgam.stages.report.figures import figures, spikes
+from amalgam.stages.report.report_json import ReportJson, Row, percent, total_seconds
 from amalgam.stages.report.tables import advice
+from amalgam.stages.report.verdict import UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -40,6 +41,17 @@ MOST_LETTERS = 600
 
 CLASSES_SHOWN, SYSTEMS_SHOWN, TEACHERS_SHOWN = 30, 16, 12
 """Most rows of a table."""
+
+LEAST_ANSWERED, GOOD = 20, 0.95
+"""Least texts above a probability for a sentence about it, and the accuracy that the sentence looks for."""
+
+SMALL_GAP = 2.0
+"""Points between mean probability and accuracy that count as equal."""
+
+MILLION = 10**6
+
+STUDENT = "student "
+"""Start of another student's row."""
 
 FOLDER = "reports"
 
@@ -78,8 +90,10 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "count": lambda value: NO_VALUE if value is None else f"{value:,}",
-        "score": lambda value: NO_VALUE if value is None else f"{value:.3f}",
-        "percent": lambda value: NO_VALUE if value is None else f"{100 * value:.1f} %",
+        "nats": lambda value: NO_VALUE if value is None else f"{value:.2f}",
+        "percent": lambda value: NO_VALUE if value is None else percent(value),
+        "bounds": lambda row: f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+        "millions": lambda value: NO_VALUE if value is None else millions(value),
         "points": lambda value: NO_VALUE if value is None else f"{100 * value:+.1f}",
         "size": size,
         "time": lambda value: NO_VALUE if value is None else duration(value),
@@ -117,12 +131,18 @@ def size(value: int | None) -> str:
     return f"{value} bytes"
 
 
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} million" if count >= MILLION else f"{count:,}"
+
+
 # ---- the rows of long lists, in the order of the page
 
 
 def _view(numbers: ReportJson) -> dict[str, Any]:
     audit = (numbers["target_quality"] or {}).get("audit")
     cut = [{"teacher": name, "n": n} for name, n in numbers["data"]["cut"].items() if n]
+    causes = {cause["code"] for cause in numbers["verdict"]["causes"]} if numbers["verdict"] else set()
+    quality = numbers["student_quality"]
     return {
         "systems": _first(_systems(numbers), SYSTEMS_SHOWN),
         "sweep": [_system(f"τ = {row['temperature']:g}", row, reported=row["ours"]) for row in numbers["sweep"]],
@@ -130,9 +150,18 @@ def _view(numbers: ReportJson) -> dict[str, Any]:
         "teachers": _first(_teachers(numbers), TEACHERS_SHOWN),
         "conflicts": _first(_conflicts(audit["conflicts"]) if audit else [], TEACHERS_SHOWN),
         "costs": _first(numbers["teacher_costs"], TEACHERS_SHOWN),
+        "models": _first(numbers["models"] if numbers["learns"] else [], TEACHERS_SHOWN + 1),
+        "shares": _first(_shares(numbers["unlabelled"]), CLASSES_SHOWN),
         "cut": sorted(cut, key=lambda row: -row["n"])[:TEACHERS_SHOWN],
         "advice": advice(audit) if audit else [],
         "seconds": total_seconds(numbers),
+        "coverage": _coverage(numbers),
+        "calibration": _calibration(numbers),
+        "lengths": [_with_bounds(row) for row in quality["lengths"]] if quality else [],
+        "losses": _losses(numbers),
+        "size": _size(numbers["models"]),
+        "spikes": spikes(numbers),
+        "undertrained": bool(causes & {"few-steps", "not-fitted", "labels-never-predicted"}),
     }
 
 
@@ -141,28 +170,126 @@ def _first(rows: list[Row], most: int) -> Row:
 
 
 def _systems(numbers: ReportJson) -> list[Row]:
-    evaluation, bound = numbers["evaluation"], numbers["supervised"]
+    """Returns the reported system, the others and other students, the best first, and the teachers last."""
+    evaluation, verdict = numbers["evaluation"], numbers["verdict"]
     if evaluation is None:
         return []
+    starts = {"ensemble": "", "zero-shot": "", "teacher": TEACHER, "student": STUDENT, "supervised student": STUDENT}
+    rivals = verdict["rivals"] if verdict else []
+    leads = {f"{starts[rival['kind']]}{rival['name']}": rival for rival in rivals if rival["kind"] in starts}
     rows = [_system(name, row, reported=name == evaluation["system"]) for name, row in evaluation["systems"].items()]
-    if bound and bound["fingerprint"] != numbers["fingerprint"]:
-        rows.append(_system("supervised student of this workspace (trained on gold labels)", bound, reported=False))
-    return sorted(rows, key=lambda row: (not row["reported"], row["name"].startswith("teacher:"), -row["accuracy"]))
+    for student in numbers["students"]:
+        remark = "trained on gold labels" if student["supervised"] else student["method"]
+        rows.append(_system(f"{STUDENT}{student['name']}", student, reported=False) | {"remark": remark})
+    rows = [row | {"lead": leads.get(row["name"])} for row in rows]
+    return sorted(rows, key=lambda row: (not row["reported"], row["name"].startswith(TEACHER), -row["accuracy"]))
 
 
 def _system(name: str, scores: Mapping[str, Any], *, reported: bool) -> Row:
     """Returns a row of the table of systems; scores of other reports lack `nll_infinite`."""
     low, high = interval(scores["accuracy"], scores["n"])
-    return {"nll_infinite": 0, **scores, "name": name, "reported": reported, "low": low, "high": high}
+    unset = {"nll_infinite": 0, "lead": None, "remark": None}
+    return {**unset, **scores, "name": name, "reported": reported, "low": low, "high": high}
+
+
+def _with_bounds(row: Row) -> Row:
+    low, high = interval(row["right"] / row["n"], row["n"])
+    return {**row, "accuracy": row["right"] / row["n"], "bound_low": low, "bound_high": high}
+
+
+def _coverage(numbers: ReportJson) -> Row | None:
+    quality, unlabelled = numbers["student_quality"], numbers["unlabelled"]
+    if not numbers["learns"]:
+        return None
+    measured = quality["coverage"] if quality else unlabelled["coverage"] if unlabelled else None
+    if not measured or not measured["curve"]:
+        return None
+    everything, distinct = measured["thresholds"][0], list[Row]()
+    for row in measured["thresholds"]:
+        if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
+            distinct.append(row)
+    what = "right" if quality else "with the label of the targets"
+    n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
+    sentence = f"{percent(everything['right'] / n)} of all answers are {what}."
+    if chosen:
+        row = next((row for row in chosen if row["right"] >= GOOD * row["n"]), chosen[-1])
+        sentence = (
+            f"If the student answers only with a probability of at least {row['probability']:g}, it answers "
+            f"{percent(row['n'] / n)} of the texts, {percent(row['right'] / row['n'])} of them {what}. {sentence}"
+        )
+    return {
+        "sentence": sentence,
+        "caption": f"The texts with the most probable predictions first, n = {n:,}. The dot is all texts.",
+        "measure": "accuracy" if quality else "agreement",
+        "n": n,
+        "rows": distinct,
+    }
+
+
+def _calibration(numbers: ReportJson) -> str:
+    quality, evaluation = numbers["student_quality"], numbers["evaluation"]
+    bins = quality["calibration"].get(evaluation["system"]) if quality and evaluation else None
+    if not bins or not evaluation:
+        return "The probabilities of this system are not calibrated: they only order the labels."
+    n = sum(row["n"] for row in bins)
+    mean, accuracy = (sum(row["n"] * row[key] for row in bins) / n for key in ("confidence", "accuracy"))
+    gap = 100 * (mean - accuracy)
+    finding = f"{abs(gap):.1f} points too {'high' if gap > 0 else 'low'} on average"
+    finding = "about right on average" if abs(gap) < SMALL_GAP else finding
+    numbers_of = f"mean probability {percent(mean)}, accuracy {percent(accuracy)}"
+    return f"The predicted probabilities are {finding} ({numbers_of}, n = {n:,})."
+
+
+def _losses(numbers: ReportJson) -> list[Row]:
+    """Returns each step's accuracy on training and on test texts, which cannot be subtracted from each other."""
+    names = {
+        "teachers": "the right teacher, if it were always chosen",
+        "choice": "the targets",
+        "fit": "the student" if numbers["learns"] else "the method",
+    }
+    quality, rows = numbers["student_quality"], list[Row]()
+    for loss in numbers["accuracy_losses"]:
+        part = "test" if loss["where"] == "test texts" else "train"
+        rows.append({"name": names.get(loss["step"], names["fit"]), "train": None, "test": None, part: loss})
+    oracle = quality["teachers"]["oracle"] if quality else None
+    if rows and rows[0]["train"] and quality and oracle is not None:
+        n = quality["teachers"]["n"]
+        rows[0]["test"] = {"right": oracle / n, "n": n}
+    return rows if len(rows) > 1 else []
+
+
+def _size(models: list[Row]) -> str:
+    """Compares the student's parameters with those of all teachers, which the ensemble needs."""
+    student, *teachers = [row["parameters"] for row in models] or [None]
+    if student is None or not teachers or None in teachers:
+        return ""
+    together = "the teacher" if len(teachers) == 1 else f"the {len(teachers)} teachers together"
+    share = f"{percent(student / sum(teachers))} of {together} ({millions(sum(teachers))})"
+    return f"The student has {millions(student)} parameters, {share}."
+
+
+def _shares(unlabelled: UnlabelledQuality | None) -> list[Row]:
+    """Returns the labels whose predicted share differs most from the targets first; never predicted ones lead."""
+    if not unlabelled:
+        return []
+    n = max(unlabelled["n"], 1)
+    rows: list[Row] = [
+        {**row, "share": row["predicted"] / n, "target": None if row["mass"] is None else row["mass"] / n}
+        for row in unlabelled["labels"]
+    ]
+    for row in rows:
+        row["gap"] = abs(row["share"] - (row["target"] or 0.0))
+    return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 
 def _classes(numbers: ReportJson) -> list[Row]:
     """Returns the labels, the lowest recall first."""
     quality = numbers["student_quality"]
     rows = [
-        {**row, "recall": row["right"] / row["n"] if row["n"] else None}
+        {**row, "recall": row["right"] / row["n"] if row["n"] else None, "low": low, "high": high}
         for row in (quality["classes"] if quality else [])
         if row["n"] or row["predicted"]
+        for low, high in [interval(row["right"] / max(row["n"], 1), row["n"])]
     ]
     return sorted(rows, key=lambda row: (row["recall"] is None, row["recall"] or 0.0, row["label"]))
 

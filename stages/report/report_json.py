@@ -14,7 +14,6 @@ from typing import Any, NotRequired, TypedDict, cast
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
-from amalgam.pipeline.storage.fingerprint import canonical
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
@@ -22,6 +21,14 @@ from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.students import (
+    OtherStudent,
+    best_supervised,
+    named_students,
+    other_students,
+    student_rivals,
+    temperature_sweep,
+)
 from amalgam.stages.report.verdict import (
     TO_LABEL,
     Coverage,
@@ -31,7 +38,6 @@ from amalgam.stages.report.verdict import (
     VerdictInputs,
     verdict,
 )
-from amalgam.stages.target_methods import TARGET_METHODS
 from amalgam.stages.weigh_teachers import FALLBACK
 
 FORMAT = 3
@@ -150,6 +156,7 @@ class ReportJson(TypedDict):
 
     amalgam_report: int
     name: str
+    date: str | None  # of the evaluation, UTC
     method: str
     learns: bool
     fingerprint: str
@@ -159,6 +166,7 @@ class ReportJson(TypedDict):
     chance: float | None
     supervised: Row | None
     sweep: list[Row]
+    students: list[Row]  # other students of the workspace, evaluated on the same test texts
     labels: Row
     data: Row
     stages: list[Row]
@@ -201,9 +209,14 @@ class ReportInputs:
     """Published folder of the student."""
     notes: Mapping[str, Sequence[str]]
     """Stage -> notes about its result."""
+    needs: Mapping[str, Sequence[str]]
+    """Stage -> stages whose results it reads."""
     names: Mapping[str, str]
     """Fingerprint of a student -> name of its folder in students/."""
     overrides: Mapping[str, Any]
+
+    def fingerprint(self, stage: str) -> str | None:
+        return self.results[stage][0] if stage in self.results else None
 
     def facts(self, stage: str) -> dict[str, Any]:
         return self.results[stage][1].facts if stage in self.results else {}
@@ -219,6 +232,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
     numbers: ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
+        "date": history.get("date"),
         "method": method_name(inputs.settings),
         "learns": inputs.settings.student.learns,
         "fingerprint": fingerprint,
@@ -228,6 +242,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "chance": max(counts) / sum(counts) if sum(counts) else None,  # always predicting the most frequent label
         "supervised": best_supervised(fingerprint, students),
         "sweep": temperature_sweep(fingerprint, students),
+        "students": [],
         "labels": _labels(inputs),
         "data": _data(inputs, findings),
         "stages": list(_stages(inputs, set(history.get("executed", ())))),
@@ -243,23 +258,29 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "unlabelled": findings["unlabelled"],
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
+    n = evaluation["n"] if evaluation else 0
+    others = named_students(students, inputs.fingerprint("train-student"), inputs.names, n)
+    numbers["students"] = [
+        {**student.scores, "name": name, "supervised": student.supervised} for name, student in others
+    ]
     numbers["accuracy_losses"] = accuracy_losses(numbers)
     numbers["summary"] = summary(numbers)
     if numbers["learns"]:
-        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, students))
+        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, others))
     return numbers
 
 
-def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> VerdictInputs:
+def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tuple[str, OtherStudent]]) -> VerdictInputs:
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     facts, weights, test = inputs.facts("train-student"), inputs.facts("weigh-teachers"), inputs.settings.corpus.test
     evaluation = numbers["evaluation"]
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
     unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
+    right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     return VerdictInputs(
         n=evaluation["n"] if evaluation else 0,
-        right=evaluation["n"] - quality["wrong"] if evaluation and quality else 0,
-        rivals=[*quality["rivals"], *other_rivals(inputs, numbers, students)] if quality else (),
+        right=right,
+        rivals=[*quality["rivals"], *student_rivals(right, quality["right_hex"], others)] if quality else (),
         labels=quality["classes"] if quality else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
@@ -274,36 +295,6 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, students: list[Ot
         page=numbers["name"],
         overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
     )
-
-
-def other_rivals(inputs: ReportInputs, numbers: ReportJson, students: list[OtherStudent]) -> list[RivalCounts]:
-    """Returns the other students that were evaluated on the same test texts, each once."""
-    quality, ours = numbers["student_quality"], inputs.results["train-student"][0]
-    # A student may have several reports: the one with `right_hex` comes last and counts.
-    ordered = sorted(students, key=lambda student: bool(student.right_hex))
-    others = {student.student: student for student in ordered if student.student not in {None, ours}}
-    rivals: list[RivalCounts] = []
-    for fingerprint, student in others.items():
-        scores, n = student.scores, student.scores["n"]
-        if quality is None or numbers["evaluation"] is None or n != numbers["evaluation"]["n"]:
-            continue
-        right = round(scores["accuracy"] * n)
-        gained, lost = None, None
-        if quality["right_hex"] and student.right_hex:
-            own, theirs = int(quality["right_hex"], 16), int(student.right_hex, 16)
-            gained, lost = (own & ~theirs).bit_count(), (theirs & ~own).bit_count()
-        rivals.append(
-            {
-                "name": inputs.names.get(str(fingerprint), f"{scores['method']} {str(fingerprint)[:8]}"),
-                "kind": "supervised student" if student.supervised else "student",
-                "n": n,
-                "student_right": n - quality["wrong"],
-                "right": right,
-                "gained": gained,
-                "lost": lost,
-            }
-        )
-    return sorted(rivals, key=lambda rival: rival["name"])
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
@@ -375,6 +366,7 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[Row]:
             state = "reused"
         yield {
             "stage": stage,
+            "needs": list(inputs.needs.get(stage, ())),
             "fingerprint": fingerprint,
             "description": inputs.descriptions[stage],
             "bytes": sum(file.bytes for file in manifest.files),
@@ -409,83 +401,6 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
         cost["text_passes"] += int(facts["rows"]) * passes
         cost["tokens"] += int(facts["tokens"]) * passes
     return list(costs.values())
-
-
-# ---- other students of this workspace
-
-
-@dataclass(frozen=True)
-class OtherStudent:
-    """A report of this workspace on the same labelled test texts."""
-
-    scores: Row
-    student: str | None
-    """Fingerprint of the student; None for a method without training."""
-    right_hex: str | None
-    """Bits of the test texts that the student predicts right."""
-    supervised: bool
-    """Whether its targets are gold labels alone."""
-    encoder: Any
-    temperature: float | None
-    rest: str
-    """All other inputs of the student and its targets."""
-
-
-def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
-    """Yields every report of this workspace on the same labelled test texts, including the current one."""
-    for folder in store.folders("report"):
-        manifest = store.manifest("report", folder.name)
-        same_texts = manifest and manifest.identity.get("inputs", {}).get("test") == test
-        if manifest is None or not same_texts or store.missing_files(manifest) or not manifest.facts.get("scores"):
-            continue
-        student = _upstream(store, manifest.identity, "train-student")
-        targets = _upstream(store, student, "build-targets")
-        settings = dict(targets.get("config", {}).get("targets", {}))
-        temperature = settings.pop("temperature", None)
-        mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
-        inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
-        own = {key: value for key, value in student.items() if key != "upstream"}
-        yield OtherStudent(
-            scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
-            student=manifest.identity.get("upstream", {}).get("train-student"),
-            right_hex=manifest.facts.get("right_hex"),
-            supervised=mode is not None and not mode.reads_teachers,
-            encoder=student.get("inputs", {}).get("encoder"),
-            temperature=temperature,
-            rest=canonical([settings, *inputs, own]),
-        )
-
-
-def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
-    """Returns the identity of an earlier stage's result; empty if there is none."""
-    name = identity.get("upstream", {}).get(stage)
-    manifest = store.manifest(stage, name) if name else None
-    return manifest.identity if manifest else {}
-
-
-def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | None:
-    """Returns the scores of the best student of the same encoder that was trained on gold labels."""
-    encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
-    candidates = [
-        student.scores for student in students if student.supervised and (encoder is None or student.encoder == encoder)
-    ]
-    return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
-
-
-def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Row]:
-    """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
-    groups: dict[str, list[Row]] = {}
-    for student in students:
-        if student.temperature is not None:
-            ours = student.scores["fingerprint"] == fingerprint
-            point = {"temperature": student.temperature, "ours": ours, **student.scores}
-            groups.setdefault(student.rest, []).append(point)
-
-    def order(rest: str) -> tuple[bool, int, str]:
-        return not any(point["ours"] for point in groups[rest]), -len(groups[rest]), rest
-
-    points = groups[min(groups, key=order)] if groups else []
-    return sorted(points, key=lambda point: (point["temperature"], point["fingerprint"])) if len(points) > 1 else []
 
 
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,12 @@ class Report(Stage):
                 if block is not None:
                     (draft.folder / name).write_bytes(text.encode())
             draft.facts = facts
-            draft.made = {"executed": sorted(run.executed), "teacher_costs": costs, "student": evaluated.speed}
+            draft.made = {
+                "executed": sorted(run.executed),
+                "teacher_costs": costs,
+                "student": evaluated.speed,
+                "date": datetime.now(UTC).date().isoformat(),
+            }
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {"method": method_name(run.experiment), **records[-1].facts}
@@ -155,6 +161,7 @@ class Report(Stage):
             teachers={teacher.name: teacher.files for teacher in teachers_of(run)},
             student=run.base / "students" / run.experiment.student.name,
             notes=run.notes,
+            needs=run.needs,
             names=published_students(run.base),
             overrides=run.overrides,
         )

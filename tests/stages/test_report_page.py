@@ -199,7 +199,9 @@ def test_a_histogram_with_all_values_in_one_bin_is_not_drawn(built: Workspace) -
     for counts in margin.values():
         counts["counts"] = [counts["n"], *[0] * (len(counts["counts"]) - 1)]
     assert "margins" not in figures(report)
-    assert "Margin between" not in page(report)
+    text = page(report)
+    assert "Margin between" not in text
+    assert "Margin, first minus second teacher: between" in text
 
 
 # ---- many

@@ -1,0 +1,126 @@
+"""Finds the other students of a workspace that were evaluated on the same test texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amalgam.pipeline.storage.fingerprint import canonical
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.report.verdict import RivalCounts, Row
+from amalgam.stages.target_methods import TARGET_METHODS
+
+
+@dataclass(frozen=True)
+class OtherStudent:
+    """A report of this workspace on the same labelled test texts."""
+
+    scores: Row
+    student: str | None
+    """Fingerprint of the student; None for a method without training."""
+    right_hex: str | None
+    """Bits of the test texts that the student predicts right."""
+    supervised: bool
+    """Whether its targets are gold labels alone."""
+    encoder: Any
+    temperature: float | None
+    rest: str
+    """All other inputs of the student and its targets."""
+
+
+def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
+    """Yields every report of this workspace on the same labelled test texts, including the current one."""
+    for folder in store.folders("report"):
+        manifest = store.manifest("report", folder.name)
+        same_texts = manifest and manifest.identity.get("inputs", {}).get("test") == test
+        if manifest is None or not same_texts or store.missing_files(manifest) or not manifest.facts.get("scores"):
+            continue
+        student = _upstream(store, manifest.identity, "train-student")
+        targets = _upstream(store, student, "build-targets")
+        settings = dict(targets.get("config", {}).get("targets", {}))
+        temperature = settings.pop("temperature", None)
+        mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
+        inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
+        own = {key: value for key, value in student.items() if key != "upstream"}
+        yield OtherStudent(
+            scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
+            student=manifest.identity.get("upstream", {}).get("train-student"),
+            right_hex=manifest.facts.get("right_hex"),
+            supervised=mode is not None and not mode.reads_teachers,
+            encoder=student.get("inputs", {}).get("encoder"),
+            temperature=temperature,
+            rest=canonical([settings, *inputs, own]),
+        )
+
+
+def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
+    """Returns the identity of an earlier stage's result; empty if there is none."""
+    name = identity.get("upstream", {}).get(stage)
+    manifest = store.manifest(stage, name) if name else None
+    return manifest.identity if manifest else {}
+
+
+def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | None:
+    """Returns the scores of the best student of the same encoder that was trained on gold labels."""
+    encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
+    candidates = [
+        student.scores for student in students if student.supervised and (encoder is None or student.encoder == encoder)
+    ]
+    return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
+
+
+def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Row]:
+    """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
+    groups: dict[str, list[Row]] = {}
+    for student in students:
+        if student.temperature is not None:
+            ours = student.scores["fingerprint"] == fingerprint
+            point = {"temperature": student.temperature, "ours": ours, **student.scores}
+            groups.setdefault(student.rest, []).append(point)
+
+    def order(rest: str) -> tuple[bool, int, str]:
+        return not any(point["ours"] for point in groups[rest]), -len(groups[rest]), rest
+
+    points = groups[min(groups, key=order)] if groups else []
+    return sorted(points, key=lambda point: (point["temperature"], point["fingerprint"])) if len(points) > 1 else []
+
+
+# ---- rivals
+
+
+def named_students(
+    students: Sequence[OtherStudent], ours: str | None, names: Mapping[str, str], n: int
+) -> list[tuple[str, OtherStudent]]:
+    """Returns the other students with a report on these n texts, each once, by name."""
+    # A student may have several reports: the one with `right_hex` comes last and counts.
+    ordered = sorted(students, key=lambda student: bool(student.right_hex))
+    others = {student.student: student for student in ordered if student.student and student.student != ours}
+    named = [
+        (names.get(fingerprint, f"{student.scores['method']} {fingerprint[:8]}"), student)
+        for fingerprint, student in others.items()
+        if student.scores["n"] == n
+    ]
+    return sorted(named, key=lambda entry: entry[0])
+
+
+def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, OtherStudent]]) -> list[RivalCounts]:
+    """Compares the student, which has `right` texts right, with the others, text by text if the bits are stored."""
+    rivals: list[RivalCounts] = []
+    for name, student in students:
+        n, gained, lost = student.scores["n"], None, None
+        if right_hex and student.right_hex:
+            own, theirs = int(right_hex, 16), int(student.right_hex, 16)
+            gained, lost = (own & ~theirs).bit_count(), (theirs & ~own).bit_count()
+        rivals.append(
+            {
+                "name": name,
+                "kind": "supervised student" if student.supervised else "student",
+                "n": n,
+                "student_right": right,
+                "right": round(student.scores["accuracy"] * n),
+                "gained": gained,
+                "lost": lost,
+            }
+        )
+    return rivals

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from amalgam.pipeline.storage import store as store_module
-from amalgam.tests.workspaces import Workspace
+from amalgam.tests.workspaces import Workspace, age
 
 
 @pytest.fixture
@@ -20,8 +19,7 @@ def packed(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "6 units" in workspace("gc", "--compact", "--yes").out
     assert workspace("gc", "--json").json["items"] == []
     assert len(workspace.units()) == 4
-    for path in workspace.artifacts.rglob("*"):
-        os.utime(path, (0, 0))
+    age(workspace.artifacts)
     assert all("packed" in row["why"] for row in workspace("gc", "--yes", "--json").json["items"])
     assert workspace.units() == []
     return workspace
@@ -64,11 +62,14 @@ def test_with_more_passes_packed_units_are_extended(packed: Workspace) -> None:
 
 def test_units_that_head_no_longer_uses_go_from_the_index(packed: Workspace) -> None:
     packed("run", "cache.seed=5")
-    before = {row["path"] for row in packed("gc", "--unused", "--json").json["items"]}
+    age(packed.artifacts)
+    assert packed("gc", "--unused", "--json").json["items"] == []  # the experiment, without the override, uses them
+    unused = ("gc", "--unused", "cache.seed=5")
+    before = {row["path"] for row in packed(*unused, "--json").json["items"]}
     assert any(path.startswith("cache-teachers/") and path.endswith(".parquet") for path in before)
-    packed("gc", "--unused", "--yes")
-    left = packed("gc", "--unused", "--yes", "--json").json["items"]
+    packed(*unused, "--yes")
+    left = packed(*unused, "--yes", "--json").json["items"]
     assert {Path(row["path"]).suffix for row in left} == {".pack"}  # nothing in them is needed any more
-    assert packed("gc", "--unused", "--json").json["items"] == []
+    assert packed(*unused, "--json").json["items"] == []
     assert packed.stale("cache.seed=5") == set()
     assert "cache-teachers" in packed.stale()

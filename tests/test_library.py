@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -265,8 +266,11 @@ def test_python_returns_the_commands_results_as_objects(desk: Workspace) -> None
 def test_garbage_is_deleted_only_on_request(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, quiet=True)
     (workspace.artifacts / "quarantine").mkdir()
-    (workspace.artifacts / "quarantine/old").write_text("damaged")
-    assert [item["path"] for item in experiment.find_garbage()] == ["quarantine/old"]
+    path = workspace.artifacts / "quarantine/0123abcd-old.parquet"
+    path.write_text("damaged")
+    assert experiment.find_garbage() == []  # for a day
+    os.utime(path, (0, 0))
+    assert [item["path"] for item in experiment.find_garbage()] == ["quarantine/0123abcd-old.parquet"]
     experiment.find_garbage(delete=True)
     assert not experiment.find_garbage()
 

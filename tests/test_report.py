@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace, age
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -197,7 +197,8 @@ def test_another_programs_file_is_not_overwritten_and_no_link_followed(workspace
 
 def test_the_cost_of_a_result_is_deleted_with_it(workspace: Workspace) -> None:
     workspace("build-targets", "targets.temperature=0.5")
-    workspace("gc", "--unused", "--yes")
+    age(workspace.artifacts)
+    workspace("gc", "--unused", "--yes", "targets.temperature=0.5")
     left = sorted(path.parent for path in workspace.artifacts.rglob("timing.json"))
     assert left == sorted(path.parent for path in workspace.artifacts.rglob("MANIFEST.json"))
     assert (workspace.artifacts / "build-targets") in {path.parent for path in left}

@@ -16,6 +16,7 @@ from amalgam.tests.workspaces import (
     TEST,
     TRAIN,
     Workspace,
+    age,
     finish,
     flip_bit,
     quiet_environment,
@@ -197,8 +198,10 @@ def test_verify_names_the_records_that_cannot_be_read(workspace: Workspace) -> N
 def test_gc_lists_and_deletes_only_with_yes(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
     workspace("build-targets", "--force")
+    assert workspace("gc", "--json").json["items"] == []  # a day of grace
+    age(workspace.artifacts)
     items = workspace("gc", "--json").json["items"]
-    assert {item["why"] for item in items} == {"quarantined"}
+    assert {item["kind"] for item in items} == {"quarantined"}
     [item] = [item for item in items if item["path"].endswith(".parquet")]
     assert (workspace.artifacts / item["path"]).exists()
     assert workspace("gc", "--yes", "--json").json["deleted"] is True
@@ -209,7 +212,8 @@ def test_gc_lists_and_deletes_only_with_yes(workspace: Workspace) -> None:
 def test_gc_of_unused_results_keeps_the_inputs_of_the_last_builds(workspace: Workspace) -> None:
     workspace("run", "targets.temperature=0.5")
     before = workspace.targets()
-    workspace("gc", "--unused", "--yes")
+    age(workspace.artifacts)
+    workspace("gc", "--unused", "--yes", "targets.temperature=0.5")
     assert workspace.stale("targets.temperature=0.5") == set()
     assert workspace.stale() == {"build-targets", "train-student", "report"}
     assert workspace.targets() == before

@@ -49,7 +49,7 @@ def update(  # noqa: PLR0913 - the options of a command
     When all are complete, the workspace keeps the run's overrides for later stage commands.
     """
     _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
-    run.store.backend.check()  # before any model loads
+    run.store.claim()  # before any model loads
     repairs = 0
     while True:
         try:

@@ -54,6 +54,10 @@ class StorageBackend(Protocol):
         """Yields every file below a folder."""
         ...
 
+    def is_empty(self) -> bool:
+        """Returns whether no file exists but temporary ones of amalgam."""
+        ...
+
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Stores a small file and returns True; returns False if the file exists. Atomic between all writers."""
         ...

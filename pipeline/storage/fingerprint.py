@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,8 @@ from typing import Any
 
 from amalgam import __version__
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.storage.paths import is_regular
+from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
 ABSENT = object()  # an absent field differs from a null
 
@@ -27,10 +28,6 @@ DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "polars")
 """Results depend on the versions of these libraries."""
-
-
-def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def fingerprint(identity: Any) -> str:
@@ -99,16 +96,21 @@ class FileDigests:
                 self._fresh[key] = self._digests[key]
         return self._digests[key]
 
+    @property
+    def is_changed(self) -> bool:
+        return bool(self._fresh)
+
     def save(self) -> None:
         """Stores new digests; a failure costs only time later."""
         if self._fresh:
             with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
-                temporary.write_text(json.dumps({**self._stored(), **self._fresh}))
+                temporary.write_bytes(signed({"files": {**self._stored(), **self._fresh}}))
         self._fresh = {}
 
     def _stored(self) -> dict[str, str]:
-        try:
-            raw = json.loads(self._path.read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return {str(key): str(digest) for key, digest in raw.items()} if isinstance(raw, dict) else {}
+        """Returns no digest from a damaged file: all are computed again."""
+        content = None
+        with contextlib.suppress(OSError):
+            content = verified(self._path.read_bytes()) if is_regular(self._path) else None
+        files = content.get("files") if content else None
+        return {str(key): str(digest) for key, digest in files.items()} if isinstance(files, dict) else {}

@@ -6,12 +6,14 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
+from amalgam.pipeline.storage.paths import TEMPORARY_NAME, inside, is_below, is_regular
 
 T = TypeVar("T")
 
@@ -40,25 +42,41 @@ class LocalStorage:
         return self._of_each(paths, Path.read_bytes)
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        return self._of_each(paths, lambda path: path.stat().st_size)
+        return self._of_each(paths, lambda path: path.lstat().st_size)
 
     def _of_each(self, paths: Sequence[str], value_of: Callable[[Path], T]) -> dict[str, T]:
+        """Returns the values of regular files; those behind a link out of the workspace count as absent."""
         values = {}
+        below = cache(lambda folder: is_below(folder, self.root))
         for path in paths:
+            local = self.root / path
             with contextlib.suppress(OSError):
-                values[path] = value_of(self.root / path)
+                if is_regular(local) and below(local.parent):
+                    values[path] = value_of(local)
         return values
 
+    def is_empty(self) -> bool:
+        try:
+            return all(TEMPORARY_NAME.fullmatch(path.name) for path in self.root.iterdir())
+        except FileNotFoundError:
+            return True
+        except OSError:  # no folder, or one that cannot be listed
+            return False
+
     def list(self, folder: str = "") -> Iterator[FileInfo]:
-        for parent, _, names in sorted(os.walk(self.root / folder)):
+        if not is_below(self.root / folder, self.root):
+            return
+        for parent, folders, names in os.walk(self.root / folder):
+            folders.sort()
             for name in sorted(names):
                 path = Path(parent) / name
                 with contextlib.suppress(OSError):
-                    stat = path.stat()
-                    yield FileInfo(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime)
+                    if is_regular(path):
+                        status = path.lstat()
+                        yield FileInfo(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        target = self.root / path
+        target = inside(self.root, path)
         if target.exists():
             return False
         make_folder(target.parent)
@@ -80,7 +98,7 @@ class LocalStorage:
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         changed: set[Path] = set()
         for path, content in files.items():
-            target = self.root / path
+            target = inside(self.root, path)
             changed |= {target.parent, *make_folder(target.parent)}
             if isinstance(content, Path):
                 content.replace(target)
@@ -96,14 +114,15 @@ class LocalStorage:
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
-            (self.root / path).unlink(missing_ok=True)
+            inside(self.root, path).unlink(missing_ok=True)
 
 
-def remove_empty_folders(root: Path) -> None:
-    for folder, _, _ in os.walk(root, topdown=False):
-        if folder != str(root) and not any(Path(folder).iterdir()):
-            with contextlib.suppress(OSError):  # another process writes there
-                Path(folder).rmdir()
+def remove_empty_folders(root: Path, paths: Iterable[str]) -> None:
+    """Removes the folders that the deletion of these paths has emptied, and no other."""
+    for folder in sorted({folder for path in paths for folder in (root / path).parents}, reverse=True):
+        if folder != root and folder.is_relative_to(root):
+            with contextlib.suppress(OSError):  # not empty, or another process writes there
+                folder.rmdir()
 
 
 # ---- atomic writes

@@ -23,6 +23,7 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.pipeline.storage.backend import FileInfo
 from amalgam.pipeline.storage.local import replacing
 from amalgam.pipeline.storage.packing import cache_folder, endpoint
+from amalgam.pipeline.storage.paths import check_path, inside
 
 PROBE = "put-if-absent.json"
 """Object that `check` puts twice: the second put must be refused."""
@@ -128,6 +129,11 @@ class ObjectStorage:
             self._listings[folder] = now, listings[folder]
         return {path: size for listing in listings.values() for path, size in listing.items()}
 
+    def is_empty(self) -> bool:
+        """Returns whether no object exists but that of `check`."""
+        pages = self._requests([""], lambda _: next(iter(obstore.list(self._client, chunk_size=2)), []))
+        return {str(meta["path"]) for meta in pages.get("", [])} <= {PROBE}
+
     def files_below(self, folder: str) -> list[FileInfo]:
         pages = obstore.list(self._client, folder or None, chunk_size=1000)
         return [_entry(meta) for page in pages for meta in page]
@@ -145,11 +151,11 @@ class ObjectStorage:
     def get(self, paths: Sequence[str]) -> set[str]:
         copied = set(self._requests(paths, self._download))
         for path in set(paths) - copied:
-            (self.root / path).unlink(missing_ok=True)
+            inside(self.root, path).unlink(missing_ok=True)
         return copied
 
     def _download(self, path: str) -> bool:
-        target = self.root / path
+        target = inside(self.root, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         content = obstore.get(self._client, path)
         with replacing(target) as temporary, temporary.open("wb") as file:
@@ -175,18 +181,19 @@ class ObjectStorage:
         self._requests(list(files), lambda path: self._put(path, files[path]))
         for path, content in files.items():
             if isinstance(content, Path):
-                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-                content.replace(self.root / path)
+                target = inside(self.root, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content.replace(target)
 
     def _put(self, path: str, content: bytes | Path) -> Any:
         parts = isinstance(content, Path) and content.stat().st_size > MULTIPART_BYTES
-        return obstore.put(self._client, path, content, use_multipart=parts)
+        return obstore.put(self._client, check_path(path), content, use_multipart=parts)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Local copies stay, because another process may be about to read them."""
         self._listings.clear()
         for start in range(0, len(paths), 1000):
-            self._delete(list(paths[start : start + 1000]))
+            self._delete([check_path(path) for path in paths[start : start + 1000]])
 
     def _delete(self, batch: Sequence[str]) -> None:
         """Sends one request; Google's stops at the first object that does not exist, and then each has its own."""

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,11 +24,17 @@ from typing import Any, NamedTuple, TypeVar
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import replacing
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, check_path, inside, is_below, regular
 
 FOLDER = "packs"
 
 ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
 """Environment variables that name a server other than the provider's own."""
+
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+LARGEST = 1 << 40
+"""Limit of a pack's size in bytes."""
 
 T = TypeVar("T")
 
@@ -57,8 +64,8 @@ class PackIndex:
         for path in content["gone"]:
             self.texts.pop(path, None)
             self.pieces.pop(path, None)
-        self.texts |= {path: text.encode() for path, text in content["texts"].items()}
-        self.pieces |= {path: PackEntry(*entry) for path, entry in content["pieces"].items()}
+        self.texts |= content["texts"]
+        self.pieces |= content["pieces"]
         self.packs |= content["packs"]
         self.read += 1
 
@@ -107,12 +114,11 @@ class PackedStorage:
             index.pieces = {path: entry for path, entry in index.pieces.items() if entry.pack not in lost}
 
     def _read_index(self, path: str) -> dict[str, Any] | None:
-        """Returns None if no index has this number. A damaged index is read from its copy; a damaged copy is empty."""
-        text = self.inner.read([f"{path}.gz"]).get(f"{path}.gz")
-        if text is None:
-            return None
-        copy = f"{path}.copy.gz"
-        return _parsed(text) or _parsed(self.inner.read([copy]).get(copy, b"")) or _content()
+        """Returns None if no index has this number. A damaged or lost one is read from its copy, else it is empty."""
+        names = [f"{path}.gz", f"{path}.copy.gz"]
+        texts = self.inner.read(names)
+        contents = (_parsed(texts[name]) for name in names if name in texts)
+        return next((content for content in contents if content is not None), _content()) if texts else None
 
     def add(self, folder: str, **content: Any) -> None:
         """Publishes an index under the next free number."""
@@ -160,13 +166,13 @@ class PackedStorage:
     def local_path(self, path: str) -> Path | None:
         """Returns where this machine can read the file, copied or unpacked if necessary; None if it does not exist."""
         entry = self._entry(path)
-        if (self.root / path).exists() or (entry is None and self.inner.get([path])):
+        if regular(self.root, path) or (entry is None and self.inner.get([path])):
             return self.root / path
         entry = entry or self._entry(path, refresh=True)
         return self._unpack(path, entry) if entry else None
 
     def _unpack(self, path: str, entry: PackEntry) -> Path | None:
-        target = self.unpacked / path
+        target = inside(self.unpacked, path)
         pack = None if target.exists() else self.local_path(entry.pack)
         if pack is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -186,12 +192,12 @@ class PackedStorage:
         entry = self._entry(path)
         if entry is None:
             return bool(self.inner.get([path]))
-        (self.unpacked / path).unlink(missing_ok=True)
+        inside(self.unpacked, path).unlink(missing_ok=True)
         if entry.pack not in self._refetched:
             self._refetched.add(entry.pack)
             self.inner.get([entry.pack])
-        unpacked, loose = self._unpack(path, entry), self.root / path
-        if unpacked and unpacked != loose and loose.exists() and loose.read_bytes() != unpacked.read_bytes():
+        unpacked, loose = self._unpack(path, entry), regular(self.root, path)
+        if unpacked and loose and unpacked != loose and loose.read_bytes() != unpacked.read_bytes():
             self._quarantine_loose([path])
         return unpacked is not None
 
@@ -219,6 +225,9 @@ class PackedStorage:
     def check(self) -> None:
         self.inner.check()
 
+    def is_empty(self) -> bool:
+        return self.inner.is_empty()
+
     def put_if_absent(self, path: str, content: bytes) -> bool:
         return self._text(path) is None and self.inner.put_if_absent(path, content)
 
@@ -238,32 +247,36 @@ class PackedStorage:
                 content = unpacked.read_bytes() if unpacked else None
             if content is not None:
                 self.inner.put({_quarantined(path): content})
-                (self.unpacked / path).unlink(missing_ok=True)
+                inside(self.unpacked, path).unlink(missing_ok=True)
         self._forget(paths)
         self._quarantine_loose(paths)
 
     def _quarantine_loose(self, paths: Sequence[str]) -> None:
-        self.inner.get([path for path in paths if not (self.root / path).exists()])
-        for path in paths:
-            if (self.root / path).exists():
+        """Moves what is there, a link or a pipe too; a file behind a link out of the workspace stays."""
+        ours = [path for path in map(check_path, paths) if is_below((self.root / path).parent, self.root)]
+        self.inner.get([path for path in ours if not os.path.lexists(self.root / path)])
+        for path in ours:
+            if os.path.lexists(self.root / path):
+                with contextlib.suppress(OSError):
+                    os.utime(self.root / path, follow_symlinks=False)  # its time in quarantine starts now
                 with contextlib.suppress(FileNotFoundError):  # another process was faster
                     self.inner.put({_quarantined(path): self.root / path})
         if self.is_remote:
-            self.inner.delete(paths)
+            self.inner.delete(ours)
 
     def _forget(self, paths: Sequence[str]) -> None:
         """Removes packed files from the index."""
         packed = [path for path in paths if self._text(path) is not None or self._entry(path)]
         for path in packed:
             if self.unpacked != self.root:
-                (self.unpacked / path).unlink(missing_ok=True)
+                inside(self.unpacked, path).unlink(missing_ok=True)
         for folder, gone in groupby(sorted(packed), key=_parent):
             self.add(folder, gone=list(gone))
 
 
 def may_be_packed(folder: str) -> bool:
     """Returns whether a folder can have thousands of units; other folders have no index."""
-    return folder.endswith("/units") or (folder.startswith("tokens/") and folder.count("/") == 1)
+    return folder.endswith("/units") or (folder.startswith(f"{CACHED_TOKENS}/") and folder.count("/") == 1)
 
 
 def cache_folder(address: str) -> Path:
@@ -284,7 +297,7 @@ def _parent(path: str) -> str:
 
 
 def _quarantined(path: str) -> str:
-    return f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(path).name}"
+    return f"{QUARANTINE}/{uuid.uuid4().hex[:8]}-{PurePosixPath(path).name[-100:]}"
 
 
 def _content(**content: Any) -> dict[str, Any]:
@@ -296,10 +309,22 @@ def _digest(body: bytes) -> bytes:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Returns None if the index is damaged."""
+    """Returns None if the index is damaged, or names a path outside the workspace."""
     try:
         digest, _, body = gzip.decompress(text).partition(b"\n")
-    except (OSError, EOFError, ValueError):
+        content = json.loads(body) if _digest(body) == digest else {}
+        pieces = {check_path(path): PackEntry(*entry) for path, entry in content["pieces"].items()}
+        return {
+            "texts": {check_path(path): text.encode() for path, text in content["texts"].items()},
+            "pieces": {path: _checked(entry) for path, entry in pieces.items()},
+            "packs": {check_path(pack): int(size) for pack, size in content["packs"].items()},
+            "gone": [check_path(path) for path in content["gone"]],
+        }
+    except UNREADABLE:
         return None
-    content: dict[str, Any] | None = json.loads(body) if _digest(body) == digest else None
-    return content
+
+
+def _checked(entry: PackEntry) -> PackEntry:
+    if not (0 <= int(entry.offset) < LARGEST and 0 <= int(entry.bytes) < LARGEST):
+        raise ValueError("an entry lies outside its pack")
+    return PackEntry(check_path(entry.pack), int(entry.offset), int(entry.bytes))

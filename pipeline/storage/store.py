@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
@@ -20,17 +21,21 @@ from typing import Any, NamedTuple, TypedDict
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.paths import user_path
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
-from amalgam.pipeline.storage.fingerprint import canonical, file_digest, fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
+from amalgam.pipeline.storage.paths import check_path
+from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 
 MANIFEST = "MANIFEST.json"
 
-LAYOUT = 2
-"""Version of the workspace's folders and file names, in HEAD.json."""
+MARK = "WORKSPACE.json"
+"""File that makes a folder or a prefix a workspace: its id and layout."""
 
-OLD_TIMING = "WORK.json"
-"""File next to every manifest of layout 1, which wrote no version."""
+HEAD = "HEAD.json"
+
+LAYOUT = 2
+"""Version of the workspace's folders and file names, in its mark."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,11 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, trusted: bool = False) -> Record:
-        """Parses a record and verifies its digest; `trusted`: the text comes from an index that was verified."""
-        raw = json.loads(text)
-        digest = raw.pop("sha256") if isinstance(raw, dict) else None
-        if digest is None or not (trusted or digest == _digest_of(raw)):
+        """Parses a record and verifies its digest and paths; `trusted`: the text comes from a verified index."""
+        raw = verified(text, trusted=trusted)
+        if raw is None:
             raise ValueError("the record does not match its digest")
-        files = tuple(StoredFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
+        files = tuple(StoredFile(check_path(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
@@ -93,6 +97,7 @@ class Store:
     def __init__(self, root: Path, backend: StorageBackend | None = None) -> None:
         self.backend = PackedStorage(backend or LocalStorage(root))
         self.root = self.backend.root
+        self.notify: Callable[[str], None] = _ignored  # a command prints the notes
         self._verified: set[str] = set()
 
     # ---- paths
@@ -126,13 +131,13 @@ class Store:
     def record(self, path: Path) -> Record | None:
         """Returns the record at `path`, or None if it is absent or unreadable: the unit is not committed."""
         inside = self.inside(path)
-        return _record(self.backend.read([inside]).get(inside))
+        return _record(inside, self.backend.read([inside]).get(inside))
 
     def records(self, paths: Sequence[Path], *, complete: bool = True) -> dict[Path, Record]:
         """Returns the committed records; `complete`: only those whose files have the right sizes."""
         by_inside = {self.inside(path): path for path in paths}
         contents, trusts = self.backend.read(list(by_inside)), self.backend.trusts
-        parsed = {by_inside[inside]: _record(text, trusted=trusts(inside)) for inside, text in contents.items()}
+        parsed = {by_inside[inside]: _record(inside, text, trusted=trusts(inside)) for inside, text in contents.items()}
         records = {path: record for path, record in parsed.items() if record is not None}
         if complete:
             sizes = self.backend.sizes([file.path for record in records.values() for file in record.files])
@@ -196,7 +201,7 @@ class Store:
     def _fault(self, file: StoredFile) -> str | None:
         path = self.backend.local_path(file.path)
         if path is None:
-            return "missing"
+            return "no regular file in the workspace" if os.path.lexists(self.path(file)) else "missing"
         try:
             size = path.stat().st_size
             if size != file.bytes:
@@ -250,30 +255,85 @@ class Store:
         self.quarantine(path)  # unreadable, or its files are missing
         return record if self.backend.put_if_absent(inside, content) else (self.record(path) or record)
 
-    def replace(self, path: Path, value: Mapping[str, Any]) -> None:
-        """Writes one of the few files that change, such as HEAD.json."""
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        self.backend.put({self.inside(path): text.encode()})
-
-    def read_json(self, path: Path) -> Any:
-        """Returns the content of a JSON file; None if it is absent or unreadable."""
+    def replace(self, path: Path, value: Mapping[str, Any], *, copy: bool = False) -> None:
+        """Writes one of the few files that change, with its digest; `copy`: and then its copy."""
         inside = self.inside(path)
-        try:
-            return json.loads(self.backend.read([inside]).get(inside) or b"null")
-        except (ValueError, RecursionError):
+        self.backend.put({inside: signed(value)})
+        if copy:
+            self.backend.put({copy_of(inside): signed(value)})
+
+    def read_json(self, path: Path) -> dict[str, Any] | None:
+        """Returns the content of such a file, restored from its copy if it is damaged; None if both are."""
+        inside = self.inside(path)
+        texts = self.backend.read([inside, copy_of(inside)])
+        content = verified(texts.get(inside))
+        copied = verified(texts.get(copy_of(inside))) if content is None else None
+        if copied is None:
+            return content
+        self.notify(f"{inside} was damaged or missing; it is restored from its copy")
+        with contextlib.suppress(OSError, DamagedError):  # a reader may not be allowed to write
+            self.backend.put({inside: signed(copied)})
+        return copied
+
+    # ---- the workspace
+
+    def check_workspace(self) -> None:
+        """Refuses a folder of other files and a workspace of another layout, before any file is read or deleted."""
+        mark = self.read_json(self.root / MARK)
+        if mark is None and not self.backend.is_empty():
+            mark = self.read_json(self.root / MARK) or self._adopted()  # another process may have marked it meanwhile
+            if mark is None:
+                raise ExperimentError(
+                    f"the folder is neither empty nor a workspace of amalgam: it has no readable {MARK}",
+                    where=self.backend.address,
+                    fix="set execution.workspace to a new folder; amalgam writes, and `gc` deletes, in its own only",
+                )
+        if mark is not None and mark.get("layout") != LAYOUT:
+            what = f"the workspace has layout {mark.get('layout')}; this version of amalgam uses {LAYOUT}"
+            fix = "set execution.workspace to a new folder, or use the version of amalgam that made it"
+            raise ExperimentError(what, where=self.backend.address, fix=fix)
+
+    def _adopted(self) -> dict[str, Any] | None:
+        """Returns a new mark for a workspace that has none but a readable HEAD.json of this layout."""
+        texts = self.backend.read([HEAD, copy_of(HEAD)])
+        contents = [verified(text) or without_digest(text) for text in texts.values()]
+        head = next((content for content in contents if content and content.get("layout") == LAYOUT), None)
+        if head is None:
             return None
+        self.replace(self.root / HEAD, head, copy=True)
+        return self._mark()
+
+    def claim(self) -> None:
+        """Checks that the workspace can be written, and marks a new one; called before its first file."""
+        self.backend.check()
+        self.check_workspace()
+        if self.read_json(self.root / MARK) is None:
+            self._mark()
+
+    def _mark(self) -> dict[str, Any]:
+        mark = {"id": uuid.uuid4().hex, "layout": LAYOUT}
+        if self.backend.put_if_absent(MARK, signed(mark)):
+            return mark
+        present = self.read_json(self.root / MARK)
+        if present is None:  # damaged: HEAD.json has shown that the folder is a workspace
+            self.replace(self.root / MARK, mark)
+        return present or mark
 
     # ---- HEAD and pins
 
     def head(self) -> dict[str, HeadEntry]:
-        """Returns the entry of each stage; malformed ones are left out, because the file may be edited or damaged."""
-        raw = self.read_json(self.root / "HEAD.json")
+        """Returns the entry of each stage; without a readable HEAD.json there are none."""
         head = dict[str, HeadEntry]()
-        for stage, entry in raw.items() if isinstance(raw, dict) else ():
+        for stage, entry in (self.read_json(self.root / HEAD) or {}).items():
             match entry:
                 case {"fingerprint": str(), "overrides": dict()}:
                     head[stage] = entry
         return head
+
+    def _write_head(self, entries: Mapping[str, HeadEntry]) -> None:
+        head = self.head()
+        if any(head.get(stage) != entry for stage, entry in entries.items()):
+            self.replace(self.root / HEAD, {"layout": LAYOUT, **head, **entries}, copy=True)
 
     def last(self, stage: str) -> str | None:
         """Returns the fingerprint of the stage's last result."""
@@ -282,52 +342,62 @@ class Store:
 
     def move_head(self, stage: str, name: str) -> None:
         """Marks the last result of a stage; the overrides of the last complete command stay."""
-        head = self.head()
-        entry = HeadEntry(fingerprint=name, overrides=head[stage]["overrides"] if stage in head else {})
-        if head.get(stage) != entry:
-            self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, stage: entry})
+        before = self.head().get(stage)
+        self._write_head({stage: HeadEntry(fingerprint=name, overrides=before["overrides"] if before else {})})
 
     def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
         """Stores the overrides of a complete command for the later commands of single stages."""
-        head = self.head()
-        entries = {
-            stage: HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides))
-            for stage in stages
-            if stage in head
-        }
-        if any(head[stage] != entry for stage, entry in entries.items()):
-            self.replace(self.root / "HEAD.json", {"layout": LAYOUT, **head, **entries})
-
-    def check_layout(self) -> None:
-        """Refuses a workspace whose results have another layout, before any of them is read or deleted."""
-        content = self.read_json(self.root / "HEAD.json")
-        if not isinstance(content, dict) or content.get("layout") == LAYOUT:
-            return
-        old = (self.folder(stage, entry["fingerprint"]) / OLD_TIMING for stage, entry in self.head().items())
-        if any(self.has(path) for path in old):  # a damaged HEAD.json alone does not prove an old layout
-            what = "the workspace has the layout of an older version"
-            fix = "set execution.workspace to a new folder, or delete the old one"
-            raise ExperimentError(what, where=self.backend.address, fix=fix)
+        head, kept = self.head(), dict(overrides)
+        named = [stage for stage in stages if stage in head]
+        self._write_head({stage: HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=kept) for stage in named})
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""
-        record = self.record(self._pin(kind, name))
-        return None if record is None else str(record.facts["value"])
+        path = self._pin(kind, name)
+        copy = self.root / copy_of(self.inside(path))
+        records = self.records([path, copy], complete=False)
+        pins = {place: pin for place, pin in records.items() if pin.name == f"{kind} {name}" and "value" in pin.facts}
+        if path not in pins and copy in pins:
+            self.notify(f"{self.inside(path)} was damaged or missing; it is restored from its copy")
+            with contextlib.suppress(OSError):
+                self._put_record(path, pins[copy])
+        elif path not in pins and self.has(path):
+            self.notify(f"{self.inside(path)} is damaged, and so is its copy: {kind} is decided again")
+            self.quarantine(path)
+        return next((str(pin.facts["value"]) for pin in pins.values()), None)
 
     def pin(self, kind: str, name: str, value: str, **facts: str) -> str:
         """Pins a decision and returns the pinned value: that of the first call."""
         path = self._pin(kind, name)
-        return str(self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts})).facts["value"])
+        record = self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts}))
+        self._put_record(self.root / copy_of(self.inside(path)), record)
+        return str(record.facts["value"])
+
+    def _put_record(self, path: Path, record: Record) -> None:
+        self.backend.put({self.inside(path): canonical_record(record).encode()})
 
     def _pin(self, kind: str, name: str) -> Path:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
 
 
-def _record(content: bytes | None, *, trusted: bool = False) -> Record | None:
+def _ignored(note: str) -> None: ...
+
+
+def _record(inside: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
+    """Returns the record at a path, or None if it is absent, damaged, or belongs to another path."""
     try:
-        return None if content is None else Record.from_json(content, trusted=trusted)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        record = None if content is None else Record.from_json(content, trusted=trusted)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
+    return record if record is None or _belongs(record, inside) else None
+
+
+def _belongs(record: Record, inside: str) -> bool:
+    """Returns whether a manifest is in the folder of its identity, or a unit's files are next to its record."""
+    folder, _, name = inside.rpartition("/")
+    if name == MANIFEST:
+        return fingerprint(record.identity) == folder.rpartition("/")[2]
+    return all(file.path.startswith(f"{inside.removesuffix('.json')}-") for file in record.files)
 
 
 def _object_storage(address: str) -> StorageBackend:
@@ -369,12 +439,7 @@ def open_store(workspace: str, base: Path) -> Store:
 
 def canonical_record(record: Record) -> str:
     """Returns the record as JSON with its own digest."""
-    raw = json.loads(canonical(asdict(record)))
-    return json.dumps({**raw, "sha256": _digest_of(raw)}, indent=1, ensure_ascii=False) + "\n"
-
-
-def _digest_of(raw: Any) -> str:
-    return hashlib.sha256(canonical(raw).encode()).hexdigest()
+    return signed(asdict(record)).decode()
 
 
 # ---- many small units
@@ -452,7 +517,7 @@ def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
     """Yields the units of one small file that matches its digest."""
     for start in range(0, len(paths), AT_ONCE):
         texts = store.backend.inner.read(paths[start : start + AT_ONCE])
-        records = {path: record for path, text in texts.items() if (record := _record(text)) is not None}
+        records = {path: record for path, text in texts.items() if (record := _record(path, text)) is not None}
         files = {path: record.files[0] for path, record in records.items() if len(record.files) == 1}
         files = {path: file for path, file in files.items() if file.bytes <= SMALL}
         store.backend.fetch([file.path for file in files.values()])

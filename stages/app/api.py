@@ -9,7 +9,7 @@ import difflib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
@@ -47,12 +47,14 @@ def open_run(
     loaded = load_with_methods(source, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
-    store.check_layout()
     share = share_of(part, execution.processes)
     if share.kind == "torchrun" and not share.is_leader:
         console = Console(quiet=True)  # only the leader prints
+    console = console or Console()
+    store.notify = console.note
+    store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
-    return Run(loaded.experiment, loaded.base, store, console or Console(), share, digests, loaded.overrides)
+    return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides)
 
 
 @contextmanager
@@ -63,8 +65,10 @@ def working(run: Run) -> Iterator[None]:
             yield
             _leave_group()
         finally:
-            if isinstance(run.digest_of, FileDigests):
-                run.digest_of.save()
+            if isinstance(run.digest_of, FileDigests) and run.digest_of.is_changed:
+                with suppress(AmalgamError):  # a workspace that cannot be written
+                    run.store.claim()
+                    run.digest_of.save()
 
 
 def _leave_group() -> None:

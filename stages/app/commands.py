@@ -171,10 +171,16 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     if as_json:
         console.json({"deleted": yes, "bytes": total, "items": garbage})
         return
-    for row in garbage:
-        console.result(f"{row['path']}  {row['bytes'] / 1e6:,.1f} MB  {row['why']}")
-    command = f"amalgam gc{' --unused' if unused else ''} --yes"
-    console.result(f"{total / 1e6:,.1f} MB {'deleted' if yes else f'could be deleted: {command}'}")
+    for why in dict.fromkeys(row["why"] for row in garbage):
+        sizes = [row["bytes"] for row in garbage if row["why"] == why]
+        console.result(f"{len(sizes):,} file{'' if len(sizes) == 1 else 's'}, {_size(sum(sizes))}: {why}")
+    console.result(f"{_size(total)} {'deleted' if yes else 'could be deleted'}")
+    if garbage and not yes:
+        console.result(f"`amalgam gc{' --unused' if unused else ''} --yes` deletes them; `--json` lists them")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
 
 
 def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:

@@ -179,6 +179,7 @@ def _measured(run: Run, stage: Stage, missing: Sequence[Unit]) -> Rate | None:
     Folders have the same weight, because teachers have about the same number of texts.
     """
     run.console.say(f"{stage.name}: measuring one unit of each kind; the results stay in the workspace")
+    run.store.claim()
     rates, began = list[Rate](), time.monotonic()
     folder = attrgetter("folder")
     for _, units in groupby(sorted(missing, key=folder), key=folder):

@@ -38,7 +38,9 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     if unknown:
         raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
     loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}=given" for part in texts)])
-    folder = open_store(loaded.experiment.execution.workspace, loaded.base).root / "given"
+    store = open_store(loaded.experiment.execution.workspace, loaded.base)
+    store.claim()
+    folder = store.root / "given"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NotRequired, TypedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
 
+from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage import store
-from amalgam.pipeline.storage.backend import QUARANTINE, TEMPORARY, FileInfo
-from amalgam.pipeline.storage.local import remove_empty_folders
+from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
+from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.store import MANIFEST, HeadEntry, Record
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, QUARANTINED, TEMPORARY_NAME, is_pack, temporary_part, unit_of
+from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record, Store
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
 from amalgam.stages.registry import STAGES
@@ -22,8 +29,15 @@ OLD_SECONDS = 24 * 3600.0
 READ_AT_ONCE = 4096
 """Records."""
 
-ROOMS = ("pins", QUARANTINE, "training-logs", "given")
-"""Folders without stages: no record names their files."""
+OTHER_ROOMS = ("pins", QUARANTINE, "training-logs", "given", "failed-units", "divergence")
+"""Folders of the workspace without units."""
+
+DELIVERIES = ("students", "teachers", "reports")
+"""Folders next to the experiment file into which results are copied."""
+
+PIN = re.compile(r"[a-z]+-.+\.json")
+
+SMALL_FILES = ("HEAD.json", "HEAD.copy.json", "digests.json", "rates.json", "family.json", "family.copy.json")
 
 
 # ---- results
@@ -119,19 +133,39 @@ class Packing(TypedDict):
 
 
 def verify(run: Run) -> Verification:
-    """Verifies every record and every file that a record names, and quarantines the damaged ones."""
-    entries = list(run.store.backend.list())
-    records = dict(_records(run, entries))
+    """Verifies every file that a record names, every record and every small file; quarantines the damaged ones."""
+    store, entries = run.store, list(run.store.backend.list())
+    faults = _faults_of_small_files(store, [entry.path for entry in entries])
+    records = dict(_records(run, entries, STAGES))
     files = {file.path: file for record in records.values() for file in record.files}
-    unread = (path for entry in entries if _is_record(path := entry.path) and path not in records and path not in files)
-    paths = [path for path in map(run.store.root.joinpath, unread) if run.store.record(path) is None]
-    faults = {run.store.inside(path): "the record cannot be read" for path in paths if run.store.has(path)}
-    faults |= {path: fault for path, file in files.items() if (fault := run.store.check_file(file, refetch=True))}
-    run.store.quarantine(*(run.store.root / path for path in faults))
+    unread = [path for path in _record_paths(entries, STAGES) if path not in records and path not in files]
+    paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
+    faults |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
+    heads = (store.folder(stage, entry["fingerprint"]) / MANIFEST for stage, entry in store.head().items())
+    faults |= {store.inside(path): "missing" for path in heads if not store.has(path)}
+    faults |= {path: fault for path, file in files.items() if (fault := store.check_file(file, refetch=True))}
+    store.quarantine(*(store.root / path for path, fault in faults.items() if fault != RESTORED))
     size = sum(file.bytes for file in files.values())
-    quarantine = run.store.where(run.store.root / QUARANTINE)
+    quarantine = store.where(store.root / QUARANTINE)
     damaged = [Damage(path=path, fault=fault) for path, fault in faults.items()]
     return {"files": len(files), "bytes": size, "damaged": damaged, "quarantine": quarantine}
+
+
+RESTORED = "its content did not match its digest; restored"
+
+
+def _faults_of_small_files(store: Store, paths: Iterable[str]) -> dict[str, str]:
+    """Restores damaged files from their copies, and damaged copies from their files."""
+    faults = {}
+    small = [path for path in paths if path.rpartition("/")[2] in SMALL_FILES]
+    for path, text in store.backend.read(small).items():
+        if verified(text) is None and without_digest(text) is None:
+            original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
+            content = store.read_json(store.root / original)
+            faults[path] = "its content does not match its digest" if content is None else RESTORED
+            if content is not None:
+                store.replace(store.root / original, content, copy=True)
+    return faults
 
 
 def compact(run: Run, *, write: bool) -> Packing:
@@ -146,22 +180,33 @@ def compact(run: Run, *, write: bool) -> Packing:
 
 class Garbage(TypedDict):
     path: str
+    """Inside the workspace, or absolute for a file elsewhere on this machine."""
     bytes: int
+    kind: str
     why: str
-    loose: NotRequired[bool]
-    """Only the loose copy of a packed file is garbage."""
 
 
-def find_garbage(run: Run, *, unused: bool, delete: bool = False) -> list[Garbage]:
+KINDS = {
+    "temporary": "unfinished, over a day old",
+    "quarantined": "quarantined, over a day ago",
+    "packed": "packed, over a day ago",
+    "orphan": "no record names it, over a day old",
+    "copy": "local copy of a deleted file, over a day old",
+    "unused": "neither the last builds nor this experiment use it",
+}
+
+
+def find_garbage(run: Run, *, unused: bool, delete: bool = False, stages: Sequence[Stage] = STAGES) -> list[Garbage]:
+    """Returns the files that can be deleted, and deletes exactly these with `delete`.
+
+    Only names that amalgam gives to its files count; every file stays for a day.
+    """
     entries = list(run.store.backend.list())
-    records = list(_records(run, entries))
-    garbage = {row["path"]: row for row in _leftovers(run, entries, records)}
+    records = list(_records(run, entries, stages))
+    leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
+    garbage = {row["path"]: row for row in leftovers}
     if unused:
-        kept, sizes = _in_use(run, records), {entry.path: entry.bytes for entry in entries}
-        for record_inside, record in records:
-            for inside in (record_inside, *(file.path for file in record.files)):
-                if inside not in kept and inside in sizes:
-                    garbage[inside] = Garbage(path=inside, bytes=sizes[inside], why="the last builds do not use it")
+        garbage |= {row["path"]: row for row in _unused(run, entries, records, stages)}
     if delete:
         _delete(run, garbage.values())
     return list(garbage.values())
@@ -169,73 +214,165 @@ def find_garbage(run: Run, *, unused: bool, delete: bool = False) -> list[Garbag
 
 def _delete(run: Run, garbage: Iterable[Garbage]) -> None:
     """Deletes records before their files, so that an interrupted deletion leaves no record without files."""
-    paths: dict[bool, list[str]] = {True: [], False: []}
+    paths: dict[str, list[str]] = {"loose": [], "stored": [], "local": []}
     for row in garbage:
-        paths["loose" in row].append(row["path"])
-    run.store.backend.delete(sorted(paths[False], key=lambda path: not path.endswith(".json")))
-    run.store.backend.inner.delete(paths[True])
+        place = "local" if Path(row["path"]).is_absolute() else "loose" if row["kind"] == "packed" else "stored"
+        paths[place].append(row["path"])
+    run.store.backend.delete(sorted(paths["stored"], key=lambda path: not path.endswith(".json")))
+    run.store.backend.inner.delete(paths["loose"])
+    for path in map(Path, paths["local"]):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     if not run.store.backend.is_remote:
-        remove_empty_folders(run.store.root)
+        remove_empty_folders(run.store.root, [*paths["stored"], *paths["loose"]])
 
 
-def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> Iterator[Garbage]:
-    """Temporary files of dead processes (a day old), quarantine, data files that no record names, and packed ones."""
+def _row(path: str, size: int, kind: str) -> Garbage:
+    return Garbage(path=path, bytes=size, kind=kind, why=KINDS[kind])
+
+
+def _leftovers(
+    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
+) -> Iterator[Garbage]:
+    """Yields temporary files of killed processes, quarantine, files of units without a record, and packed ones."""
+    rooms = _rooms(stages)
     folders = {entry.path.rpartition("/")[0] for entry in entries}
     indexes = [run.store.backend.index(folder) for folder in sorted(folders) if may_be_packed(folder)]
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
     named = {file.path for _, record in records for file in record.files} | set(packs.values())
-    changed, now = {entry.path: entry.modified for entry in entries}, time.time()
+    complete = {path.rpartition("/")[0] for path in named}
+    old = {entry.path for entry in entries if _is_old(entry.modified)}
     for entry in entries:
-        parts, old = entry.path.split("/"), now - entry.modified > OLD_SECONDS
-        row = Garbage(path=entry.path, bytes=entry.bytes, why="")
-        if any(part.startswith(TEMPORARY) for part in parts):
-            if old:
-                yield {**row, "why": "temporary, over a day old"}
-        elif parts[0] == QUARANTINE:
-            yield {**row, "why": "quarantined"}
-        elif entry.path in packs and not entry.packed:
-            if now - changed.get(packs[entry.path], now) > OLD_SECONDS:
-                yield {**row, "why": "packed, over a day ago", "loose": True}
-        elif _is_data(parts) and entry.path not in named and old:
-            yield {**row, "why": "no record names it, over a day old"}
+        parts = entry.path.split("/")
+        if entry.path in packs and not entry.packed:
+            if packs[entry.path] in old:
+                yield _row(entry.path, entry.bytes, "packed")
+        elif entry.path not in old or entry.path in named:
+            continue
+        elif temporary_part(parts) is not None and (len(parts) == 1 or parts[0] in {*rooms, *OTHER_ROOMS}):
+            yield _row(entry.path, entry.bytes, "temporary")
+        elif parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]):
+            yield _row(entry.path, entry.bytes, "quarantined")
+        elif is_pack(parts, rooms) or (unit_of(parts, rooms) and not _is_in_unit(parts, complete)):
+            yield _row(entry.path, entry.bytes, "orphan")
 
 
-def _is_data(parts: Sequence[str]) -> bool:
-    metadata = parts[-1].endswith((".json", ".gz"))
-    return len(parts) > 2 and parts[0] not in ROOMS and not metadata and "checkpoint" not in parts
+def _is_in_unit(parts: Sequence[str], complete: Collection[str]) -> bool:
+    """Returns whether a record names other files of the same folder: then the file is not of amalgam."""
+    folder = "/".join(parts[:-1])
+    return parts[-2] != "units" and len(parts) > 3 and folder in complete
 
 
-def _is_record(path: str) -> bool:
-    """Returns whether this is a pin, or a record in a folder of units; JSON files of models are data."""
-    *folders, name = path.split("/")
-    in_folder = folders[:1] == ["pins"] or (len(folders) - (folders[-1:] == ["units"]) == 2 and folders[0] not in ROOMS)
-    return in_folder and name.endswith(".json") and name != "family.json" and not name.startswith(TEMPORARY)
+def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Stage]) -> Iterator[Garbage]:
+    """Yields the temporary entries of deliveries and of local caches, and cached copies of deleted objects."""
+    backend, stored = run.store.backend, {entry.path for entry in entries}
+    for folder in (run.base / name for name in DELIVERIES):
+        for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+            if TEMPORARY_NAME.fullmatch(path.name) and _is_old(_newest(path)):
+                yield _row(str(path), sum(file.lstat().st_size for file in _below(path)), "temporary")
+    cache = LocalStorage(backend.unpacked)
+    if not backend.is_remote and not any(entry.packed for entry in entries):
+        return
+    for entry in cache.list():
+        parts = entry.path.split("/")
+        if not _is_old(entry.modified) or entry.path in stored:
+            continue
+        if temporary_part(parts) is not None:
+            yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
+        elif unit_of(parts, _rooms(stages)):
+            yield _row(str(cache.root / entry.path), entry.bytes, "copy")
 
 
-def _records(run: Run, entries: Iterable[FileInfo]) -> Iterator[tuple[str, Record]]:
-    """Yields all records, read in batches."""
-    named = [(entry.path, entry.path.split("/")) for entry in entries]
-    insides = [path for path, parts in named if path.endswith(".json") and len(parts) > 1 and parts[0] not in ROOMS]
+def _newest(path: Path) -> float:
+    return max(file.lstat().st_mtime for file in _below(path))
+
+
+def _below(path: Path) -> list[Path]:
+    return [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+
+
+def _is_old(modified: float) -> bool:
+    return time.time() - modified > OLD_SECONDS
+
+
+def _rooms(stages: Iterable[Stage]) -> list[str]:
+    """Returns the folders with units."""
+    return [*(stage.name for stage in stages), CACHED_TOKENS]
+
+
+def _record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[str]:
+    """Yields the paths of pins, manifests and of the records of units whose files exist."""
+    rooms, paths = _rooms(stages), [entry.path for entry in entries]
+    units = {f"{unit}.json" for path in paths if (unit := unit_of(path.split("/"), rooms))}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in rooms
+        if path in units or is_result or (folder == "pins" and PIN.fullmatch(name)):
+            yield path
+
+
+def _records(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[tuple[str, Record]]:
+    """Yields all records of units and results, read in batches."""
+    rooms = _rooms(stages)
+    named = [(entry.path, entry.path.split("/")) for entry in entries if entry.path.endswith(".json")]
+    insides = [path for path, parts in named if len(parts) > 2 and parts[0] in rooms]
     for start in range(0, len(insides), READ_AT_ONCE):
         paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
         for path, record in run.store.records(list(paths), complete=False).items():
             yield paths[path], record
 
 
-def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
-    """Returns the files of HEAD's manifests, the token cache of its texts, and the records that name them."""
-    from amalgam.stages.common.token_cache import ROOM
+# ---- results that no build uses
 
-    kept, texts = set[str](), set[str]()
+
+def _unused(
+    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
+) -> Iterator[Garbage]:
+    """Yields records and files that neither HEAD nor the experiment as it is now uses; a young file keeps its unit."""
+    kept = _in_use(run, records, stages)
+    by_path = {entry.path: entry for entry in entries}
+    for inside, record in records:
+        present = [by_path[path] for path in (inside, *(file.path for file in record.files)) if path in by_path]
+        if inside not in kept and all(_is_old(entry.modified) for entry in present if entry.path not in kept):
+            yield from (_row(entry.path, entry.bytes, "unused") for entry in present if entry.path not in kept)
+
+
+def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:
+    """Returns the paths of HEAD's results, and of all units in the families and results of this experiment."""
+    results = dict(_head_results(run, records))
+    folders, texts = set[str](), set[str]()
+    for state in plan(stages, run):
+        stage = next(stage for stage in stages if stage.name == state.stage)
+        if state.state == "current":
+            results[f"{stage.name}/{state.fingerprint}"] = run.result(stage.name)
+        elif state.fingerprint is not None:
+            units = stage.units(run, run.store.folder(stage.name, state.fingerprint))
+            folders |= {run.store.inside(unit.folder) for unit in units}
+    kept = {f"{folder}/{name}" for folder in results for name in (MANIFEST, TIMING)}
+    for folder, manifest in results.items():
+        kept |= {file.path for file in manifest.files}
+        texts |= {file.sha256 for file in manifest.files} if folder.startswith("read-corpus/") else set()
+    folders |= {inside.rpartition("/")[0] for inside, record in records if _names(record, kept)}
+    for inside, record in records:
+        of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
+        if of_family or (inside.startswith(f"{CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
+            kept |= {inside, *(file.path for file in record.files)}
+    return kept
+
+
+def _names(record: Record, paths: Collection[str]) -> bool:
+    return any(file.path in paths for file in record.files)
+
+
+def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
+    """Yields the folder and the manifest of each stage's last result; raises AmalgamError if one is not known."""
+    fix = "run `amalgam run`, which writes it again; `amalgam gc` without --unused deletes leftovers only"
+    path = run.store.root / HEAD
+    if run.store.read_json(path) is None and any(inside.endswith(MANIFEST) for inside, _ in records):
+        what = f"{HEAD} is missing or damaged, so the results in use are not known"
+        raise AmalgamError(what, where=run.store.where(path), fix=fix)
     for stage, entry in run.store.head().items():
         manifest = run.store.manifest(stage, entry["fingerprint"])
-        if manifest is not None:
-            kept |= {f"{stage}/{entry['fingerprint']}/{name}" for name in (MANIFEST, TIMING)}
-            kept |= {file.path for file in manifest.files}
-            texts |= {file.sha256 for file in manifest.files} if stage == "read-corpus" else set()
-    for inside, record in records:
-        if inside.startswith(f"{ROOM}/") and record.facts.get("bucket") in texts:
-            kept |= {file.path for file in record.files}
-        if any(file.path in kept for file in record.files):
-            kept.add(inside)
-    return kept
+        if manifest is None:
+            what = f"{HEAD} names a result of {stage} that is absent or damaged, so the results in use are not known"
+            raise AmalgamError(what, where=run.store.where(run.store.folder(stage, entry["fingerprint"])), fix=fix)
+        yield f"{stage}/{entry['fingerprint']}", manifest

@@ -20,11 +20,10 @@ from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, use
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles
-
-ROOM = "tokens"
 
 VERSION = 1
 
@@ -57,7 +56,7 @@ class TokenCache:
     def tokens(self, bucket: Bucket) -> TokenRows:
         """Returns the bucket's tokens, row by row."""
         types = uses_token_types(self.tokenizer, types=self.types)
-        folder = self.store.folder(ROOM, fingerprint([VERSION, self.digest, self.limit, types]))
+        folder = self.store.folder(CACHED_TOKENS, fingerprint([VERSION, self.digest, self.limit, types]))
         name = bucket.file.sha256[:20]
         record = self.store.record(folder / f"{name}.json")
         cached = record and self._cached(record, bucket)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from amalgam.data.keys import text_key
 from amalgam.data.tokens import Tokens, encode
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.storage.fingerprint import canonical
+from amalgam.pipeline.storage.small_files import canonical
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import GOLDEN, MIX_B, mixed

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amalgam.pipeline.storage import fingerprint as digests
-from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, canonical, differences, file_digest, fingerprint
+from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, differences, file_digest, fingerprint
+from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 PLAIN = st.recursive(
@@ -105,8 +106,12 @@ def test_a_digest_is_kept_across_processes(tmp_path: Path) -> None:
     first = FileDigests(memo)
     assert first(source) == file_digest(source)
     first.save()
-    memo.write_text(memo.read_text().replace(file_digest(source), "remembered"))
+    content = verified(memo.read_bytes().replace(file_digest(source).encode(), b"remembered"), trusted=True)
+    assert content is not None
+    memo.write_bytes(signed(content))
     assert FileDigests(memo)(source) == "remembered"
+    memo.write_bytes(memo.read_bytes().replace(b"remembered", b"Remembered"))
+    assert FileDigests(memo)(source) == file_digest(source)  # a damaged digest is computed again
 
 
 @pytest.mark.usefixtures("settled")

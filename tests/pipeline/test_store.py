@@ -6,14 +6,15 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY
-from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, canonical_record
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.store import LAYOUT, MANIFEST, MARK, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
 
 TEXT = bytes(range(256)) * 3
@@ -338,16 +339,19 @@ def test_a_pin_keeps_its_first_value(tmp_path: Path) -> None:
 def test_a_garbage_pin_is_replaced(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.pin("dtype", "auto", "fp32")
-    next((tmp_path / "pins").iterdir()).write_bytes(b"\0" * 40)
+    for path in (tmp_path / "pins").iterdir():  # its copy too
+        path.write_bytes(b"\0" * 40)
     assert store.pin("dtype", "auto", "bf16") == "bf16"
 
 
 def test_a_manifest_is_the_record_of_a_whole_stage(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.manifest("stage", "abc") is None
+    name = fingerprint({"config": {}})
+    assert store.manifest("stage", name) is None
     file = StoredFile("stage/abc/x", 1, "0" * 64)
-    store.commit(tmp_path / "stage/abc" / MANIFEST, Record("stage", (file,), {"units": 1}, {}, {"config": {}}))
-    assert store.manifest("stage", "abc") == Record("stage", (file,), {"units": 1}, {}, {"config": {}})
+    record = Record("stage", (file,), {"units": 1}, {}, {"config": {}})
+    store.commit(tmp_path / "stage" / name / MANIFEST, record)
+    assert store.manifest("stage", name) == record
 
 
 def test_a_record_in_which_one_digit_changed_is_not_a_record(tmp_path: Path) -> None:
@@ -358,14 +362,131 @@ def test_a_record_in_which_one_digit_changed_is_not_a_record(tmp_path: Path) -> 
     assert Store(tmp_path).record(path) is None
 
 
-def test_a_workspace_of_the_old_layout_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    store = Store(tmp_path / "artifacts")
-    store.move_head("read-corpus", "f" * 16)
-    store.check_layout()
-    entry = {"fingerprint": "f" * 16, "overrides": {}}
-    store.replace(store.root / "HEAD.json", {"read-corpus": entry})
-    store.check_layout()  # HEAD.json alone may be damaged
-    store.commit(store.folder("read-corpus", "f" * 16) / "WORK.json", Record("work", ()))
+def refusal(store: Store) -> str:
     with pytest.raises(ExperimentError) as refused:
-        store.check_layout()
+        store.check_workspace()
     assert "execution.workspace" in (refused.value.fix or "")
+    return refused.value.what
+
+
+def test_a_new_workspace_gets_a_mark_before_its_first_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    store.check_workspace()
+    assert not store.root.exists()
+    store.claim()
+    assert [path.name for path in store.root.iterdir()] == [MARK]
+    mark = store.read_json(store.root / MARK)
+    (store.root / "mine.txt").write_text("mine")
+    store.claim()
+    Store(store.root).check_workspace()
+    assert store.read_json(store.root / MARK) == mark
+
+
+def test_a_workspace_of_another_layout_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    store.replace(store.root / MARK, {"id": "a", "layout": LAYOUT - 1})
+    assert f"layout {LAYOUT - 1}" in refusal(store)
+
+
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "HEAD.json").write_text(json.dumps({"read-corpus": {"fingerprint": "f" * 20, "overrides": {}}}))
+    assert "neither empty nor a workspace" in refusal(Store(tmp_path))
+    with pytest.raises(ExperimentError):
+        Store(tmp_path).claim()
+    assert [path.name for path in tmp_path.iterdir()] == ["HEAD.json"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{garbage", b'{"id": "a", "layout": 2, "sha256": "0"}'])
+def test_a_workspace_without_a_readable_mark_is_known_by_its_head(tmp_path: Path, content: bytes | None) -> None:
+    store = Store(tmp_path)
+    entry = {"fingerprint": "f" * 20, "overrides": {}}
+    (tmp_path / "HEAD.json").write_text(json.dumps({"layout": LAYOUT, "read-corpus": entry}))
+    if content is not None:
+        (tmp_path / MARK).write_bytes(content)
+    store.check_workspace()
+    assert store.head() == {"read-corpus": entry}
+    assert (store.read_json(tmp_path / MARK) or {})["layout"] == LAYOUT
+
+
+# ---- damaged small files
+
+
+def every_flip(path: Path) -> Iterator[bytes]:
+    """Yields the file's content with one bit flipped in each byte."""
+    content = path.read_bytes()
+    for place in range(len(content)):
+        yield content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+
+
+def test_no_flipped_bit_changes_head(tmp_path: Path) -> None:
+    store, notes = Store(tmp_path), list[str]()
+    store.notify = notes.append
+    store.move_head("letters", "abc")
+    store.store_overrides(["letters"], {"targets.temperature": 0.5})
+    head = store.head()
+    for content in every_flip(tmp_path / "HEAD.json"):
+        (tmp_path / "HEAD.json").write_bytes(content)
+        assert store.head() == head
+    assert "HEAD.json" in notes[0]
+    assert len(notes) > len((tmp_path / "HEAD.json").read_bytes()) * 0.8  # in white space, a flip may be harmless
+
+
+def test_no_flipped_bit_changes_a_pin(tmp_path: Path) -> None:
+    store, notes = Store(tmp_path), list[str]()
+    store.notify = notes.append
+    store.pin("dtype", "auto", "bf16")
+    path = next(path for path in (tmp_path / "pins").iterdir() if ".copy" not in path.name)
+    for content in every_flip(path):
+        path.write_bytes(content)
+        assert store.pinned("dtype", "auto") == "bf16"
+    assert path.name in notes[0]
+
+
+def test_a_pin_of_another_name_is_no_pin(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.pin("hub", "one", "aaa")
+    store.pin("hub", "two", "bbb")
+    one, other = (path for path in sorted((tmp_path / "pins").iterdir()) if ".copy" not in path.name)
+    texts = one.read_bytes(), other.read_bytes()
+    one.write_bytes(texts[1])
+    other.write_bytes(texts[0])
+    assert (store.pinned("hub", "one"), store.pinned("hub", "two")) == ("aaa", "bbb")
+
+
+def test_a_manifest_in_the_folder_of_another_result_does_not_count(tmp_path: Path) -> None:
+    store, names = Store(tmp_path), []
+    for method in ("muka", "vanilla"):
+        names.append(fingerprint({"method": method}))
+        store.commit(tmp_path / "stage" / names[-1] / MANIFEST, Record("stage", (), {}, {}, {"method": method}))
+    paths = [tmp_path / "stage" / name / MANIFEST for name in names]
+    texts = [path.read_bytes() for path in paths]
+    for path, text in zip(paths, reversed(texts), strict=True):
+        path.write_bytes(text)
+    assert [store.manifest("stage", name) for name in names] == [None, None]
+
+
+def test_a_unit_record_in_the_place_of_another_does_not_count(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("a", "b"):
+        with store.draft(tmp_path / "stage/abc", name, ".txt") as draft:
+            (draft.folder / "x").write_text(name)
+    a, b = tmp_path / "stage/abc/a.json", tmp_path / "stage/abc/b.json"
+    assert store.record(a) is not None
+    a.write_bytes(b.read_bytes())
+    assert store.record(a) is None
+
+
+PATHS = ["/etc/hostname", "../x", "a/../../x", "./x", "", "a//b", "a/", "a\0b", "x" * 300]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_record_with_a_path_outside_is_damaged(tmp_path: Path, path: str) -> None:
+    store = Store(tmp_path / "artifacts")
+    identity = {"config": 1}
+    manifest = store.folder("stage", fingerprint(identity)) / MANIFEST
+    manifest.parent.mkdir(parents=True)
+    text = canonical_record(Record("stage", (StoredFile(path, 1, "0" * 64),), {}, {}, identity))
+    manifest.write_text(text)
+    assert store.record(manifest) is None
+    with pytest.raises((DamagedError, ValueError)):
+        store.backend.delete([path])

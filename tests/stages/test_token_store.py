@@ -19,7 +19,7 @@ from amalgam.stages.common.load import encoder_files, part_of, teachers_of
 from amalgam.stages.common.models.loading import load_tokenizer
 from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
 from amalgam.tests.stages.tiny_models import word_tokenizer
-from amalgam.tests.workspaces import Workspace, flip_bit
+from amalgam.tests.workspaces import Workspace, age, flip_bit
 
 PAIRS = [("word1 word2 word3", "word4"), ("word5", "word6 WORD7 unknown word8 word9"), ("[SEP] word1", "")]
 SINGLES = [(text,) for pair in PAIRS for text in pair]
@@ -129,11 +129,13 @@ def test_verify_looks_at_tokens_too(workspace: Workspace) -> None:
 
 def test_gc_keeps_the_tokens_of_the_corpus_and_no_others(workspace: Workspace) -> None:
     before = kept_files(workspace)
+    age(workspace.artifacts)
     workspace("gc", "--unused", "--yes")
     assert kept_files(workspace) == before
     workspace.write([*workspace.texts(), ("a wholly new text about the law", "law")])
     workspace("run")
     grown = kept_files(workspace)
+    age(workspace.artifacts)
     workspace("gc", "--unused", "--yes")
     left = kept_files(workspace)
     assert set(left) < set(grown)

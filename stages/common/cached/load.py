@@ -81,7 +81,7 @@ def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any
     """Writes family.json, which describes the family to a reader of its folder."""
     path = run.store.folder(stage, family) / "family.json"
     if not run.store.has(path):
-        run.store.replace(path, dict(content))
+        run.store.replace(path, content, copy=True)
 
 
 # ---- predictions

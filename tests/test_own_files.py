@@ -1,0 +1,231 @@
+"""No command deletes, moves or trusts a file that amalgam did not write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.storage.store import StoredFile
+from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
+
+THEIRS = (
+    *("thesis/ch1/fig/a.svg", ".git/objects/ab/cd01", "models/x/y/model.safetensors", "a/b/c.parquet"),
+    *("cache-teachers/notes/mine/c.parquet", "train-student/model.safetensors", "quarantine/mine.txt", "notes.tmp"),
+    *("units/packs/mine.pack", "pins/mine.txt", ".tmp-mine", "tokens/a/b/c.parquet", "training-logs/x/y/z.bin"),
+)
+
+
+MINE = "my own text"
+
+
+def record_of(unit: Path) -> Path:
+    return unit.with_name(unit.name.rpartition("-")[0] + ".json")
+
+
+def add_files_of_a_user(folder: Path) -> dict[str, bytes | None]:
+    for name in THEIRS:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (folder / "thesis/empty").mkdir()
+    (folder / "thesis/link").symlink_to(folder.parent / "models")
+    return tree(folder)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if not path.is_symlink() or path.readlink()
+    }
+
+
+def beside(folder: Path) -> dict[str, bytes | None]:
+    """Returns a user's files in a workspace."""
+    names = {*THEIRS, "thesis/empty", "thesis/link"}
+    return {name: content for name, content in tree(folder).items() if name in names}
+
+
+# ---- garbage
+
+
+def test_gc_keeps_every_file_of_a_user_in_the_workspace(workspace: Workspace) -> None:
+    add_files_of_a_user(workspace.artifacts)
+    before = beside(workspace.artifacts)
+    age(workspace.artifacts)
+    assert len(before) == len(THEIRS) + 2
+    for words in (("gc", "--yes"), ("gc", "--unused", "--yes"), ("gc", "--compact", "--yes"), ("verify",), ("run",)):
+        workspace(*words)
+        assert beside(workspace.artifacts) == before
+
+
+@pytest.mark.parametrize("command", [("run",), ("plan",), ("gc", "--yes"), ("verify",), ("status",)])
+def test_a_folder_with_other_files_is_no_workspace(fresh: Workspace, command: tuple[str, ...]) -> None:
+    (fresh.folder / "mine/thesis").mkdir(parents=True)
+    (fresh.folder / "mine/thesis/a.svg").write_text("<svg/>")
+    result = fresh.attempt(*command, "execution.workspace=mine")
+    assert result.code == 2
+    assert str(fresh.folder / "mine") in result.err
+    assert "fix: " in result.err
+    assert "execution.workspace" in result.err
+    assert sorted(tree(fresh.folder / "mine")) == ["thesis", "thesis/a.svg"]
+
+
+def test_leftovers_of_a_killed_process_go_after_a_day(workspace: Workspace) -> None:
+    name = ".tmp-4711-0123456789ab"
+    folders = [workspace.folder / room / name for room in ("students", "teachers", "reports")]
+    folders.append(workspace.artifacts / "train-student/0123456789abcdef0123" / name)
+    for folder in folders:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep/model.safetensors").write_text("half")
+    (workspace.folder / "students/.tmp-notes").write_text("mine")
+    assert workspace("gc", "--json").json["items"] == []
+    age(workspace.folder)
+    result = workspace("gc", "--yes", "--json").json
+    assert {item["kind"] for item in result["items"]} == {"temporary"}
+    assert not any(folder.exists() for folder in folders)
+    assert (workspace.folder / "students/.tmp-notes").exists()
+    assert (workspace.folder / "students/student/model.safetensors").exists()
+
+
+def test_gc_prints_kinds_with_count_and_bytes(workspace: Workspace) -> None:
+    workspace("build-targets", "targets.temperature=0.5")
+    age(workspace.artifacts)
+    result = workspace("gc", "--unused", "targets.temperature=0.5")
+    assert len(result.out.splitlines()) < 5
+    items = workspace("gc", "--unused", "--json", "targets.temperature=0.5").json["items"]
+    assert f"{len(items)} file" in result.out
+    assert "amalgam gc --unused --yes" in result.out
+
+
+# ---- unused results
+
+
+@pytest.mark.parametrize("content", ["{garbage", None])
+def test_without_head_no_result_is_unused(workspace: Workspace, content: str | None) -> None:
+    age(workspace.artifacts)
+    for path in workspace.artifacts.glob("HEAD*.json"):
+        path.write_text(content) if content else path.unlink()
+    before = tree(workspace.artifacts)
+    result = workspace.attempt("gc", "--unused", "--yes", "targets.temperature=0.5")
+    assert result.code == 1
+    assert "HEAD.json" in result.err
+    assert "amalgam run" in result.err
+    assert {name for name in before if name.endswith((".parquet", ".safetensors"))} <= tree(workspace.artifacts).keys()
+
+
+def test_a_head_that_names_an_absent_result_makes_no_result_unused(workspace: Workspace) -> None:
+    age(workspace.artifacts)
+    [manifest] = (workspace.artifacts / "train-student").glob("*/MANIFEST.json")
+    manifest.unlink()
+    result = workspace.attempt("gc", "--unused", "--yes", "targets.temperature=0.5")
+    assert result.code == 1
+    assert "train-student" in result.err
+
+
+def test_units_of_an_unfinished_stage_are_in_use(workspace: Workspace) -> None:
+    for manifest in (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json"):
+        shutil.rmtree(manifest.parent)
+    record = record_of(workspace.units()[0])
+    record.unlink()
+    head = workspace.artifacts / "HEAD.json"
+    for path in workspace.artifacts.glob("HEAD*.json"):
+        path.unlink()
+    for stage in ("cache-teachers", "build-targets", "train-student", "report", "read-corpus"):
+        for manifest in (workspace.artifacts / stage).glob("*/MANIFEST.json"):
+            manifest.unlink()  # as before the end of the first run
+    age(workspace.artifacts)
+    assert not head.exists()
+    before = workspace.units()
+    workspace("read-corpus")
+    workspace("gc", "--unused", "--yes")
+    assert set(before) - set(workspace.units()) <= {before[0]}  # only the file without a record
+
+
+def test_unused_results_stay_for_a_day(workspace: Workspace) -> None:
+    workspace("build-targets", "targets.temperature=0.5")
+    words = ("gc", "--unused", "--json", "targets.temperature=0.5")
+    assert workspace(*words).json["items"] == []
+    age(workspace.artifacts)
+    assert {item["path"].split("/")[0] for item in workspace(*words).json["items"]} == {"build-targets"}
+
+
+# ---- records of strangers
+
+
+def add_hostile_records(workspace: Workspace, path: str) -> list[Path]:
+    """Signs a unit's record and a manifest, as anyone can who hands a workspace on, that name a file outside."""
+    unit = record_of(workspace.units()[0])
+    [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")
+    for record in (unit, manifest):
+        rewrite(record, lambda old: replace(old, files=(StoredFile(path, len(MINE), "0" * 64), *old.files[1:])))
+    return [unit, manifest]
+
+
+@pytest.mark.parametrize(
+    "path_of",
+    [
+        str,
+        lambda mine: f"../{mine.name}",
+        lambda mine: f"cache-teachers/../../{mine.name}",
+        lambda mine: f"./../{mine.name}",
+        lambda mine: f"link/{mine.name}",
+    ],
+    ids=["absolute", "up", "down and up", "dot", "link"],
+)
+@pytest.mark.parametrize("command", [("verify",), ("run",), ("build-targets", "--force"), ("gc", "--unused", "--yes")])
+def test_a_record_that_names_a_file_outside_is_damaged(
+    workspace: Workspace, command: tuple[str, ...], path_of: Callable[[Path], str]
+) -> None:
+    mine = workspace.folder / "mine.parquet"
+    mine.write_text(MINE)
+    (workspace.artifacts / "link").symlink_to(workspace.folder)
+    records = add_hostile_records(workspace, path_of(mine))
+    age(workspace.folder)
+    result = workspace.attempt(*command)
+    assert mine.read_text() == MINE
+    assert "Traceback" not in result.err
+    if command == ("verify",):
+        assert result.code == 1
+        assert str(records[0].relative_to(workspace.artifacts)) in result.out
+        workspace("run")
+        assert workspace("verify").code == 0
+
+
+def test_a_link_in_the_place_of_a_stage_is_not_followed(workspace: Workspace) -> None:
+    outside = workspace.folder / "outside"
+    (workspace.artifacts / "cache-teachers").rename(outside)
+    (workspace.artifacts / "cache-teachers").symlink_to(outside)
+    before = tree(outside)
+    flip_bit(next(outside.glob("*/units/*.parquet")))
+    changed = tree(outside)
+    age(outside)
+    for command in (("verify",), ("gc", "--yes"), ("run",), ("gc", "--unused", "--yes")):
+        result = workspace.attempt(*command)
+        assert "Traceback" not in result.err
+        assert tree(outside) == changed != before
+    assert workspace.attempt("verify").code == 1
+    result = workspace.attempt("run")
+    assert result.code == 1
+    assert "link" in result.err
+
+
+def test_verify_opens_regular_files_only(workspace: Workspace) -> None:
+    unit = workspace.units()[0]
+    unit.unlink()
+    os.mkfifo(unit)
+    os.mkfifo(workspace.artifacts / "cache-teachers/pipe.json")
+    record = record_of(workspace.units()[1])
+    record.unlink()
+    os.mkfifo(record)
+    process = workspace.process("verify", "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.wait() == 1, err
+    damaged = {fault["path"] for fault in json.loads(out)["damaged"]}
+    assert str(unit.relative_to(workspace.artifacts)) in damaged

@@ -13,6 +13,9 @@ from typing import Protocol
 TEMPORARY = ".tmp-"
 """Prefix of files that are not complete yet."""
 
+PROBE = "put-if-absent.json"
+"""Object that the check of an object store puts twice: the second put must be refused."""
+
 QUARANTINE = "quarantine"
 """Folder of damaged files."""
 
@@ -52,10 +55,6 @@ class StorageBackend(Protocol):
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         """Yields every file below a folder."""
-        ...
-
-    def is_empty(self) -> bool:
-        """Returns whether no file exists but temporary ones of amalgam."""
         ...
 
     def put_if_absent(self, path: str, content: bytes) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
-from amalgam.pipeline.storage.paths import TEMPORARY_NAME, inside, is_below, is_regular
+from amalgam.pipeline.storage.paths import inside, is_below, is_regular
 
 T = TypeVar("T")
 
@@ -54,14 +54,6 @@ class LocalStorage:
                 if is_regular(local) and below(local.parent):
                     values[path] = value_of(local)
         return values
-
-    def is_empty(self) -> bool:
-        try:
-            return all(TEMPORARY_NAME.fullmatch(path.name) for path in self.root.iterdir())
-        except FileNotFoundError:
-            return True
-        except OSError:  # no folder, or one that cannot be listed
-            return False
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         if not is_below(self.root / folder, self.root):

@@ -20,13 +20,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from obstore.store import from_url
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
-from amalgam.pipeline.storage.backend import FileInfo
+from amalgam.pipeline.storage.backend import PROBE, FileInfo
 from amalgam.pipeline.storage.local import replacing
 from amalgam.pipeline.storage.packing import cache_folder, endpoint
 from amalgam.pipeline.storage.paths import check_path, inside
-
-PROBE = "put-if-absent.json"
-"""Object that `check` puts twice: the second put must be refused."""
 
 AT_ONCE = 32
 """Number of parallel requests."""
@@ -129,24 +126,20 @@ class ObjectStorage:
             self._listings[folder] = now, listings[folder]
         return {path: size for listing in listings.values() for path, size in listing.items()}
 
-    def is_empty(self) -> bool:
-        """Returns whether no object exists but that of `check`."""
-        pages = self._requests([""], lambda _: next(iter(obstore.list(self._client, chunk_size=2)), []))
-        return {str(meta["path"]) for meta in pages.get("", [])} <= {PROBE}
-
     def files_below(self, folder: str) -> list[FileInfo]:
         pages = obstore.list(self._client, folder or None, chunk_size=1000)
         return [_entry(meta) for page in pages for meta in page]
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         """Lists the folders of the second level in parallel, because one listing returns page after page."""
-        folders, entries = [folder], list[FileInfo]()
+        folders = [folder]
         for _ in range(2):
             levels = self._requests(folders, lambda path: obstore.list_with_delimiter(self._client, path or None))
-            entries += [_entry(meta) for level in levels.values() for meta in level["objects"]]
-            folders = [prefix for level in levels.values() for prefix in level["common_prefixes"]]
-        entries += [entry for below in self._requests(folders, self.files_below).values() for entry in below]
-        yield from sorted(entries, key=lambda entry: entry.path)
+            yield from [_entry(meta) for level in levels.values() for meta in level["objects"]]
+            folders = sorted(prefix for level in levels.values() for prefix in level["common_prefixes"])
+        for start in range(0, len(folders), AT_ONCE):
+            below = self._requests(folders[start : start + AT_ONCE], self.files_below)
+            yield from [entry for entries in below.values() for entry in entries]
 
     def get(self, paths: Sequence[str]) -> set[str]:
         copied = set(self._requests(paths, self._download))

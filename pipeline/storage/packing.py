@@ -21,10 +21,10 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
-from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo, StorageBackend
+from amalgam.pipeline.storage.backend import PROBE, QUARANTINE, FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import replacing
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, check_path, inside, is_below, regular
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, check_path, inside, is_below, regular, temporary_part
 
 FOLDER = "packs"
 
@@ -226,7 +226,9 @@ class PackedStorage:
         self.inner.check()
 
     def is_empty(self) -> bool:
-        return self.inner.is_empty()
+        """Returns whether the workspace has no file but unfinished ones of amalgam."""
+        paths = (entry.path for entry in self.inner.list())
+        return all(path == PROBE or temporary_part(path.split("/")) is not None for path in paths)
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         return self._text(path) is None and self.inner.put_if_absent(path, content)

@@ -305,8 +305,8 @@ class Store:
 
     def claim(self) -> None:
         """Checks that the workspace can be written, and marks a new one; called before its first file."""
-        self.backend.check()
         self.check_workspace()
+        self.backend.check()
         if self.read_json(self.root / MARK) is None:
             self._mark()
 

@@ -351,7 +351,7 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[St
     for folder, manifest in results.items():
         kept |= {file.path for file in manifest.files}
         texts |= {file.sha256 for file in manifest.files} if folder.startswith("read-corpus/") else set()
-    folders |= {inside.rpartition("/")[0] for inside, record in records if _names(record, kept)}
+    folders |= {inside.rpartition("/")[0] for inside, record in records if _is_unit_of(kept, inside, record)}
     for inside, record in records:
         of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
         if of_family or (inside.startswith(f"{CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
@@ -359,8 +359,9 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[St
     return kept
 
 
-def _names(record: Record, paths: Collection[str]) -> bool:
-    return any(file.path in paths for file in record.files)
+def _is_unit_of(paths: Collection[str], inside: str, record: Record) -> bool:
+    """Returns whether this is a unit with one of these files; a manifest may share files with a result in use."""
+    return not inside.endswith(MANIFEST) and any(file.path in paths for file in record.files)
 
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:

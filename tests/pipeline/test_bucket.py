@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.object_store import ObjectStorage
-from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile, open_store
+from amalgam.pipeline.storage.store import MANIFEST, MARK, Record, Store, StoredFile, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
 from amalgam.tests.workspaces import flip_bit
@@ -147,10 +148,28 @@ def test_of_two_writers_the_first_record_wins_and_the_second_gets_it(address: st
 
 def test_a_manifest_is_written_once(address: str) -> None:
     one, other = opened(address), opened(address)
-    path = one.root / "stage/abc" / MANIFEST
+    path = one.root / "stage" / fingerprint({}) / MANIFEST
     assert one.commit(path, Record("stage", (), {"by": "one"})).facts == {"by": "one"}
     assert other.commit(path, Record("stage", (), {"by": "other"})).facts == {"by": "one"}
-    assert not other.backend.put_if_absent(f"stage/abc/{MANIFEST}", b"anything")
+    assert not other.backend.put_if_absent(one.inside(path), b"anything")
+
+
+def test_a_prefix_with_other_objects_is_refused_and_a_new_one_is_marked(address: str) -> None:
+    store = opened(address)
+    store.check_workspace()
+    store.claim()
+    mark = store.read_json(store.root / MARK)
+    assert mark is not None
+    opened(address).claim()
+    assert opened(address).read_json(store.root / MARK) == mark
+    theirs = opened(f"{address}-theirs")
+    theirs.backend.put({"a/b/c.parquet": b"theirs"})
+    with pytest.raises(ExperimentError) as refused:
+        opened(theirs.backend.address).check_workspace()
+    assert "execution.workspace" in (refused.value.fix or "")
+    with pytest.raises(ExperimentError):
+        opened(theirs.backend.address).claim()
+    assert [entry.path for entry in theirs.backend.list()] == ["a/b/c.parquet"]
 
 
 # ---- damage

@@ -219,7 +219,11 @@ def test_a_tree_hangs_each_stage_under_the_last_that_it_is_made_of() -> None:
 
 def test_a_garbled_head_costs_nothing_but_the_reason(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
-    (tmp_path / "artifacts" / "HEAD.json").write_text('{"letters": 5, "joined": {"fingerprint": []}}')
+    head = tmp_path / "artifacts" / "HEAD.json"
+    head.write_text('{"letters": 5, "joined": {"fingerprint": []}}')
+    assert _plan(tmp_path, targets={"temperature": 0.5})[1][2] == "config"  # restored from its copy
+    for path in (head, head.with_name("HEAD.copy.json")):
+        path.write_text('{"letters": 5, "joined": {"fingerprint": []}}')
     assert _plan(tmp_path) == CURRENT
     assert _plan(tmp_path, targets={"temperature": 0.5})[1][2] == "first-run"
 

@@ -254,7 +254,7 @@ class PackedStorage:
         self._quarantine_loose(paths)
 
     def _quarantine_loose(self, paths: Sequence[str]) -> None:
-        """Moves what is there, a link or a pipe too; a file behind a link out of the workspace stays."""
+        """Moves files, links and pipes; a file behind a link out of the workspace stays."""
         ours = [path for path in map(check_path, paths) if is_below((self.root / path).parent, self.root)]
         self.inner.get([path for path in ours if not os.path.lexists(self.root / path)])
         for path in ours:
@@ -328,5 +328,5 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 def _checked(entry: PackEntry) -> PackEntry:
     if not (0 <= int(entry.offset) < LARGEST and 0 <= int(entry.bytes) < LARGEST):
-        raise ValueError("an entry lies outside its pack")
+        raise ValueError("an entry is outside its pack")
     return PackEntry(check_path(entry.pack), int(entry.offset), int(entry.bytes))

@@ -1,6 +1,6 @@
 """Small JSON files: each carries its own digest, and a file that nothing else could replace has a copy.
 
-The only place that knows how HEAD.json, digests.json, pins, records and the mark of a workspace are written and read.
+HEAD.json, digests.json, pins, records and the mark of a workspace are written and read only through this module.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ class Store:
             raise ExperimentError(what, where=self.backend.address, fix=fix)
 
     def _adopted(self) -> dict[str, Any] | None:
-        """Returns a new mark for a workspace that has none but a readable HEAD.json of this layout."""
+        """Returns a new mark for a workspace without a mark, if its HEAD.json has this layout."""
         texts = self.backend.read([HEAD, copy_of(HEAD)])
         contents = [verified(text) or without_digest(text) for text in texts.values()]
         head = next((content for content in contents if content and content.get("layout") == LAYOUT), None)

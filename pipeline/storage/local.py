@@ -33,7 +33,7 @@ class LocalStorage:
             probe.unlink()
         except OSError as error:
             raise ExperimentError(
-                f"the workspace is not writable: {error.strerror}",
+                f"the workspace cannot be written: {error.strerror}",
                 where=str(self.root),
                 fix="change its permissions, or set execution.workspace=DIR",
             ) from error

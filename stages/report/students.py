@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amalgam.pipeline.storage.fingerprint import canonical
+from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.report.verdict import RivalCounts, Row
 from amalgam.stages.target_methods import TARGET_METHODS

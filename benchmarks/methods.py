@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ train_teachers:
   limit: {limit}
   epochs: {epochs}
   learning_rate: {rate}
+  seed: {teachers_seed}
   max_tokens: {tokens}
 cache: {{passes: {passes}, max_tokens: {tokens}}}
 student:
@@ -51,23 +51,7 @@ SENTENCE = 40
 METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """Holds epochs and learning rate of teachers and students, chosen so that the supervised student converges."""
-
-    groups: int
-    epochs: int
-    rate: float
-
-
-DATA_SETS = {
-    "ag_news": DataSet(2, 3, 1e-4),
-    "5abstracts": DataSet(2, 4, 1e-4),
-    "trec6": DataSet(2, 4, 1e-4),
-    "banking77": DataSet(2, 8, 4e-4),
-}
-UNKNOWN = DataSet(2, 4, 1e-4)
-"""Settings of any other data set. Change them with --epochs and --rate."""
+DATA_SETS = ("ag_news", "5abstracts", "trec6", "banking77")
 
 
 def main() -> None:
@@ -94,9 +78,10 @@ def main() -> None:
         "--shares", nargs="+", type=float, help="shares of the teachers' texts; 4 1 keeps a quarter for the second"
     )
     parser.add_argument("--foreign", type=Path, help="out-of-domain texts (Parquet): one is added for ten others")
-    parser.add_argument("--groups", type=int, help="number of teachers (default: by data set)")
-    parser.add_argument("--epochs", type=int, help="epochs of teachers and students (default: by data set)")
-    parser.add_argument("--rate", type=float, help="learning rate of teachers and students (default: by data set)")
+    parser.add_argument("--groups", type=int, default=2, help="number of teachers")
+    parser.add_argument("--epochs", default="auto", help="epochs of teachers and students")
+    parser.add_argument("--rate", default="auto", help="learning rate of teachers and students")
+    parser.add_argument("--teachers-seed", type=int, default=0, help="seed of the teachers: another draw of them")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -106,14 +91,13 @@ def main() -> None:
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     parts = name.split("+")
-    data_set = max((DATA_SETS.get(part, UNKNOWN) for part in parts), key=lambda candidate: candidate.epochs)
-    groups = len(parts) if len(parts) > 1 else options.groups or data_set.groups
+    groups = len(parts) if len(parts) > 1 else options.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / f"amalgam{kind}.yaml"  # one workspace: all variants share teachers and answers
     data = (options.data / name).absolute() if len(parts) == 1 else _joined(options.data, parts, base)
-    fields: dict[str, Any] = {"epochs": options.epochs or data_set.epochs, "rate": options.rate or data_set.rate}
+    fields: dict[str, Any] = {"epochs": options.epochs, "rate": options.rate, "teachers_seed": options.teachers_seed}
     fields |= {"passes": options.passes, "tokens": options.max_tokens}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {

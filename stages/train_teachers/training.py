@@ -97,7 +97,7 @@ def co_train(
 
 
 def _selection(score: Score, data: TrainingData) -> Selection:
-    return Selection("accuracy on held-out texts", score, len(data.held_out or ()))
+    return Selection("held-out accuracy", score, len(data.held_out or ()))
 
 
 def _facts(facts: TrainingFacts, labels: list[str], data: TrainingData) -> TeacherFacts:

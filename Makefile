@@ -1,6 +1,7 @@
 # make demo        distils three small classifiers into one student: offline, in minutes
 # make test        runs the test suite with two workers (WORKERS=8 for more cores)
 # make check       runs ruff, mypy and the prose check, builds the documentation, builds and installs the wheel
+# make test-notebook  runs the notebook of examples/ and compares the kinds of its outputs with the stored ones
 # make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
 # make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
 # make check-low   installs the lowest versions (constraints-low.txt) into .venv-low, runs the wheel and the tests there
@@ -16,7 +17,7 @@ INSTALLED := .venv/.installed
 LOW_TESTS ?= tests/test_golden.py tests/test_spine.py tests/test_library.py tests/test_predict.py tests/test_usage.py tests/data tests/stages
 TORCH_FROM ?=
 
-.PHONY: demo test test-ray test-s3 check check-low docs notebook check-gpu clean
+.PHONY: demo test test-notebook test-ray test-s3 check check-low docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -24,7 +25,10 @@ demo: $(INSTALLED)
 # Bytecode is kept even where the environment forbids it: the processes that tests start load in half the time.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 30
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 30 --ignore tests/test_notebook.py
+
+test-notebook: $(INSTALLED)
+	$(BIN)/python -m pytest tests/test_notebook.py
 
 test-ray: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'

@@ -119,12 +119,13 @@ class Console:
         self.result(textwrap.fill(text, _columns(100), subsequent_indent="  ", break_long_words=False))
 
     def verdict(self, lines: Sequence[str]) -> None:
-        """Prints the verdict of a run; only a terminal wraps it. Commands of many runs print none."""
-        for line in lines:
+        """Prints the verdict of a run; a terminal wraps all but the last line, which can be a command to copy."""
+        for line in lines[:-1]:
             if self._out.isatty():
                 self.sentence(line)
             else:
                 self.result(line)
+        self.result(lines[-1])
 
     def json(self, value: Any) -> None:
         """Prints JSON in ASCII: a stream escapes other characters in its own way, which is not that of JSON."""

@@ -46,8 +46,6 @@ LEAST_OF_LABEL = 10
 LEAST_AGREEMENT = 0.5
 """Without labelled texts: least agreement with the targets, at the upper end of the interval."""
 
-ENOUGH_STEPS = 500
-
 MANY_LONG, SKEWED = 0.2, 0.8
 """Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
 
@@ -433,9 +431,8 @@ def _next(
 def _remedy(inputs: VerdictInputs, codes: set[str]) -> Next:
     """Returns the remedy of the most likely cause."""
     look: Next = {"text": "Look at the teachers: one may be wrong or not needed.", "command": "amalgam audit"}
-    enough = max(-(-ENOUGH_STEPS * inputs.epochs // max(inputs.steps or 1, 1)), inputs.epochs + 1)
     remedies: dict[str, tuple[str, dict[str, str]] | None] = {
-        "few-steps": ("Train longer.", {"student.epochs": f"{enough}", "student.name": "longer"}),
+        "few-steps": ("Train long enough.", {"student.epochs": "auto", "student.name": "longer"}),
         "choice-not-trusted": None,
         "teacher-loses": None,
         "teachers-wrong": None,

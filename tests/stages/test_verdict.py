@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amalgam.data.keys import union_of
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.intervals import errors_of, interval, paired, texts_needed, unpaired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
+from amalgam.stages.report.labelling import columns_of, in_turn, select
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
 from amalgam.stages.report.verdict import RivalCounts, VerdictInputs, lines, never_predicted, verdict
 
@@ -138,7 +140,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: made(500, 0.494, 0.762, 0.62, steps=54, largest_loss="fit"),
         "do not ship",
         {"few-steps", "not-fitted"},
-        "student.epochs=28",
+        "student.epochs=auto",
     ),
     "zero-shot is better": (
         lambda: made(1000, 0.547, 0.623, 0.947, labels=6, steps=120),
@@ -208,7 +210,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"few-test-texts"},
         "at least 200",
     ),
-    "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=28"),
+    "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=auto"),
     # no labels
     "no labels at all": (lambda: VerdictInputs(0, 0), "cannot say", {"no-labels"}, "corpus.test"),
     "no labels, a good student": (
@@ -275,7 +277,7 @@ def test_selected_texts_are_a_caution() -> None:
 def test_the_next_command_repeats_the_overrides_of_the_run() -> None:
     inputs = made(500, 0.5, 0.8, steps=54, overrides={"targets.mode": "a b", "student.epochs": 2})
     command = verdict(inputs)["next"]["command"]
-    assert command == "amalgam run 'targets.mode=a b' student.epochs=28 student.name=longer"
+    assert command == "amalgam run 'targets.mode=a b' student.epochs=auto student.name=longer"
 
 
 def test_a_student_of_few_stored_texts_is_compared_without_pairs() -> None:
@@ -334,6 +336,45 @@ def test_several_comparisons_have_wider_intervals() -> None:
     assert errors_of(1) == pytest.approx(1.96)
     assert errors_of(20) == pytest.approx(3.02, abs=0.01)
     assert interval(0.5, 100, errors_of(20))[0] < interval(0.5, 100)[0]
+
+
+# ---- the texts to label
+
+
+def test_texts_to_label_are_disagreements_close_and_random_texts_of_all_labels() -> None:
+    rng = np.random.default_rng(0)
+    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
+    chosen = select(student, ensemble)
+    assert chosen == select(student, ensemble)
+    rows = [row for row, _ in chosen]
+    assert len(set(rows)) == len(rows) == 200
+    by_reason = {why: [row for row, reason in chosen if reason == why] for _, why in chosen}
+    assert {why: len(own) for why, own in by_reason.items()} == {
+        "student and ensemble disagree": 100,
+        "small margin": 50,
+        "random": 50,
+    }
+    disputed = by_reason["student and ensemble disagree"]
+    assert (student[disputed].argmax(axis=1) != ensemble[disputed].argmax(axis=1)).all()
+    assert np.bincount(student[disputed].argmax(axis=1)).tolist() == [25] * 4
+    margins = np.sort(student, axis=1)
+    assert (margins[:, -1] - margins[:, -2])[by_reason["small margin"]].max() < 0.3
+
+
+def test_few_texts_are_all_labelled_and_no_ensemble_is_needed() -> None:
+    student = np.random.default_rng(0).dirichlet(np.ones(3), 30)
+    assert sorted(row for row, _ in select(student, None)) == list(range(30))
+
+
+def test_labels_take_turns() -> None:
+    assert in_turn([10, 11, 12, 13, 14], [0, 0, 0, 1, 2]) == [10, 13, 14, 11, 12]
+
+
+def test_the_columns_are_those_of_the_corpus() -> None:
+    plain = Corpus(train=["a.csv"])
+    assert columns_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
+    pairs = Corpus(train=["a.csv"], text=["premise", "why"], id="number", label="gold")
+    assert columns_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]
 
 
 # ---- coverage and lengths

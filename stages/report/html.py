@@ -95,6 +95,7 @@ def _environment() -> jinja2.Environment:
         "bounds": lambda row: f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
         "millions": lambda value: NO_VALUE if value is None else millions(value),
         "points": lambda value: NO_VALUE if value is None else f"{100 * value:+.1f}",
+        "unbroken": lambda text: printable(text).replace(" %", "\N{NO-BREAK SPACE}%"),
         "size": size,
         "time": lambda value: NO_VALUE if value is None else duration(value),
         "as_yaml": lambda value: Markup("\n").join(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from amalgam.tests.workspaces import Workspace, shift_weights
+from amalgam.tests.workspaces import Workspace, flip_bit, shift_weights
 
 
 @pytest.fixture
@@ -48,3 +48,33 @@ def test_auto_is_fp32_without_a_note_where_the_hardware_has_nothing_else(
     assert result.code == 0, result.err
     assert "cache.dtype" not in result.err
     assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.parametrize("content", [b"\0" * 40, None], ids=["damaged", "deleted"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_lost_decision_is_taken_from_the_results_that_exist(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch, content: bytes | None, *, complete: bool
+) -> None:
+    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "bf16")
+    fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    if not complete:
+        next(fresh.artifacts.glob("cache-teachers/*/MANIFEST.json")).unlink()
+    for path in (fresh.artifacts / "pins").glob("dtype-*"):  # its copy too
+        path.unlink() if content is None else path.write_bytes(content)
+    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")  # it would decide otherwise
+    with fresh.counting() as asked:
+        result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
+    assert "bf16, as in the results" in result.err
+    assert ("is damaged" in result.err) == (content is not None)
+    assert asked[0].units == 0
+    assert dtypes(fresh) == {"bf16"}
+
+
+def test_a_damaged_decision_is_restored_from_its_copy(fresh: Workspace) -> None:
+    fresh("cache-teachers", "cache.dtype=auto")
+    pin = next(path for path in (fresh.artifacts / "pins").glob("dtype-*") if ".copy" not in path.name)
+    whole = pin.read_bytes()
+    flip_bit(pin, 60)
+    result = fresh("plan", "cache.dtype=auto")
+    assert pin.name in result.err
+    assert pin.read_bytes() == whole

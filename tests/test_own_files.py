@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.storage.store import StoredFile
+from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
 
 THEIRS = (
@@ -229,3 +229,23 @@ def test_verify_opens_regular_files_only(workspace: Workspace) -> None:
     assert process.wait() == 1, err
     damaged = {fault["path"] for fault in json.loads(out)["damaged"]}
     assert str(unit.relative_to(workspace.artifacts)) in damaged
+
+
+def test_a_single_json_file_of_a_unit_is_no_record(workspace: Workspace) -> None:
+    store = Store(workspace.artifacts)
+    with store.draft(store.folder("report", "0123456789abcdef0123"), "words", ".json") as draft:
+        (draft.folder / "words.json").write_text("3")
+    assert workspace("verify", "--json").json["damaged"] == []
+    assert store.path(draft.files[0]).read_text() == "3"
+
+
+def test_verify_restores_small_files_and_names_them(workspace: Workspace) -> None:
+    paths = [workspace.artifacts / "HEAD.json", next(workspace.artifacts.glob("cache-teachers/*/family.copy.json"))]
+    before = [path.read_bytes() for path in paths]
+    for path in paths:
+        flip_bit(path, len(path.read_bytes()) // 2)
+    result = workspace.attempt("verify", "--json")
+    assert result.code == 1
+    assert "HEAD.json" in result.err
+    assert [path.read_bytes() for path in paths] == before
+    assert workspace("verify", "--json").json["damaged"] == []

@@ -211,8 +211,9 @@ class PackedStorage:
         """Yields packed units at their own paths, and indexes and packs with their sizes."""
         loose = {entry.path: entry for entry in self.inner.list(folder)}
         yield from loose.values()
-        for first in [path for path in loose if path.endswith(f"/{FOLDER}/000000.gz")]:
-            index = self.index(str(PurePosixPath(first).parents[1]), refresh=True)
+        firsts = [path for path in loose if path.endswith((f"/{FOLDER}/000000.gz", f"/{FOLDER}/000000.copy.gz"))]
+        for parent, first in {str(PurePosixPath(path).parents[1]): path for path in firsts}.items():
+            index = self.index(parent, refresh=True)
             packed = {path: (len(text), first) for path, text in index.texts.items()}
             packed |= {path: (entry.bytes, entry.pack) for path, entry in index.pieces.items()}
             for path, (size, source) in packed.items():

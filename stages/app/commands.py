@@ -17,6 +17,7 @@ from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
+from amalgam.stages.app.maintenance import RESTORED
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
@@ -152,15 +153,18 @@ def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> No
         console.json(results)
     else:
         for fault in damaged:
-            console.result(f"{fault['path']}: {fault['fault']}{'' if fault['fault'] == 'missing' else '; quarantined'}")
+            console.result(
+                f"{fault['path']}: {fault['fault']}{'' if fault['fault'] in {'missing', RESTORED} else '; quarantined'}"
+            )
         megabytes = f"{results['bytes'] / 1e6:,.1f} MB"
         console.result(f"{results['files']:,} files, {megabytes} checked, {len(damaged)} damaged")
     if damaged:
+        lost = [fault for fault in damaged if fault["fault"] != RESTORED]
         raise DamagedError(
-            f"{len(damaged)} stored files are damaged and quarantined",
+            f"{len(lost)} stored files are damaged and quarantined" if lost else f"{len(damaged)} files were restored",
             path=damaged[0]["path"],
-            where=results["quarantine"],
-            fix="run `amalgam run`: it recomputes only these",
+            where=results["quarantine"] if lost else damaged[0]["path"],
+            fix="run `amalgam run`: it recomputes only these" if lost else "check the disk if it happens often",
         )
 
 

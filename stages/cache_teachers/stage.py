@@ -22,6 +22,7 @@ from amalgam.stages.common.cached.load import (
     dtype_of,
     families_of,
     family_key,
+    pinned_dtype,
     requests_of,
     unit_keys,
     units_folder,
@@ -56,7 +57,12 @@ class CacheTeachers(Stage):
         prepare_teachers(run)
         check_gold(run)
         if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
-            _choose_dtype(run)
+            earlier = pinned_dtype(run)
+            if earlier is None:
+                _choose_dtype(run)
+            else:
+                run.store.pin("dtype", "auto", earlier, why="the results that exist")
+                run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
 
     def identity(self, run: Run) -> Identity:
         parts = _parts(run)

@@ -277,3 +277,31 @@ def test_a_reader_that_knew_the_units_as_loose_finds_them_packed(workspace: str)
     without_loose_files(opened(workspace))
     shutil.rmtree(reader.root / FOLDER / "copies", ignore_errors=True)
     assert_whole(reader, records)
+
+
+@pytest.mark.parametrize("lost", [None, b"", b"garbage"])
+def test_a_lost_index_is_read_from_its_copy(workspace: str, lost: bytes | None) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    store = opened(workspace)
+    without_loose_files(store)
+    packed = {entry.path for entry in store.backend.list() if entry.packed}
+    path = f"{FOLDER}/packs/000000.gz"
+    store.backend.inner.delete([path]) if lost is None else store.backend.inner.put({path: lost})
+    again = opened(workspace)
+    assert_whole(again, records)
+    assert {entry.path for entry in again.backend.list() if entry.packed} == packed
+    put(again, UNITS)
+    assert pack_all(workspace) == 0
+    assert_whole(opened(workspace), {**records, again.root / FOLDER / f"u{UNITS:02}.json": put(again, UNITS)})
+
+
+@pytest.mark.parametrize("path", ["../mine.bin", "/mine.bin", "a/../../mine.bin"])
+def test_an_index_that_names_a_path_outside_is_damaged(tmp_path: Path, path: str) -> None:
+    store = opened(str(tmp_path / "artifacts"))
+    (tmp_path / "mine.bin").write_bytes(b"mine")
+    for number, pieces in enumerate(({path: [f"{FOLDER}/packs/a.pack", 0, 1]}, {f"{FOLDER}/a": [path, 0, 1]})):
+        store.backend.add(FOLDER, texts={f"{FOLDER}/a.json": "{}"}, pieces=pieces, packs={})
+        index = opened(str(tmp_path / "artifacts")).backend.index(FOLDER)
+        assert (index.read, index.texts, index.pieces) == (number + 1, {}, {})
+    assert (tmp_path / "mine.bin").read_bytes() == b"mine"

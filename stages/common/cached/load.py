@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.pipeline.storage.store import StoredFile
+from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common.cached.coverage import (
     BucketRequest,
     CachedUnit,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.states import Encoder
 
 ENCODER = "student.encoder"
+
+DTYPES = ("fp32", "bf16", "fp16")
 
 KEPT_UNITS = 64
 """Units whose keys stay in memory."""
@@ -97,10 +99,29 @@ def passes_counted(run: Run) -> dict[str, Any]:
 def dtype_of(run: Run) -> str:
     """Returns the dtype; `auto` keeps the workspace's first choice, so results of two dtypes never mix."""
     wanted = run.experiment.cache.dtype
-    dtype = run.store.pinned("dtype", "auto") if wanted == "auto" else wanted
+    dtype = pinned_dtype(run) if wanted == "auto" else wanted
     if dtype is None:
         raise PendingDependencyError("the dtype is chosen")
     return dtype
+
+
+def pinned_dtype(run: Run) -> str | None:
+    """Returns the dtype that `auto` chose before: that of its pin or, without a pin, of the results that exist."""
+    return run.store.pinned("dtype", "auto") or _dtype_of_results(run)
+
+
+@once
+def _dtype_of_results(run: Run) -> str | None:
+    """Returns the dtype of the results of `auto`, else that of the teachers' families if all have the same."""
+    folders = run.store.folders("cache-teachers")
+    manifests = run.store.records([folder / MANIFEST for folder in folders], complete=False).values()
+    identities = [manifest.identity for manifest in manifests]
+    dtypes = {each["inputs"]["dtype"] for each in identities if each["config"]["cache"]["dtype"] == "auto"}
+    names = {folder.name for folder in folders}
+    for dtype in () if dtypes else DTYPES:
+        if any(family_name(_key_of(run, teacher, dtype)) in names for teacher in teachers_of(run)):
+            dtypes.add(dtype)
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def families_of(run: Run) -> dict[str, str]:
@@ -109,7 +130,11 @@ def families_of(run: Run) -> dict[str, str]:
 
 
 def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
-    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype_of(run)}
+    return _key_of(run, teacher, dtype_of(run))
+
+
+def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, Any]:
+    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.execution.on_version_change == "strict":
         key["libraries"] = library_versions()
     return key

@@ -13,12 +13,13 @@ import pytest
 
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
+from amalgam.stages.app.maintenance import find_garbage
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workspaces import Workspace, finish
+from amalgam.tests.workspaces import Workspace, age, finish
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
@@ -85,6 +86,27 @@ def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: 
     update(toy_stages(), run)
     assert outcome(run) == outcome(alone)
     assert sorted(calls(base)) == ["a", "b", "b", "c", "joined", "pair"]
+
+
+def test_gc_cleans_the_local_cache_of_a_remote_workspace(address: str, tmp_path: Path) -> None:
+    run = toy_run(toy_base(tmp_path / "base"), execution={"workspace": address})
+    update(toy_stages(), run)
+    copies = [path for path in run.store.root.rglob("*-????????*") if path.is_file()]
+    half = run.store.root / "letters/.tmp-4711-0123456789ab/half.txt"
+    mine = run.store.root / "letters/mine.txt"
+    half.parent.mkdir(parents=True)
+    deleted = run.store.root / "letters/0123456789abcdef0123/a-01234567.parquet"
+    deleted.parent.mkdir(parents=True)
+    for path in (half, mine, deleted):
+        path.write_text("left")
+    assert find_garbage(run, unused=False, stages=toy_stages()) == []
+    age(run.store.root)
+    garbage = find_garbage(run, unused=False, stages=toy_stages(), delete=True)
+    assert {(row["path"], row["kind"]) for row in garbage} == {(str(half), "temporary"), (str(deleted), "copy")}
+    assert not half.exists()
+    assert not deleted.exists()
+    assert mine.exists()
+    assert all(path.exists() for path in copies)
 
 
 # ---- the whole pipeline

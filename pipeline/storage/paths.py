@@ -51,7 +51,10 @@ def inside(root: Path, path: str) -> Path:
 
 
 def is_below(folder: Path, root: Path) -> bool:
-    """Returns whether the folder, with all links resolved, is the root or below it."""
+    """Returns whether the folder is the root or below it, also after its links are resolved."""
+    names = folder.relative_to(root).parts
+    if not any(os.path.islink(os.path.join(root, *names[:depth])) for depth in range(1, len(names) + 1)):  # noqa: PTH114, PTH118 - fast
+        return True
     real_root = os.path.realpath(root)
     return os.path.commonpath([real_root, os.path.realpath(folder)]) == real_root
 

@@ -26,11 +26,24 @@ from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.paths import fix_of, reason_of, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
+MOST_CHARACTERS = 1 << 20
+"""Characters of the longest text; a model reads at most some ten thousand."""
 SAMPLE_LINES = 64
 BATCH_ROWS = 1024
 BOM = b"\xef\xbb\xbf"
 
-Reason = Literal["not UTF-8", "broken", "ragged", "missing", "null", "not text", "empty", "lone surrogate", "bad label"]
+Reason = Literal[
+    "not UTF-8",
+    "broken",
+    "ragged",
+    "missing",
+    "null",
+    "not text",
+    "empty",
+    "too long",
+    "lone surrogate",
+    "bad label",
+]
 
 FIXES: dict[Reason, str] = {
     "not UTF-8": "re-encode it: iconv -f latin1 -t utf-8 {name} > utf8-{copy}",
@@ -40,6 +53,7 @@ FIXES: dict[Reason, str] = {
     "null": "fill it in or remove the row",
     "not text": "store it as text",
     "empty": "fill it in or remove the row",
+    "too long": f"shorten it to {MOST_CHARACTERS:,} characters; models read only the first max_tokens tokens",
     "lone surrogate": "write the character in full; \\ud83d alone is half of one",
     "bad label": "corpus.labels allows: {labels}",
 }
@@ -300,6 +314,8 @@ ABSENT: set[Reason | None] = {"missing", "null", "empty"}
 
 def _why_not_text(value: object) -> Reason | None:
     if isinstance(value, str):
+        if len(value) > MOST_CHARACTERS:
+            return "too long"
         return None if value and not value.isspace() else "empty"
     if value is MISSING:
         return "missing"
@@ -409,6 +425,15 @@ def _broken_record(table: _Table, number: int, raw: list[bytes], error: csv.Erro
 # ---- jsonl
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuses an object with a key twice, of which Python would keep the last value."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} is given twice")
+    return record
+
+
 def _jsonl_rows(table: _Table) -> Iterator[Row | BadRow]:
     columns = table.columns(_jsonl_columns(table))
     start = 0
@@ -427,7 +452,7 @@ def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list
     except UnicodeDecodeError as error:
         line, bad_byte = raw.decode("utf-8", "surrogateescape"), start + error.start + 1
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         return table.bad(number, "broken", raw, detail=f"broken ({str(error).partition(': line')[0]})")
     if not isinstance(record, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, FaultError, WorkError
@@ -23,7 +26,7 @@ from amalgam.pipeline.execution.unexpected import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import Workspace, amalgam, quiet_environment
+from amalgam.tests.workspaces import Workspace, amalgam, finish, quiet_environment
 
 Change = Callable[[Workspace], object]
 
@@ -450,3 +453,122 @@ def test_messages_show_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_is_that_of_the_module(tmp_path: Path) -> None:
     assert amalgam("--help", folder=tmp_path).code == 0
+
+
+# ---- wrong results without a word
+
+
+def test_labels_that_contradict_are_refused(fresh: Workspace) -> None:
+    path = fresh.folder / "models/first/config.json"
+    names = ["banking", "computing", "cooking", "football"]
+    _edit_json(path, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(reversed(names))})
+    for command in ("plan", "run"):
+        result = fresh.attempt(command)
+        assert (result.code, "id2label and label2id contradict" in result.err) == (2, True), result.err
+        assert "config.json" in result.err
+
+
+@pytest.mark.parametrize("field", ["corpus.labels", "teachers.0.labels"])
+def test_a_label_given_twice_is_refused(fresh: Workspace, field: str) -> None:
+    result = fresh.attempt("plan", f"{field}=[law, music, law, cooking]")
+    assert (result.code, "'law' twice" in result.err) == (2, True), result.err
+
+
+def test_a_row_with_a_key_twice_is_refused_with_its_line(fresh: Workspace) -> None:
+    (fresh.folder / "texts/train.jsonl").write_text('{"text": "one"}\n{"text": "two", "text": "three"}\n')
+    result = fresh.attempt("read-corpus", "corpus.train=texts/train.jsonl")
+    assert result.code == 3, result.err
+    assert "train.jsonl line 2" in result.err
+    assert "text is given twice" in result.err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_text_of_many_megabytes_is_refused_with_its_row(fresh: Workspace, suffix: str) -> None:
+    fresh.write([("one", "law"), ("x " * (1 << 20), "law")], suffix=suffix)
+    override = f"corpus.train=texts/train.{suffix}"
+    result = fresh.attempt("read-corpus", override)
+    assert result.code == 3, result.err
+    assert "too long" in result.err
+    assert "corpus.on_bad_row: skip" in result.err
+    assert max(map(len, result.err.splitlines())) < 500
+    assert "1 rows skipped" in fresh("read-corpus", override, "corpus.on_bad_row=skip").err
+
+
+# ---- output
+
+
+def test_cells_of_csv_are_no_formulas_and_control_no_terminal() -> None:
+    from amalgam.data.parquet import predictions
+    from amalgam.stages.app.predict import _csv_writer
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    columns = predictions(1, [])
+    for file, escaped in ((io.StringIO(), False), (Terminal(), True)):
+        write = _csv_writer(file, columns)
+        write([[1, 2], [b"a", b"b"], ["=1+1", "-5"], ["@x", "\x1b[31mred"], [0.5, 0.5]])
+        text = file.getvalue()
+        assert "'=1+1" in text
+        assert "'@x" in text
+        assert ",-5," in text
+        assert ("\x1b" not in text) == escaped
+
+
+@given(
+    value=st.recursive(
+        st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_json_is_json_for_every_text_and_in_every_locale(encoding: str, value: object) -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding)
+    Console(out=out, err=io.StringIO()).json(value)
+    assert json.loads(raw.getvalue().decode(encoding)) == value
+
+
+NOT_SAFE = r'"NBSP \xa0, controls \x80\x85\x9f, beyond the BMP \U0001f600, \u2028"'
+
+
+@pytest.mark.parametrize(
+    "command", ["plan", "status", "verify", "gc", "audit", "explain report", "methods", "doctor", "predict x"]
+)
+def test_every_json_command_prints_json_whatever_the_labels_and_the_locale(workspace: Workspace, command: str) -> None:
+    workspace.edit("model: ./models/first", f"model: ./models/first\n    rename: {{banking: {NOT_SAFE}}}")
+    environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    words = command.split()
+    result = finish(workspace.process(*words, "--json", **environment))
+    assert json.loads(result.out), result.err
+    assert result.out.isascii()
+
+
+# ---- full disks and sweeps
+
+
+def test_the_space_of_mapped_states_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from amalgam.stages.common.inference.states import reserve
+
+    path = tmp_path / "states.npy"
+    np.lib.format.open_memmap(path, "w+", np.float16, (1000, 1000)).flush()
+    reserve(path)
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        reserve(path)
+
+
+def test_a_sweep_of_a_billion_students_is_refused_at_once(fresh: Workspace) -> None:
+    fields = [f"student.{name}=1,2" for name in ("epochs", "batch_size", "accumulate", "evaluate_every", "layers")]
+    fields += [f"targets.{name}=1,2" for name in ("temperature", "kd_temperature", "neighbours", "passes")]
+    fields += [f"teachers.{index}.max_tokens=8,9" for index in range(2)] + [
+        f"cache.x{index}=1,2" for index in range(19)
+    ]
+    began = time.monotonic()
+    result = fresh.attempt("sweep", *fields)
+    assert (result.code, "1,073,741,824 students" in result.err) == (2, True), result.err
+    assert time.monotonic() - began < 10

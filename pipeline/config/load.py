@@ -140,6 +140,8 @@ PLAIN_TAGS = {
 
 TAG = "tag:yaml.org,2002:"
 
+OCTAL = re.compile(r"[-+]?0[0-7_]+")
+
 
 @dataclass
 class ParsedFile:
@@ -184,6 +186,10 @@ class ParsedFile:
         self.refuse_secret(node.value, path)
         if node.tag in {f"{TAG}timestamp", f"{TAG}binary"}:
             return node.value
+        if node.tag in {f"{TAG}int", f"{TAG}float"} and (":" in node.value or OCTAL.fullmatch(node.value)):
+            base = "base 60" if ":" in node.value else "base 8"
+            self.add(path, f"YAML reads {node.value} as a number of {base}; write it in decimals, or quote it as text")
+            return None
         try:
             return yaml.SafeLoader("").construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, ArithmeticError):
@@ -395,8 +401,13 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
-                message = f"{message[0].lower()}{message[1:]} (given {given!r})"
+                message = f"{message[0].lower()}{message[1:]} (given {_as_written(given, raw)})"
     return message
+
+
+def _as_written(given: Any, raw: str | None) -> str:
+    """Returns the value for a message; YAML reads yes, no, on and off as true and false."""
+    return f"{raw}, which YAML reads as {json.dumps(given)}" if isinstance(given, bool) and raw else repr(given)
 
 
 def _nearest(word: str, choices: Iterable[str], *, listed: bool = True) -> str:

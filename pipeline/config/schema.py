@@ -5,10 +5,20 @@ Fields outside `execution` define the result and enter fingerprints; fields of `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -16,17 +26,47 @@ SAFE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 T = TypeVar("T")
 
 
+LARGEST_COUNT = 10**12
+LARGEST_SEED = 2**63 - 1
+LARGEST_FACTOR = 1e6
+"""Bounds of counts, seeds and factors: torch computes with 64 and 32 bits."""
+
+EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+"""A number such as 1e-3, which YAML 1.1 reads as text for want of a point."""
+
+
 class ConfigSection(BaseModel):
+    """Takes each value in its own type: no true for 1, no text for a number."""
+
     model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        strict=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _with_exponent(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reads 1e-3 as a number where the field is one, or a list of them."""
+        if "float" not in str(cls.model_fields[str(info.field_name)].annotation):
+            return value
+        return [_number(item) for item in value] if isinstance(value, list) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 Name = Annotated[str, StringConstraints(pattern=SAFE_NAME)]
 
 Text = Annotated[str, StringConstraints(min_length=1, strict=True)]
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
+
+Factor = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
@@ -35,7 +75,7 @@ Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", 
 
 
 # Fields of several sections, with their definitions.
-Seed = Annotated[int, Field(description="Random seed.")]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED, description="Random seed.")]
 
 Revision = Annotated[
     Text | None,
@@ -43,7 +83,7 @@ Revision = Annotated[
 ]
 
 MaxTokens = Annotated[
-    int, Field(gt=0, description="Largest text length in tokens, special tokens included; longer texts are truncated.")
+    Positive, Field(description="Largest text length in tokens, special tokens included; longer texts are truncated.")
 ]
 
 
@@ -56,7 +96,7 @@ def _or_auto(kind: Any) -> BeforeValidator:
     return BeforeValidator(_auto_as_none, json_schema_input_type=kind | Literal["auto"] | None)
 
 
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]
 
 Epochs = Annotated[
     Positive | None,
@@ -76,20 +116,30 @@ LearningRate = Annotated[
     ),
 ]
 
-BatchSize = Annotated[int, Field(gt=0, description="Number of texts in a training step.")]
+BatchSize = Annotated[Positive, Field(description="Number of texts in a training step.")]
 
 Warmup = Annotated[
     float, Field(ge=0, lt=1, description="Share of the training steps in which the learning rate rises.")
 ]
 
 WeightDecay = Annotated[
-    float, Field(ge=0, description="Weight decay of AdamW on matrices; biases and norms have none.")
+    float, Field(ge=0, le=LARGEST_FACTOR, description="Weight decay of AdamW on matrices; biases and norms have none.")
 ]
 
 
 def _as_list(value: Any) -> Any:
     return value if value is None or isinstance(value, list | dict) else [value]
 
+
+def _distinct(labels: list[str]) -> list[str]:
+    """Refuses a label twice, but for the placeholder of `init`, which is refused by its name."""
+    twice = sorted({label for label in labels if labels.count(label) > 1 and label != "?"})
+    if twice:
+        raise ValueError(f"has {twice[0]!r} twice; give each label once")
+    return labels
+
+
+Labels = Annotated[list[Text], AfterValidator(_distinct)]
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
@@ -128,7 +178,7 @@ class Objective(ConfigSection):
     schedule: Literal["layer-wise", "joint", "both"] = "both"
     """Training order of layerwise. layer-wise: each layer from the amalgamated states. joint: all layers from the
     targets. both: first layer-wise, then joint."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Largest learning rate of the objective's extra layers, which are trained from scratch and not saved."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
     """stratanet: share of the states' loss in the total loss; the loss of the targets has the rest."""
@@ -146,9 +196,9 @@ class PseudoEmbeddings(ConfigSection):
     """Length of a pseudo embedding in tokens, without special tokens."""
     steps: Positive = 100
     """Number of Adam steps that optimise each pseudo embedding."""
-    learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    learning_rate: PositiveFloat = 0.02
     """Learning rate of Adam on the pseudo embeddings."""
-    adversarial: Annotated[float, Field(ge=0)] = 0.1
+    adversarial: Annotated[float, Field(ge=0, le=LARGEST_FACTOR)] = 0.1
     """Weight of the adversarial term, next to the cross-entropy of the class; the term makes tokens hard to predict
     from their context."""
     seed: Seed = 0
@@ -200,7 +250,7 @@ class Corpus(ConfigSection):
     content."""
     label: Text | None = None
     """Name of the column with gold labels."""
-    labels: Annotated[list[Text], Field(min_length=2)] | None = None
+    labels: Annotated[Labels, Field(min_length=2)] | None = None
     """All allowed gold labels; integer labels are indices into this list. null: any label of a teacher."""
     rename: dict[Text, Text] = {}
     """Map from gold labels in the files to label names of the teachers; several may have the same new name."""
@@ -219,7 +269,7 @@ class Teacher(ConfigSection):
     model: Text
     """Model folder (./like/this), Hub id, or package:module/folder of an installed Python package."""
     revision: Revision = None
-    labels: Annotated[list[Text], Field(min_length=1)] | None = None
+    labels: Annotated[Labels, Field(min_length=1)] | None = None
     """Label names in the order of the model's outputs; null: the model's own names (id2label)."""
     rename: dict[Text, Text] = {}
     """Map from label names of the model to label names of the student."""
@@ -240,7 +290,9 @@ class TrainTeachers(ConfigSection):
     """Encoder from which every teacher starts: a folder, a Hub id, or package:module/folder. co_train names encoders
     instead."""
     revision: Revision = None
-    groups: Annotated[int, Field(ge=1)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = None
+    groups: Annotated[int, Field(ge=1, le=10_000)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = (
+        None
+    )
     """Label groups, one teacher each. A number: the sorted labels are cut into this many groups, the remainder in the
     last. A map: name: [labels]."""
     co_train: Annotated[dict[Name, Text], Field(min_length=1)] | None = None
@@ -280,7 +332,7 @@ class Generate(ConfigSection):
     power."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Number of the language model's most likely tokens that the teacher scores."""
-    temperature: Values[Annotated[float, Field(ge=0)]] | None = None
+    temperature: Values[Annotated[float, Field(ge=0, le=1000)]] | None = None
     """Sampling temperature of the language model before steering; 0: the most likely token. null: 1 for steered, [0.7,
     1, 1.3] for prompted."""
     top_k: Values[Positive] | None = None
@@ -324,7 +376,7 @@ class Cache(ConfigSection):
     adaptive: bool = False
     """Stop after 4 or 8 passes if the most confident teacher of a text is settled. One text in a hundred runs
     all passes as a check."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | None = None
     """Dropout rate of every teacher; null: the rates in each model's configuration."""
@@ -355,16 +407,16 @@ class Targets(ConfigSection):
     each one's own texts: (relative) Mahalanobis distance of the state, or largest probability."""
     reference_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a teacher's own texts on which rmd, md and msp are fitted; the most confident ones of each class."""
-    temperature: Annotated[float, Field(gt=0)] = 0.2
+    temperature: Factor = 0.2
     """Temperature tau of MUKA-Soft; teacher weights are softmax(confidence / tau)."""
     distribution: Literal["deterministic", "mc-mean", "top-label"] = "deterministic"
     """Teacher distribution in a target. deterministic: with dropout off. mc-mean: the mean over the passes. top-label:
     the most likely label with dropout off."""
     text_weights: Literal["margin", "none"] = "margin"
     """Weight of a text in the loss. margin: lead of the best teacher over the second. none: 1."""
-    passes: Annotated[int, Field(ge=0)] | None = None
+    passes: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Number of cached passes to use; 0: only the pass with dropout off; null: all."""
-    kd_temperature: Annotated[float, Field(gt=0)] = 1.0
+    kd_temperature: Factor = 1.0
     """Distillation temperature T of vanilla-kd, uhc and stratanet, and t of mt-bert."""
     task_loss: bool = True
     """mt-bert: add the loss on gold labels. Without it, and with text_weights: none, no gold label is read."""
@@ -403,7 +455,7 @@ class Student(ConfigSection):
     """Number of parts into which each batch is split to save memory; the result is the same."""
     warmup: Warmup = 0.1
     weight_decay: WeightDecay = 0.01
-    clip: Annotated[float, Field(gt=0)] = 1.0
+    clip: Factor = 1.0
     """Largest norm of a step's gradient."""
     evaluate_every: Annotated[Positive | None, _or_auto(Positive)] = None
     """Number of training steps between evaluations; of equally good checkpoints the latest is kept. auto: one

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ BLOCK_ROWS = 8192
 BLOCK_CHARACTERS = 1 << 24
 PIPE = "-"
 OUTPUTS = (".parquet", ".csv")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters with which a spreadsheet program takes a cell of csv for a formula; such a cell gets a quote."""
+NUMBER = re.compile(r"[-+]?[0-9.]+")
 DIGITS = 6
 """Decimals of a probability in csv."""
 
@@ -446,9 +450,14 @@ def _csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], N
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.name for column in columns])
 
+    on_terminal = file.isatty()
+
     def cell(value: Any) -> Any:
         if isinstance(value, bytes):
             return value.hex()
+        if isinstance(value, str):
+            value = f"'{value}" if value.startswith(FORMULA) and not NUMBER.fullmatch(value) else value
+            return shown(value, len(value)) if on_terminal else value
         return round(value, DIGITS) if isinstance(value, float) else value
 
     return lambda values: writer.writerows(map(cell, row) for row in zip(*values, strict=True))

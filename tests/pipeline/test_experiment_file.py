@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,79 @@ def test_the_schema_has_every_section_and_describes_every_field() -> None:
     schema: dict[str, Any] = ExperimentConfig.model_json_schema()
     assert set(schema["properties"]) == set(ExperimentConfig.model_fields)
     assert schema["$defs"]["Cache"]["properties"]["passes"]["description"]
+
+
+# ---- strict types and ranges
+
+REFUSED = {
+    "cache.passes": ["yes", "1:30", "010", "'3'", "3.0", "1e1", "null", "[3]", "-1", "10**3"],
+    "cache.adaptive": ["1", "0", "'true'", "null"],
+    "cache.seed": ["-1", str(2**70), str(2**63), "true", "1.5", "no"],
+    "student.learning_rate": ["true", "'fast'", "0", "-1e-3", "1e300", ".inf", ".nan", "190:20:30.15"],
+    "student.weight_decay": ["off", "1e300", "-0.1"],
+    "student.epochs": ["on", "0", str(2**70), "2.5", "'2'"],
+    "student.batch_size": ["y:1", "true", str(2**70)],
+    "student.max_tokens": ["1e2", str(2**70)],
+    "student.clip": ["0", "1e-300", "1e300"],
+    "student.name": ["1", "true", "1.5", "null"],
+    "targets.temperature": ["1e300", "1e-300", "0", "true"],
+    "targets.kd_temperature": ["1e300", "1e-300", "1:30", "yes"],
+    "corpus.limit": ["true", "0", "1e4", str(2**70)],
+    "corpus.text": ["1", "[text, 1]", "{}", "true"],
+    "corpus.rename": ["[]", "{a: 1}", "text"],
+    "execution.batch_tokens": ["yes", "0"],
+    "execution.ray": ["1", "[]", "yes"],
+    "report.calibration_bins": ["1", "true", "1e1"],
+    "teachers": ["{}", "first", "[1]", "true"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
+def test_a_value_of_another_type_or_out_of_range_is_refused_by_its_name(tmp_path: Path, field: str, value: str) -> None:
+    section, _, name = field.partition(".")
+    extra = f"{section}: {{{name}: {value}}}" if name else f"{section}: {value}"
+    path = tmp_path / "amalgam.yaml"
+    path.write_text(f"schema_version: 2\n{'' if section == 'corpus' else 'corpus: {train: x.csv}'}\n{extra}\n")
+    with pytest.raises(ExperimentError) as raised:
+        load_experiment(path)
+    assert name in str(raised.value) or section in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read"),
+    [
+        ("student.learning_rate", "1e-3", 0.001),
+        ("student.learning_rate", "2E+0", 2.0),
+        ("student.learning_rate", "1", 1.0),
+        ("student.weight_decay", ".5", 0.5),
+        ("targets.temperature", "1.5e-1", 0.15),
+        ("cache.passes", "1_0", 10),
+        ("cache.seed", str(2**63 - 1), 2**63 - 1),
+        ("cache.adaptive", "yes", True),
+    ],
+)
+def test_a_number_is_read_as_it_is_written(tmp_path: Path, field: str, value: str, read: object) -> None:
+    path = tmp_path / "amalgam.yaml"
+    path.write_text("corpus: {train: x.csv}\n")
+    section, _, name = field.partition(".")
+    experiment = load_experiment(path, [f"{field}={value}"]).experiment
+    assert getattr(getattr(experiment, section), name) == read
+
+
+def test_every_number_of_the_schema_has_two_bounds() -> None:
+    schema = ExperimentConfig.model_json_schema()
+
+    def unbounded(part: Any, path: str) -> Iterator[str]:
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        if part.get("type") in {"integer", "number"} and "const" not in part:
+            bounds = ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"})
+            if not all(bound & part.keys() for bound in bounds):
+                yield path
+        inner = {**part.get("properties", {}), **dict(enumerate(part.get("anyOf", ())))}
+        inner |= {key: part[key] for key in ("items", "additionalProperties") if isinstance(part.get(key), dict)}
+        for key, value in inner.items():
+            yield from unbounded(value, f"{path}.{key}")
+
+    assert list(unbounded(schema, "")) == []

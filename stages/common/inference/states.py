@@ -5,6 +5,7 @@ Texts T, tokens L, blocks B, width W. A file of teacher states holds rows [n, B,
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +99,12 @@ def in_blocks(states: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
     return torch.stack(parts, dim=2)
 
 
+def reserve(path: Path) -> None:
+    """Allocates the blocks of a sparse file: on a full disk, a write into its map would end the process (SIGBUS)."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
 def write_states(  # noqa: PLR0913 - each a separate input of the states
     folder: Path, teacher: Teacher, keys: list[bytes], tokens: TokenRows, *, blocks: int, by_token: bool
 ) -> int:
@@ -106,6 +113,7 @@ def write_states(  # noqa: PLR0913 - each a separate input of the states
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     shape = int(starts[-1]), max(1, blocks), teacher.width
     mapped = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, shape)
+    reserve(folder / "states.npy")
     for rows in token_batches(tokens.lengths, tokens_at_once(teacher.device, teacher.width)):
         states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
         for row, values in zip(rows, states, strict=True):

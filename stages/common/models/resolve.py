@@ -466,6 +466,18 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     return renamed
 
 
+def _check_label_ids(files: ModelFiles, names: list[str], *, teacher: str) -> None:
+    """Refuses a label2id that gives a label of id2label another position: one of them is wrong."""
+    label2id = files.config.get("label2id")
+    if not isinstance(label2id, dict) or any(map(PLACEHOLDER.fullmatch, names)):
+        return
+    for index, name in enumerate(names):
+        if label2id.get(name, index) not in {index, str(index)}:
+            what = f"id2label and label2id contradict: {name!r} is output {index} and {label2id[name]}"
+            where = f"teacher {teacher}: {files.folder / 'config.json'}"
+            raise ModelError(what, where=where, fix="correct the wrong one; predictions show which")
+
+
 def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
     """Returns the labels of id2label and whether they are names; transformers leaves placeholders out of the file."""
     id2label = files.config.get("id2label")
@@ -476,4 +488,5 @@ def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
         where = f"teacher {teacher}: {files.folder / 'config.json'}"
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
+    _check_label_ids(files, [str(name) for name in names], teacher=teacher)
     return [str(name) for name in names], not any(PLACEHOLDER.fullmatch(str(name)) for name in names)

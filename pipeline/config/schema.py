@@ -32,7 +32,7 @@ LARGEST_FACTOR = 1e6
 """Bounds of counts, seeds and factors: torch computes with 64 and 32 bits."""
 
 EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
-"""A number such as 1e-3, which YAML 1.1 reads as text for want of a point."""
+"""A number such as 1e-3, which YAML 1.1 reads as text because it has no point."""
 
 
 class ConfigSection(BaseModel):

@@ -499,7 +499,7 @@ def test_a_text_of_many_megabytes_is_refused_with_its_row(fresh: Workspace, suff
 
 def test_cells_of_csv_are_no_formulas_and_control_no_terminal() -> None:
     from amalgam.data.parquet import predictions
-    from amalgam.stages.app.predict import _csv_writer
+    from amalgam.stages.app.predict import csv_writer
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -507,7 +507,7 @@ def test_cells_of_csv_are_no_formulas_and_control_no_terminal() -> None:
 
     columns = predictions(1, [])
     for file, escaped in ((io.StringIO(), False), (Terminal(), True)):
-        write = _csv_writer(file, columns)
+        write = csv_writer(file, columns)
         write([[1, 2], [b"a", b"b"], ["=1+1", "-5"], ["@x", "\x1b[31mred"], [0.5, 0.5]])
         text = file.getvalue()
         assert "'=1+1" in text

@@ -425,7 +425,7 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
     """Yields a function that writes values to a temporary file, which replaces the output once it is complete."""
     if out is None:
         with printing(sys.stdout):
-            write_rows = _csv_writer(sys.stdout, columns)
+            write_rows = csv_writer(sys.stdout, columns)
 
         def write(values: Values) -> None:
             with printing(sys.stdout):
@@ -436,7 +436,7 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
     with atomic_write(out) as temporary:
         if out.suffix.lower() == ".csv":
             with temporary.open("w", encoding="utf-8", newline="") as file:
-                yield _csv_writer(file, columns)
+                yield csv_writer(file, columns)
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -446,7 +446,7 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
                 yield lambda values: writer.write_table(pa.table(list(values), schema=schema))
 
 
-def _csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], None]:
+def csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], None]:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.name for column in columns])
 

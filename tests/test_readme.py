@@ -28,7 +28,7 @@ def test_the_readme_is_short_and_lists_no_files() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/comparison.md"])
 def test_every_accuracy_is_one_of_the_benchmarks(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
-    figures = set(re.findall(r"(?<![\d.])0\.\d{3}\b", text)) - {"0.006", "0.083"}  # differences of two of them
+    figures = set(re.findall(r"(?<![\d.])0\.\d{3}\b", text)) - {"0.015", "0.083"}  # differences of two of them
     assert figures
     assert sorted(figure for figure in figures if figure not in RESULTS) == []
 
@@ -37,7 +37,7 @@ def test_the_differences_named_on_the_comparison_page_are_those_of_the_table() -
     rows = re.findall(r"^\| .+? \| [\d,]+ \|(.+)\|$", RESULTS, re.MULTILINE)
     cells = [[cell.strip() for cell in row.split("|")] for row in rows]
     losses = [round(float(row[5]) - float(row[4]), 3) for row in cells if len(row) == 8 and row[5].startswith("0.")]
-    assert len(losses) == 5
+    assert len(losses) == 4
     text = (ROOT / "docs/comparison.md").read_text("utf-8")
     assert f"by {min(losses):.3f} to {max(losses):.3f} accuracy" in text
 

@@ -102,7 +102,9 @@ def _write_file(folder: Path, name: str, train: str, shape: Shape, more: int) ->
 
 
 def quiet_run(config: Path) -> Run:
-    return open_run(config, [], console=Console(quiet=True))
+    run = open_run(config, [], console=Console(quiet=True))
+    run.store.claim()
+    return run
 
 
 @contextmanager

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+from amalgam.stages.common import device
 from amalgam.tests.workspaces import Workspace, flip_bit, shift_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -38,6 +44,25 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace) -> 
     assert result.code == 0, result.err
     assert re.search("cache.dtype.* fp32", result.err)
     assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx", "vendor", "dtype"),
+    [
+        (True, True, "GenuineIntel", "bf16"),
+        (False, True, "GenuineIntel", "fp32"),
+        (False, True, "AuthenticAMD", "bf16"),
+        (False, False, "AuthenticAMD", "fp32"),
+    ],
+)
+def test_a_cpu_uses_bf16_only_where_its_products_are_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, dtype: str, *, amx: bool, avx: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "cpuinfo")
+    assert device.dtype_for(torch.device("cpu")) == dtype
 
 
 def test_auto_is_fp32_without_a_note_where_the_hardware_has_nothing_else(

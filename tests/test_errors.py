@@ -238,6 +238,9 @@ def test_a_workspace_in_the_home_folder_is_there(fresh: Workspace, monkeypatch: 
 # ---- streams
 
 
+on_a_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+
+
 def shell(workspace: Workspace, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/bash", "-c", f'"$0" -m amalgam {line}', sys.executable],
@@ -250,7 +253,7 @@ def shell(workspace: Workspace, line: str, **environment: str) -> subprocess.Com
     )
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@on_a_full_device
 @pytest.mark.parametrize("command", ["plan", "status --json", "--help", "predict x", "predict --input texts/test.csv"])
 def test_a_result_that_cannot_be_printed_is_an_error(workspace: Workspace, command: str) -> None:
     result = shell(workspace, f"{command} > /dev/full")
@@ -260,7 +263,7 @@ def test_a_result_that_cannot_be_printed_is_an_error(workspace: Workspace, comma
     assert "Exception ignored" not in result.stderr
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@on_a_full_device
 def test_messages_that_cannot_be_printed_do_not_end_the_work(fresh: Workspace) -> None:
     assert shell(fresh, "read-corpus 2> /dev/full").returncode == 0
     assert fresh.plan()["read-corpus"]["state"] == "current"

@@ -49,21 +49,27 @@ def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(export
     assert 0 <= facts["largest_difference"] < 1e-4
 
 
-def test_the_example_in_the_docs_runs_without_torch_and_predicts_as_the_student(exported: Workspace) -> None:
-    blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
-    [example] = [block for block in blocks if "onnxruntime" in block]
+def printed_by(workspace: Workspace, *arguments: str) -> str:
+    """Run a new Python in the workspace's folder; return its output."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", ALONE + example],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        cwd=exported.folder,
+        cwd=workspace.folder,
         env=quiet_environment(),
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_in_the_docs_runs_without_torch_and_predicts_as_the_student(exported: Workspace) -> None:
+    blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
+    [example] = [block for block in blocks if "onnxruntime" in block]
+    printed = printed_by(exported, "-I", "-c", ALONE + example)
     texts = ["the chef fried the onion", "the court heard the banker and the nurse"]
     predictions = exported("predict", *texts, "--json").json
-    assert done.stdout.strip() == str([entry["labels"][0]["label"] for entry in predictions])
+    assert printed.strip() == str([entry["labels"][0]["label"] for entry in predictions])
 
 
 def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspace) -> None:
@@ -72,17 +78,9 @@ def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspa
     assert len(python) == 2
     text = " ".join(["the chef fried the onion"] * 40)
     example = "\n".join(python).replace("me/desk", "students/student").replace("desk-onnx/", "students/student-onnx/")
-    done = subprocess.run(
-        [sys.executable, "-c", example.replace('"a text"', repr(text))],
-        capture_output=True,
-        text=True,
-        cwd=exported.folder,
-        env=quiet_environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = printed_by(exported, "-c", example.replace('"a text"', repr(text)))
     [entry] = exported("predict", text, "--json").json
-    first, second = done.stdout.strip().splitlines()
+    first, second = printed.strip().splitlines()
     best = entry["labels"][0]
     assert ast.literal_eval(first)[0]["label"] == second == best["label"]
     assert ast.literal_eval(first)[0]["score"] == pytest.approx(best["probability"], abs=1e-4)

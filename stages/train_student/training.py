@@ -37,6 +37,12 @@ from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
 
+class PhasedFacts(TrainingFacts):
+    """The result of the last phase, and those of all."""
+
+    phases: dict[str, TrainingFacts]
+
+
 class StudentFacts(TrainingFacts):
     labels: list[str]
     cut: int
@@ -61,7 +67,10 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
         for name, objective in phases
     }
     last = list(results.values())[-1]
-    return last | {"phases": results} if len(results) > 1 else last
+    if len(results) == 1:
+        return last
+    facts: PhasedFacts = {**last, "phases": results}
+    return facts
 
 
 def targeted(

@@ -196,7 +196,7 @@ def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
     alone, model = Watch(), unused_weight_bert()
     fitted = train(model, tmp_path / "one", replace(UNEVEN, accumulate=1), examples=some_examples(15), watch=alone)
     assert list(content["losses"].values()) == pytest.approx(list(alone.losses.values()), rel=1e-4)
-    assert [entry["step"] for entry in content["history"]] == [entry["step"] for entry in fitted.history]
+    assert [entry["step"] for entry in content["history"]] == [entry["step"] for entry in fitted.facts["history"]]
     for name, weight in model.named_parameters():
         assert torch.allclose(weight, torch.tensor(content["weights"][name]), atol=2e-4), name
 
@@ -251,7 +251,7 @@ def test_weights_of_zero_train_nothing_and_only_matrices_decay(tmp_path: Path) -
     fitted = train(
         model, tmp_path, replace(PLAIN, weight_decay=0.5), examples=replace(examples, weights=examples.weights * 0)
     )
-    assert {entry["loss"] for entry in fitted.history} == {0.0}
+    assert {entry["loss"] for entry in fitted.facts["history"]} == {0.0}
     for name, weight in model.named_parameters():
         smaller = float(weight.detach().norm()) < float(before[name].norm())
         assert smaller if weight.ndim > 1 else torch.equal(weight, before[name]), name
@@ -281,7 +281,7 @@ def test_the_learning_rate_rises_and_falls_in_straight_lines_and_is_never_zero()
 def test_a_single_example_and_batches_of_one_can_be_trained_on(tmp_path: Path, count: int, size: int) -> None:
     watch = Watch()
     fitted = train(tiny_bert(), tmp_path, replace(PLAIN, batch_size=size), examples=some_examples(count), watch=watch)
-    assert fitted.steps == len(watch.losses) == 2 * math.ceil(count / size)
+    assert fitted.facts["steps"] == len(watch.losses) == 2 * math.ceil(count / size)
     assert all(math.isfinite(loss) for loss in watch.losses.values())
 
 
@@ -312,9 +312,12 @@ def test_the_weights_are_those_of_the_latest_best_score_or_of_the_last_step(
 
     model = tiny_bert()
     fitted = train(model, tmp_path, score=score, select=select)
-    assert [entry["step"] for entry in fitted.history] == [3, 6, 9, 10]
-    assert [entry["score"] for entry in fitted.history] == scores
-    assert (fitted.best_step, fitted.best_score) == (fitted.history[kept]["step"], scores[kept])
+    assert [entry["step"] for entry in fitted.facts["history"]] == [3, 6, 9, 10]
+    assert [entry["score"] for entry in fitted.facts["history"]] == scores
+    assert (fitted.facts["best_step"], fitted.facts["best_score"]) == (
+        fitted.facts["history"][kept]["step"],
+        scores[kept],
+    )
     assert equal(weights_of(model), seen[kept])
     assert not any(equal(seen[kept], others) for others in seen[:kept])
 
@@ -371,7 +374,7 @@ def one_of_two_ranks(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     examples, model, watch = some_examples(15), unused_weight_bert(), Watch()
     fitted = train(model, folder / "two", UNEVEN, examples=examples, watch=watch)
-    report: dict[str, Any] = {"losses": watch.losses, "history": fitted.history, "stopped": None}
+    report: dict[str, Any] = {"losses": watch.losses, "history": fitted.facts["history"], "stopped": None}
     try:
         train(
             unused_weight_bert(),

@@ -76,8 +76,8 @@ def test_training_takes_bf16_where_the_hardware_computes_it_and_never_fp16(
 
 def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path) -> None:
     full, half = MeanOfWords(), MeanOfWords()
-    assert train(full, tmp_path / "full").dtype == "fp32"
-    assert train(half, tmp_path / "half", "bf16").dtype == "bf16"
+    assert train(full, tmp_path / "full").facts["dtype"] == "fp32"
+    assert train(half, tmp_path / "half", "bf16").facts["dtype"] == "bf16"
     assert (full.seen, half.seen) == ({torch.float32}, {torch.bfloat16})
     assert {weight.dtype for weight in half.parameters()} == {torch.float32}
     assert not torch.equal(half.head.weight, full.head.weight)
@@ -85,7 +85,7 @@ def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path)
 
 
 def test_unset_options_are_chosen_by_the_machine(tmp_path: Path) -> None:
-    assert train(MeanOfWords(), tmp_path, "auto").dtype == training_dtype(CPU)
+    assert train(MeanOfWords(), tmp_path, "auto").facts["dtype"] == training_dtype(CPU)
 
 
 def test_the_loop_reads_no_single_number_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +104,4 @@ def test_the_loop_reads_no_single_number_from_the_device(tmp_path: Path, monkeyp
     monkeypatch.setattr(torch.Tensor, "item", read)
     monkeypatch.setattr(torch.Tensor, "tolist", read_together)
     fitted = train(MeanOfWords(), tmp_path)
-    assert together == [2] * fitted.steps
+    assert together == [2] * fitted.facts["steps"]

@@ -132,7 +132,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, uninterrupted:
     stopped_at(tmp_path, step)
     resumed, watch = tiny_bert(), Watch()
     again = train(resumed, tmp_path, watch=watch)
-    assert again == replace(fitted, resumed_from_step=step)
+    assert again == fitted._replace(facts={**fitted.facts, "resumed_from_step": step})
     assert watch.losses == {at: loss for at, loss in losses.items() if at > step}
     assert same_weights(resumed, model)
 
@@ -141,13 +141,13 @@ def test_the_best_weights_outlive_an_interruption_that_came_after_them(tmp_path:
     best_steps = []
     for sign in (-1, 1):
         whole, resumed = tiny_bert(), tiny_bert()
-        fitted = train(whole, tmp_path / f"whole{sign}", sign=sign)
+        fitted = train(whole, tmp_path / f"whole{sign}", sign=sign).facts
         with pytest.raises(TrainingInterrupted):
             train(tiny_bert(), tmp_path / f"{sign}", sign=sign, watch=Watch(stop_after=8))
-        again = train(resumed, tmp_path / f"{sign}", sign=sign)
+        again = train(resumed, tmp_path / f"{sign}", sign=sign).facts
         assert same_weights(resumed, whole)
-        assert (again.best_step, again.best_score) == (fitted.best_step, fitted.best_score)
-        best_steps.append(fitted.best_step)
+        assert (again["best_step"], again["best_score"]) == (fitted["best_step"], fitted["best_score"])
+        best_steps.append(fitted["best_step"])
     assert min(best_steps) < 8, "one of the two scores was best before the stop"
 
 
@@ -158,7 +158,7 @@ def test_a_killed_run_resumes_from_the_last_timed_checkpoint(tmp_path: Path, uni
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
     resumed = tiny_bert()
     again = train(resumed, tmp_path, often)
-    assert again.resumed_from_step == 6
+    assert again.facts["resumed_from_step"] == 6
     assert same_weights(resumed, uninterrupted[0])
 
 
@@ -187,7 +187,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(
     DAMAGE[damage](tmp_path / "step-000007")
     resumed = tiny_bert()
     again = train(resumed, tmp_path)
-    assert again.resumed_from_step == 4
+    assert again.facts["resumed_from_step"] == 4
     assert len(again.notes) == 1
     assert again.notes[0].startswith("checkpoint step-000007 ")
     assert same_weights(resumed, uninterrupted[0])
@@ -197,20 +197,20 @@ def test_with_every_checkpoint_broken_the_run_starts_again(tmp_path: Path, unint
     stopped_at(tmp_path, 4)
     flip_a_bit(tmp_path / "step-000004" / "weights.safetensors")
     resumed = tiny_bert()
-    assert train(resumed, tmp_path).resumed_from_step == 0
+    assert train(resumed, tmp_path).facts["resumed_from_step"] == 0
     assert same_weights(resumed, uninterrupted[0])
 
 
 def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None:
     stopped_at(tmp_path, 4)
     faster = train(tiny_bert(), tmp_path, replace(PLAIN, learning_rate=2e-3))
-    assert faster.resumed_from_step == 0
+    assert faster.facts["resumed_from_step"] == 0
     [note] = faster.notes
     assert "step-000004" in note
     heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
-    assert train(tiny_bert(), tmp_path, examples=heavier).resumed_from_step == 0
+    assert train(tiny_bert(), tmp_path, examples=heavier).facts["resumed_from_step"] == 0
     # The interval between checkpoints is no part of the training's identity.
-    assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).resumed_from_step == 4
+    assert train(tiny_bert(), tmp_path, replace(PLAIN, checkpoint_seconds=1e8)).facts["resumed_from_step"] == 4
 
 
 def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Path, uninterrupted: Any) -> None:
@@ -220,7 +220,7 @@ def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Pa
         checkpoint.save(tmp_path / str(step), replace(snapshot, state=snapshot.state | {"world": 3}))
     with pytest.raises(WorkError, match=r"step 4.* 3 .* 1\nwhere: .*\nfix: .*3"):
         train(tiny_bert(), tmp_path / "4")
-    assert train(tiny_bert(), tmp_path / "5").resumed_from_step == 5
+    assert train(tiny_bert(), tmp_path / "5").facts["resumed_from_step"] == 5
 
 
 class NotANumber(Objective):

@@ -132,7 +132,7 @@ def test_a_resumed_training_ends_with_the_same_weights_of_student_and_objective(
         train(stopped, tmp_path / "stopped", first, stop_after=4)
     resumed = tiny()[0]
     fitted, _ = train(resumed, tmp_path / "stopped", second)
-    assert fitted.resumed_from_step == 4
+    assert fitted.facts["resumed_from_step"] == 4
     pairs = zip(everything(whole, objective).items(), everything(resumed, second).items(), strict=True)
     assert [name for (name, one), (_, other) in pairs if not torch.equal(one, other)] == []
 
@@ -165,5 +165,5 @@ def test_a_phase_that_is_kept_is_not_trained_again(tmp_path: Path) -> None:
     model, again = tiny()[0], tiny()[0]
     train(model, tmp_path, objective_of("layerwise"), keep=True)
     fitted, losses = train(again, tmp_path, objective_of("layerwise"), keep=True)
-    assert (losses, fitted.resumed_from_step, fitted.steps) == ([], 6, 6)
+    assert (losses, fitted.facts["resumed_from_step"], fitted.facts["steps"]) == ([], 6, 6)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))

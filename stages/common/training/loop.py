@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
 from amalgam.stages.common.training.losses import Batch, Objective, WeightedKL
-from amalgam.stages.common.training.schedule import Schedule, ScoredStep
+from amalgam.stages.common.training.schedule import FitFacts, Schedule, ScoredStep
 
 INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 """The encoder's tensors in a batch; the objective reads the others."""
@@ -78,17 +78,8 @@ class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an e
         return f"stopped after step {self.step}; a checkpoint is saved"
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of a training, as the manifest stores it, and notes for the user."""
-
-    steps: int
-    best_step: int
-    best_score: float
-    history: list[ScoredStep]
-    dtype: str
-    """Precision of the products; weights and updates are always fp32."""
-    resumed_from_step: int
+class TrainingResult(NamedTuple):
+    facts: FitFacts
     notes: list[str]
     """Skipped checkpoints, skipped steps."""
 
@@ -201,8 +192,15 @@ class TrainingRun:
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
             notes = [*notes, f"{progress.skipped} steps had a non-finite loss and were skipped"]
-        best = progress.best_step, progress.best_score
-        return TrainingResult(self.total, *best, progress.history, self.precision, resumed, notes)
+        facts: FitFacts = {
+            "steps": self.total,
+            "best_step": progress.best_step,
+            "best_score": progress.best_score,
+            "history": progress.history,
+            "dtype": self.precision,
+            "resumed_from_step": resumed,
+        }
+        return TrainingResult(facts, notes)
 
     # ---- one step
 

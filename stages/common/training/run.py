@@ -127,12 +127,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     for note in result.notes:
         services.console.note(note)
     return {
-        "steps": result.steps,
-        "best_step": result.best_step,
-        "best_score": result.best_score,
-        "history": result.history,
-        "dtype": result.dtype,
-        "resumed_from_step": result.resumed_from_step,
+        **result.facts,
         "epochs": training.epochs,
         "learning_rate": training.learning_rate,
         "selected_by": selection.selected_by,

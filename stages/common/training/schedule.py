@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 
@@ -78,20 +78,24 @@ class ScoredStep(TypedDict):
     learning_rate: float
 
 
-class TrainingFacts(TypedDict):
-    """The result of a training in the manifest."""
+class FitFacts(TypedDict):
+    """The result of the training loop."""
 
     steps: int
     best_step: int
     best_score: float
     history: list[ScoredStep]
     dtype: str
+    """Precision of the products; weights and updates are always fp32."""
     resumed_from_step: int
+
+
+class TrainingFacts(FitFacts):
+    """The result of a training in the manifest."""
+
     epochs: int
     learning_rate: float
     selected_by: str
-    phases: NotRequired[dict[str, TrainingFacts]]
-    """The results of all phases, where the objective has several; the other fields are those of the last."""
 
 
 def kept(facts: TrainingFacts) -> str:

@@ -17,13 +17,12 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.common.intervals import interval, paired
+from amalgam.stages.common.intervals import bounds, interval, paired, percent
 from amalgam.stages.report.html import FOLDER, publish, render, size
 from amalgam.stages.report.report_json import (
     FORMAT,
     ReportJson,
     Row,
-    percent,
     total_seconds,
 )
 from amalgam.stages.report.tables import number
@@ -96,9 +95,9 @@ def _check(path: Path, requirements: Requirements) -> None:
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
     if requirements.fail_under is not None and scores["accuracy"] < requirements.fail_under:
         low, high = interval(scores["accuracy"], scores["n"])
-        bounds = f"n = {scores['n']:,}, 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+        figures = f"n = {scores['n']:,}, 95 % interval {bounds(low, high)}"
         least = f"below {percent(requirements.fail_under)} (--fail-under)"
-        raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({bounds}), {least}", where=where, fix=fix)
+        raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({figures}), {least}", where=where, fix=fix)
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
         if rival["student_is"] == "worse":
@@ -255,7 +254,7 @@ def _summary(rows: Sequence[Row], runs: Sequence[ReportJson], *, same_texts: boo
     lead = difference(best_run, second_run)
     if lead is None:
         return f"{accuracies}."
-    points = f"{100 * lead['mean']:.1f} points (95 % interval {100 * lead['low']:.1f} to {100 * lead['high']:.1f})"
+    points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"
     significant = "significant" if lead["low"] > 0 else "not significant"
     return f"{accuracies}. The difference, {points}, is {significant}."
 

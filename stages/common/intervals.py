@@ -16,6 +16,15 @@ MOST_NEEDED = 20_000
 """Largest number of texts that `texts_needed` returns; a larger number is not practical."""
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def bounds(low: float, high: float) -> str:
+    """Formats the ends of an interval of a share in percent."""
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
 class Difference(NamedTuple):
     """The difference of two shares with its interval."""
 

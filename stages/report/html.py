@@ -25,12 +25,12 @@ from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.stages.common.intervals import interval
+from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures, spikes
-from amalgam.stages.report.report_json import ReportJson, Row, percent, total_seconds
+from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
 from amalgam.stages.report.tables import advice
-from amalgam.stages.report.verdict import UnlabelledQuality
+from amalgam.stages.report.verdict import Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -92,7 +92,7 @@ def _environment() -> jinja2.Environment:
         "count": lambda value: NO_VALUE if value is None else f"{value:,}",
         "nats": lambda value: NO_VALUE if value is None else f"{value:.2f}",
         "percent": lambda value: NO_VALUE if value is None else percent(value),
-        "bounds": lambda row: f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+        "bounds": lambda row: bounds(row["low"], row["high"]),
         "millions": lambda value: NO_VALUE if value is None else millions(value),
         "points": lambda value: NO_VALUE if value is None else f"{100 * value:+.1f}",
         "unbroken": lambda text: printable(text).replace(" %", "\N{NO-BREAK SPACE}%"),
@@ -205,7 +205,7 @@ def _coverage(numbers: ReportJson) -> Row | None:
     measured = quality["coverage"] if quality else unlabelled["coverage"] if unlabelled else None
     if not measured or not measured["curve"]:
         return None
-    everything, distinct = measured["thresholds"][0], list[Row]()
+    everything, distinct = measured["thresholds"][0], list[Threshold]()
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)

@@ -31,7 +31,7 @@ from amalgam.stages.report.evaluation import (
     gold_indices,
 )
 from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
-from amalgam.stages.report.verdict import Coverage, Kind, RivalCounts
+from amalgam.stages.report.verdict import Coverage, Kind, RivalCounts, Threshold
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def coverage(confidence: Array, right: Array) -> Coverage:
     order = np.argsort(-confidence, kind="stable")
     sums = np.cumsum(right[order])
     places = np.unique(np.linspace(1, len(order), min(CURVE, len(order))).round().astype(int)) if len(order) else ()
-    thresholds = [
+    thresholds: list[Threshold] = [
         {"probability": least, "n": int((confidence >= least).sum()), "right": int(right[confidence >= least].sum())}
         for least in THRESHOLDS
     ]

@@ -17,12 +17,14 @@ from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
-from amalgam.stages.common.intervals import interval
+from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.students import (
     OtherStudent,
+    StudentScores,
+    SweepPoint,
     best_supervised,
     named_students,
     other_students,
@@ -151,6 +153,11 @@ class Findings(TypedDict):
     scripts: dict[str, Row]
 
 
+class NamedStudent(StudentScores):
+    name: str
+    supervised: bool
+
+
 class ReportJson(TypedDict):
     """reports/NAME.json; `evaluation` is None without labelled test texts."""
 
@@ -164,9 +171,9 @@ class ReportJson(TypedDict):
     student_quality: StudentQuality | None
     target_quality: TargetQuality | None
     chance: float | None
-    supervised: Row | None
-    sweep: list[Row]
-    students: list[Row]  # other students of the workspace, evaluated on the same test texts
+    supervised: StudentScores | None
+    sweep: list[SweepPoint]
+    students: list[NamedStudent]  # other students of the workspace, evaluated on the same test texts
     labels: Row
     data: Row
     stages: list[Row]
@@ -279,7 +286,6 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     return VerdictInputs(
         n=evaluation["n"] if evaluation else 0,
-        right=right,
         rivals=[*quality["rivals"], *student_rivals(right, quality["right_hex"], others)] if quality else (),
         labels=quality["classes"] if quality else (),
         unlabelled=numbers["unlabelled"],
@@ -406,10 +412,6 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def summary(numbers: ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None:
@@ -435,7 +437,7 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     if bound and bound["fingerprint"] != numbers["fingerprint"]:
         others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
-    measured = f"{percent(accuracy)} accuracy on {n:,} test texts (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+    measured = f"{percent(accuracy)} accuracy on {n:,} test texts (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 

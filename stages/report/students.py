@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.report.verdict import RivalCounts, Row
+from amalgam.stages.report.verdict import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS
+
+
+class StudentScores(TypedDict):
+    """The scores of a report, as its manifest has them."""
+
+    fingerprint: str
+    method: str
+    n: int
+    accuracy: float
+    macro_f1: float
+    nll_nats: float | None
+    ece: float | None
+
+
+class SweepPoint(StudentScores):
+    temperature: float
+    ours: bool
+    """Whether it is the student of the page."""
 
 
 @dataclass(frozen=True)
 class OtherStudent:
     """A report of this workspace on the same labelled test texts."""
 
-    scores: Row
+    scores: StudentScores
     student: str | None
     """Fingerprint of the student; None for a method without training."""
     right_hex: str | None
@@ -43,8 +61,9 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
         mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         own = {key: value for key, value in student.items() if key != "upstream"}
+        scores: Any = {"fingerprint": folder.name, "method": manifest.facts["method"], **manifest.facts["scores"]}
         yield OtherStudent(
-            scores={"fingerprint": folder.name, "method": str(manifest.facts["method"]), **manifest.facts["scores"]},
+            scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),
             right_hex=manifest.facts.get("right_hex"),
             supervised=mode is not None and not mode.reads_teachers,
@@ -61,7 +80,7 @@ def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[
     return manifest.identity if manifest else {}
 
 
-def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | None:
+def best_supervised(fingerprint: str, students: list[OtherStudent]) -> StudentScores | None:
     """Returns the scores of the best student of the same encoder that was trained on gold labels."""
     encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
     candidates = [
@@ -70,13 +89,13 @@ def best_supervised(fingerprint: str, students: list[OtherStudent]) -> Row | Non
     return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
 
 
-def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Row]:
+def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[SweepPoint]:
     """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SweepPoint]] = {}
     for student in students:
         if student.temperature is not None:
             ours = student.scores["fingerprint"] == fingerprint
-            point = {"temperature": student.temperature, "ours": ours, **student.scores}
+            point: SweepPoint = {"temperature": student.temperature, "ours": ours, **student.scores}
             groups.setdefault(student.rest, []).append(point)
 
     def order(rest: str) -> tuple[bool, int, str]:

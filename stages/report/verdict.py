@@ -11,10 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
-from amalgam.stages.common.intervals import Difference, errors_of, interval, paired, texts_needed, unpaired
+from amalgam.data.keys import shown_names
+from amalgam.stages.common.intervals import (
+    Difference,
+    bounds,
+    errors_of,
+    interval,
+    paired,
+    percent,
+    texts_needed,
+    unpaired,
+)
 from amalgam.stages.common.training.schedule import FEW_STEPS
-
-Row = dict[str, Any]
 
 Decision = Literal["ship", "do not ship", "cannot say"]
 
@@ -105,11 +113,23 @@ class Verdict(TypedDict):
     """About how many labelled test texts would decide; None if the decision is clear or the number is too large."""
 
 
+class Answered(TypedDict):
+    """Texts answered, and answered right."""
+
+    n: int
+    right: int
+
+
+class Threshold(Answered):
+    probability: float
+    """Least probability of the answers."""
+
+
 class Coverage(TypedDict):
     """Texts answered (`n`) and answered right, by least probability, and for the most probable n texts."""
 
-    thresholds: list[Row]
-    curve: list[Row]
+    thresholds: list[Threshold]
+    curve: list[Answered]
 
 
 class Agreement(TypedDict):
@@ -154,7 +174,6 @@ class VerdictInputs:
 
     n: int
     """Labelled test texts."""
-    right: int
     rivals: Sequence[RivalCounts] = ()
     labels: Sequence[Mapping[str, Any]] = ()
     """By label: `label`, `n`, `right`, `predicted`, on the test texts."""
@@ -162,7 +181,6 @@ class VerdictInputs:
     teachers: int = 0
     steps: int | None = None
     epochs: int = 1
-    learning_rate: float = 0.0
     largest_loss: str | None = None
     """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
     weights_unused: bool = False
@@ -269,8 +287,8 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
         yield f"{difference_sentence(rival)}{also}."
     lost = _lost_labels(inputs)
     if lost:
-        which = "label is" if len(lost) == 1 else "labels are"
-        yield f"{len(lost)} {which} never predicted right, with at least {LEAST_OF_LABEL} test texts: {_listed(lost)}."
+        never = f"{_labels(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
+        yield f"{never}: {shown_names(lost, SHOWN)}."
     for rival in _lost_teachers(rivals):
         yield (
             f"On the labels of teacher {rival['name']} the student has {_share(rival['student_right'], rival['n'])} "
@@ -287,7 +305,7 @@ def _lost_labels(inputs: VerdictInputs) -> list[str]:
 
 
 def _lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
-    """Returns the teachers on whose labels the student is right significantly less than half as often."""
+    """Returns the teachers on whose labels the student's interval ends below half of the teacher's accuracy."""
     return [
         rival
         for rival in rivals
@@ -306,13 +324,13 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
     if quality:
         missing, agreement = never_predicted(quality), quality["agreement"]
         if missing:
-            which = "label is" if len(missing) == 1 else "labels are"
-            faults.append(f"{len(missing)} {which} never predicted, though the targets have them: {_listed(missing)}.")
+            never = f"{_labels(missing, 'is', 'are')} never predicted, though the targets have them"
+            faults.append(f"{never}: {shown_names(missing, SHOWN)}.")
         if agreement:
             low, high = interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])
             reasons.append(
                 f"The student agrees with the {agreement['reference']} on {_share(agreement['right'], agreement['n'])} "
-                f"of {agreement['n']:,} {agreement['texts']} (95 % interval {100 * low:.1f} to {100 * high:.1f})."
+                f"of {agreement['n']:,} {agreement['texts']} (95 % interval {bounds(low, high)})."
             )
             if high < LEAST_AGREEMENT:
                 faults.append(f"The student did not learn its targets. {reasons[-1]}")
@@ -349,13 +367,13 @@ def _causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
     if not inputs.n and inputs.unlabelled:
         silent = never_predicted(inputs.unlabelled)
     if silent:
-        text = f"{len(silent)} label{'s are' if len(silent) > 1 else ' is'} never predicted ({_listed(silent)})"
+        text = f"{_labels(silent, 'is', 'are')} never predicted ({shown_names(silent, SHOWN)})"
         yield {"code": "labels-never-predicted", "text": text}
     for rival in _lost_teachers(rivals):
-        text = f"teacher {rival['name']} always loses: {_share(rival['student_right'], rival['n'])} on its labels"
+        text = f"the student has {_share(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
         yield {"code": "teacher-loses", "text": text}
     if inputs.weights_unused:
-        text = "the choice of the teacher is not trusted: the kinds of evidence do not agree"
+        text = "the evidence for a choice of teachers was dropped"
         yield {"code": "choice-not-trusted", "text": text}
     losses = {
         "teachers": ("teachers-wrong", "the teachers are wrong on many texts"),
@@ -367,7 +385,7 @@ def _causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
         code, text = losses[inputs.largest_loss]
         yield {"code": code, "text": text}
     if inputs.long_texts >= MANY_LONG:
-        text = f"{_percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
+        text = f"{percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
         yield {"code": "long-texts", "text": text}
     frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
     if frequent and frequent["right"] >= SKEWED * frequent["n"]:
@@ -395,8 +413,8 @@ def _cautions(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
             )
     rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
     if rare:
-        which = "label has" if len(rare) == 1 else "labels have"
-        yield f"{len(rare)} {which} fewer than {LEAST_OF_LABEL} test texts, too few for a decision: {_listed(rare)}."
+        few = f"{_labels(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
+        yield f"{few}: {shown_names(rare, SHOWN)}."
     if inputs.selected_texts:
         yield (
             "The test texts were selected because they are hard: accuracies and differences on ordinary texts are "
@@ -493,14 +511,9 @@ def _numbers(rival: Rival) -> str:
     return f"{accuracies}, 95 % interval {100 * rival['low']:+.1f} to {100 * rival['high']:+.1f}, n = {rival['n']:,}"
 
 
+def _labels(names: Sequence[str], verb: str, plural: str) -> str:
+    return f"1 label {verb}" if len(names) == 1 else f"{len(names)} labels {plural}"
+
+
 def _share(count: int, n: int) -> str:
-    return _percent(count / max(n, 1))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+    return percent(count / max(n, 1))

@@ -74,7 +74,6 @@ def made(
     ]
     return VerdictInputs(
         n=len(gold),
-        right=int((ours == gold).sum()),
         rivals=rival_counts(test, space, "student"),
         labels=counts,
         **{"teachers": teachers, "steps": 900, "epochs": 3, **facts},
@@ -83,7 +82,7 @@ def made(
 
 def with_student(inputs: VerdictInputs, accuracy: float, kind: Any = "student", *, same: int = 1) -> VerdictInputs:
     """Adds other students whose errors are independent of this student's."""
-    n, ours = inputs.n, inputs.right
+    n, ours = inputs.n, inputs.rivals[-1]["student_right"]
     right = round(accuracy * n)
     both = round(right * ours / n)
     counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both}
@@ -212,27 +211,27 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     ),
     "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=auto"),
     # no labels
-    "no labels at all": (lambda: VerdictInputs(0, 0), "cannot say", {"no-labels"}, "corpus.test"),
+    "no labels at all": (lambda: VerdictInputs(0), "cannot say", {"no-labels"}, "corpus.test"),
     "no labels, a good student": (
-        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(91)),
+        lambda: VerdictInputs(0, unlabelled=unlabelled(91)),
         "cannot say",
         {"no-labels"},
         "corpus.test=reports/student.to-label.csv",
     ),
     "no labels, a label is never predicted": (
-        lambda: VerdictInputs(0, 0, steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
+        lambda: VerdictInputs(0, steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
         "do not ship",
         {"labels-never-predicted", "few-steps", "no-labels"},
         "student.epochs=",
     ),
     "no labels, nothing was learned": (
-        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(30)),
+        lambda: VerdictInputs(0, unlabelled=unlabelled(30)),
         "do not ship",
         {"no-labels"},
         "student.epochs=2",
     ),
     "no labels, six held-out texts": (
-        lambda: VerdictInputs(0, 0, unlabelled=unlabelled(2, n=6)),
+        lambda: VerdictInputs(0, unlabelled=unlabelled(2, n=6)),
         "cannot say",
         {"no-labels"},
         "corpus.test",

@@ -140,12 +140,12 @@ def demo(
 def init(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FOLDER | TEACHER...]", help="Where to write amalgam.yaml; or the teachers."),
+        typer.Argument(metavar="[FOLDER | TEACHER...]", help="Folder for amalgam.yaml; or the teachers."),
     ] = None,
     from_teachers: Annotated[
         bool, typer.Option("--from-teachers", help="The arguments are models: Hub ids or folders; read their labels.")
     ] = False,
-    into: Annotated[Path, typer.Option(help="Where to write amalgam.yaml, with --from-teachers.")] = Path(),
+    into: Annotated[Path, typer.Option(help="Folder for amalgam.yaml, with --from-teachers.")] = Path(),
 ) -> None:
     """Write a commented experiment file, with your teachers in it if you name them."""
     from amalgam.stages.app.init import write_experiment
@@ -197,7 +197,7 @@ def report(  # noqa: PLR0913 - the options of a command
         list[str] | None,
         typer.Argument(
             metavar="[RUN | FIELD=VALUE]...",
-            help="Overrides, such as report.calibration_bins=10. Runs to show side by side: experiment files (x.yaml), "
+            help="Overrides, such as report.calibration_bins=10. Runs to compare: experiment files (x.yaml), "
             "or students of this experiment whose report was made.",
         ),
     ] = None,
@@ -336,7 +336,7 @@ def gc(  # noqa: PLR0913 - the options of a command
     config: Config = FILE,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
     unused: Annotated[
-        bool, typer.Option("--unused", help="Also delete results that the last runs do not use.")
+        bool, typer.Option("--unused", help="Also results that neither the last builds nor this experiment use.")
     ] = False,
     compact: Annotated[bool, typer.Option("--compact", help="Pack many small units into few files instead.")] = False,
     as_json: AsJson = False,
@@ -352,7 +352,7 @@ def gc(  # noqa: PLR0913 - the options of a command
 
 @app.command(rich_help_panel=WHOLE, epilog=examples("amalgam audit", "amalgam audit --json"))
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """Compare the teachers from the cache: wins, misses and contradictions. Seconds; needs no labels."""
+    """Compare the teachers from the cache, without labels: confidence, wins, conflicts, duplicates. Takes seconds."""
     from amalgam.stages.app.commands import show_audit
 
     show_audit(config, overrides or [], as_json=as_json)
@@ -433,7 +433,9 @@ def predict(  # noqa: PLR0913 - the options of a command
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
     source: Annotated[
         str | None,
-        typer.Option("--input", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - reads a pipe, a text a line."),
+        typer.Option(
+            "--input", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - is standard input, one text per line."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")
@@ -481,7 +483,7 @@ def export(  # noqa: PLR0913 - the options of a command
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
     student: Student = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to. [default: the student's folder with -onnx]")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder to write. [default: the student's folder with -onnx]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     config: Config = FILE,

@@ -1,6 +1,6 @@
 """Compares cache-teachers with its rivals: K dropout passes of one teacher on the same texts, interleaved.
 
-python benchmarks/cache_teachers.py --texts ../shared/data/ag_news/train.parquet [--json]
+python benchmarks/cache_teachers.py --texts PATH/ag_news/train.parquet [--json]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares methods on generated texts with each other and with a student of real texts, as accuracy over seeds.
 
-python benchmarks/data_free.py --data ../shared/data --language-model LM --general WIKI.parquet [--sets ag_news]
+python benchmarks/data_free.py --data PATH --language-model LM --general WIKI.parquet [--sets ag_news]
     [--texts 200] [--seeds 3] [--json]
 
 LM is the output of benchmarks/train_lm.py or a Hub id. Teachers are fine-tuned on groups of each data set's labels.

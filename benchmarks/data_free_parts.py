@@ -1,6 +1,6 @@
 """Finds the component that fails without data: replaces texts and the choice of teachers by the truth, one at a time.
 
-python benchmarks/data_free_parts.py --data ../shared/data --language-model LM --general BROWN.parquet [--json]
+python benchmarks/data_free_parts.py --data PATH --language-model LM --general BROWN.parquet [--json]
     [--sources steered real] [options of data_free.py]
 
 Use the folder of data_free.py to share teachers and texts. Each row has a source of texts (random-words, cross-domain,

@@ -1,6 +1,6 @@
 """Compares trainings with nothing set with a grid of 12 settings, for teachers and for students.
 
-python benchmarks/defaults.py --data ../shared/data [--sets trec6 banking77] [--texts 300 1000 3000] [--kinds teachers]
+python benchmarks/defaults.py --data PATH [--sets trec6 banking77] [--texts 300 1000 3000] [--kinds teachers]
     [--folder defaults-benchmark] [--json]
 
 A classifier is what train-teachers makes for all labels; a student learns from the cached predictions of two teachers.

@@ -1,6 +1,6 @@
 """Measures accuracy and gap closed of every method on several data sets and seeds, with one cache per data set.
 
-python benchmarks/methods.py --data ../shared/data [--sets ag_news ag_news+trec6] [--limit 2000] [--seeds 3] [--json]
+python benchmarks/methods.py --data PATH [--sets ag_news ag_news+trec6] [--limit 2000] [--seeds 3] [--json]
     [--methods amalgam "muka-soft targets.temperature=0.05" "muka-soft targets.text_weights=none"]
 
 Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels. Each row is

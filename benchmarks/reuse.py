@@ -1,6 +1,6 @@
 """Measures the cost of changes (K 16 -> 32, appended texts) against a fresh run, and memory by number of texts.
 
-python benchmarks/reuse.py --texts ../shared/data/ag_news/train.parquet [--json]
+python benchmarks/reuse.py --texts PATH/ag_news/train.parquet [--json]
 python benchmarks/reuse.py --memory 10000 1000000
 """
 

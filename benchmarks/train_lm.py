@@ -1,7 +1,7 @@
 """Trains a small language model of general English with GPT-2's architecture for the benchmarks of generation.
 
-python benchmarks/train_lm.py --texts ../shared/data/lm_brown/train.parquet ../shared/data/lm_abc/train.parquet \
-    ../shared/data/wikitext2_valid_test/train.parquet --out lm [--layers 4 --width 256 --steps 2000] [--json]
+python benchmarks/train_lm.py --texts PATH/lm_brown/train.parquet PATH/lm_abc/train.parquet \
+    PATH/wikitext2_valid_test/train.parquet --out lm [--layers 4 --width 256 --steps 2000] [--json]
 
 Tokenizer (byte-level BPE) and weights are trained on the texts. One text in fifty is held out. The result is a
 Hugging Face folder. The row has the loss in nats per token and the perplexity per token and word of held-out texts.

@@ -1,6 +1,6 @@
 """Compares train-student with its rivals: one student on the same tokens, interleaved.
 
-python benchmarks/train_student.py --texts ../shared/data/ag_news/train.parquet [--json]
+python benchmarks/train_student.py --texts PATH/ag_news/train.parquet [--json]
 """
 
 from __future__ import annotations

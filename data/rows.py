@@ -121,7 +121,7 @@ def _no_files(source: str, path: Path) -> DataError:
         missing, parent = parent, parent.parent
     names = sorted(entry.name for entry in parent.iterdir())
     near = [shown(name) for name in nearest(missing.name, names) or names[:5]]
-    fix = f"there are: {', '.join(near)}" if near else "put the file there, or name another"
+    fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     return DataError(
         f"{shown(source)} does not exist", where=f"no {shown(missing.name)} in {shown(str(parent), 200)}", fix=fix
     )

@@ -64,7 +64,7 @@ METHODS: Mapping[str, Method] = {
     "muka-soft": Method(MUKA, "logits, passes", {"targets": {"mode": "soft", "teacher_weights": "muka"}}),
     "muka-hard": Method(MUKA, "logits, passes", {"targets": {"mode": "hard", "teacher_weights": "muka"}}),
     "uhc": Method("Vongkulbhisal et al. 2019 (UHC)", "logits", {"targets": {"mode": "uhc"}}),
-    "vanilla-kd": Method("Hinton et al. 2015, all logits side by side", "logits", {"targets": VANILLA_KD}),
+    "vanilla-kd": Method("Hinton et al. 2015, concatenated logits", "logits", {"targets": VANILLA_KD}),
     "layerwise": Method(
         "Shen et al. 2019 (AAAI)",
         "logits, states by token",
@@ -96,10 +96,10 @@ METHODS: Mapping[str, Method] = {
         {"targets": VANILLA_KD, "objective": {"name": "as-dfd"}},
     ),
     "supervised": Method(
-        "cross-entropy on gold labels: the ceiling", "gold labels", {"targets": {"mode": "supervised"}}
+        "cross-entropy on gold labels: the upper bound", "gold labels", {"targets": {"mode": "supervised"}}
     ),
-    "teacher:<name>": Method("one teacher alone, zeros on labels it does not know", "logits", {}, trains=False),
-    "ensemble": Method("argmax of all teachers' logits side by side", "logits", {}, trains=False),
+    "teacher:<name>": Method("one teacher alone, zero on labels that it lacks", "logits", {}, trains=False),
+    "ensemble": Method("highest probability of one softmax over all teachers' logits", "logits", {}, trains=False),
     "zero-shot": Method("nearest label name in the encoder's space, no teacher", "label names", {}, trains=False),
 }
 

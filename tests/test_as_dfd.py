@@ -1,4 +1,4 @@
-"""AS-DFD at the front door: pseudo embeddings by the teachers' gradients, and a student that reads no text."""
+"""AS-DFD makes pseudo embeddings by the teachers' gradients, and trains a student that reads no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amalgam audit` at the front door: from the cache alone, with labels and without."""
+"""`amalgam audit` reads the cache alone, with labels and without."""
 
 from __future__ import annotations
 

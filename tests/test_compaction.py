@@ -1,4 +1,4 @@
-"""`amalgam gc --compact` through the front door: few files, the same results, no teacher run again."""
+"""`amalgam gc --compact` leaves few files with the same results; no teacher runs again."""
 
 from __future__ import annotations
 

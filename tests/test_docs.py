@@ -1,6 +1,6 @@
 """README and docs are run: every command block is run, every experiment is read, in the order of the page.
 
-A page is a visit to one folder. ```console holds commands after `$ ` and their output; an output that begins with
+Each page has a folder of its own. ```console holds commands after `$ ` and their output; an output that begins with
 `error:` must come exactly so. ```yaml and ```python with a title are files that the reader writes; ```text is shown.
 """
 

@@ -1,4 +1,4 @@
-"""Stage 0 through the front door: texts where there were none, written once, extended, gated, shared and resumed."""
+"""Stage generate writes texts once, extends, filters and shares them, and resumes."""
 
 from __future__ import annotations
 

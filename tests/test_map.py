@@ -1,4 +1,4 @@
-"""docs/contributing/map.md: twenty questions, each answered by places that exist."""
+"""docs/contributing/map.md has questions, each answered by places that exist."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _names(path: Path) -> set[str]:
     return names
 
 
-def test_there_are_twenty_questions_and_each_has_an_answer() -> None:
+def test_each_question_has_an_answer() -> None:
     answers = _answers()
-    assert len(answers) == 20
+    assert len(answers) >= 25
     assert [question for question, places in answers.items() if not question.endswith("?") or not places] == []
 
 

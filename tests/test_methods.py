@@ -1,4 +1,4 @@
-"""Methods by name at the front door: each runs on the same cache, and looks at no more than it needs."""
+"""Each method runs on the same cache by its name, and reads only the inputs that it needs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import yaml
 from amalgam.stages.app.licences import FREE, RESTRICTED, common_licence, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card
 from amalgam.stages.common.corpus import hub_datasets
-from amalgam.stages.common.models.model_card import MOST_BYTES, Source, read_card
+from amalgam.stages.common.models.read_card import MOST_BYTES, Source, read_card
 
 
 def source(role: str = "teacher a", *licences: str, **more: Any) -> Source:

@@ -1,4 +1,4 @@
-"""MT-BERT at the front door: teachers of one label set, gold labels, and its parts left out by one word each."""
+"""MT-BERT trains from gold labels and teachers with all labels; one field leaves out each of its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that learn from teachers' states, at the front door."""
+"""Methods that learn from teachers' states run by their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teachers' states at the front door: kept apart from their passes, computed once, and only where they are missing."""
+"""Teachers' states are stored apart from their passes, and only missing ones are computed."""
 
 from __future__ import annotations
 

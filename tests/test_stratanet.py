@@ -1,4 +1,4 @@
-"""StrataNet and its measures at the front door: from real and from generated texts, and work that is done only once."""
+"""StrataNet and its measures on real and on generated texts; repeated commands reuse results."""
 
 from __future__ import annotations
 

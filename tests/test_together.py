@@ -1,4 +1,4 @@
-"""Teachers that are fine-tuned together, at the front door: ordinary teachers for every later stage."""
+"""Teachers that are fine-tuned together are ordinary teachers for every later stage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Paths inside a workspace: which are refused, and the names that amalgam gives to its files.
 
-Records, pins and indexes may come from a stranger, so each path is checked when it is read and when it is used.
+Records, pins and indexes may come from another machine. Each path is checked when it is read and when it is used.
 """
 
 from __future__ import annotations

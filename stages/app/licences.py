@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from amalgam.stages.common.models.model_card import Source
+from amalgam.stages.common.models.read_card import Source
 
 
 @dataclass(frozen=True)

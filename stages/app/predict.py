@@ -30,8 +30,8 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.paths import check_writable, user_path
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.stages.common.models.model_card import Source, Training
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
+from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
 

@@ -26,8 +26,8 @@ from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_card import read_card
 from amalgam.stages.common.models.model_folder import CARD
+from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.report.html import size

@@ -1,4 +1,4 @@
-"""Fits Gaussians to a teacher's own texts and to all texts, and scores how foreign a text is to the teacher.
+"""Fits Gaussians to a teacher's own texts and to all texts, and computes the out-of-domain score of a text.
 
 md is the distance from the nearest class; rmd subtracts the distance from the background (Ren et al. 2021). msp is
 minus the largest probability. Texts n, width W, groups C; all in float64.

@@ -1,6 +1,6 @@
 """Stage fit-statistics: a unit is a teacher, its Gaussians and the scores of its own texts.
 
-Wanted where teachers are weighed by how foreign a text is to each (`targets.uncertainty: rmd`, md, msp; stratanet).
+Needed if teachers are weighed by out-of-domain scores (`targets.uncertainty: rmd`, md, msp; stratanet).
 All measures are fitted at once, so another one costs targets and student alone.
 """
 

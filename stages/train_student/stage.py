@@ -28,8 +28,8 @@ from amalgam.stages.common.load import (
     train_part,
     training_services,
 )
-from amalgam.stages.common.models.model_card import Source, Training, source_of
 from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
+from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 from amalgam.stages.fit_statistics.stage import domain_confidences

@@ -106,7 +106,7 @@ def train(
 
 
 def stopped_at(folder: Path, *steps: int) -> None:
-    """Checkpoints of these steps side by side, as a kill between writing one and removing another leaves them."""
+    """Writes checkpoints of these steps, as a kill between writing one and removing another leaves them."""
     for step in steps:
         with pytest.raises(TrainingInterrupted) as stopped:
             train(tiny_bert(), folder / "apart" / str(step), watch=Watch(stop_after=step))

@@ -50,7 +50,7 @@ class Layer:
 
     @torch.inference_mode(mode=False)  # else the weights could no longer be in a computation with gradients
     def __post_init__(self) -> None:
-        """Query, key and value side by side; the model's own weights become views, so that nothing is held twice."""
+        """Joins query, key and value in one matrix; the model's own weights become views of it, which saves memory."""
         three = (self.query, self.key, self.value)
         object.__setattr__(self, "weight", torch.cat([one.weight.data for one in three]))
         object.__setattr__(self, "bias", torch.cat([one.bias.data for one in three]))

@@ -368,13 +368,15 @@ def _package_folder(reference: str, where: str) -> Path:
 
 
 def _nearest(folder: Path) -> str:
-    """Returns a hint with the folders of the nearest existing parent."""
+    """Returns the fix: a folder of the nearest existing parent, if it has any."""
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
     siblings = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     close = difflib.get_close_matches(missing.name, siblings, n=3, cutoff=0.4) or siblings[:5]
-    return f"{missing.parent} has {', '.join(close)}" if close else f"{missing.parent} has no folders"
+    if not close:
+        return f"name another folder: {missing.parent} has none"
+    return f"name a folder of {missing.parent}, such as {', '.join(close)}"
 
 
 def for_all(

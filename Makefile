@@ -5,6 +5,8 @@
 # make test-ray    runs the Ray tests on a local cluster; installs the extra `ray`
 # make test-s3     runs the object store tests on moto's S3 server, in a separate .venv
 # make check-low   installs the lowest versions (constraints-low.txt) into .venv-low, runs the wheel and the tests there
+# make audit       looks up known vulnerabilities of the tested versions, and compares the digests of their files
+# make dist        builds the wheel and the list of its packages (CycloneDX) into dist/
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
@@ -14,12 +16,13 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+AUDIT := .venv-audit/.installed
 # Without tests that fork a process with polars loaded: with the lowest versions such a fork can hang.
 LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .py, models weighing statistics \
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
 TORCH_FROM ?=
 
-.PHONY: demo test test-notebook test-ray test-s3 check check-low docs notebook check-gpu clean
+.PHONY: demo test test-notebook test-ray test-s3 check check-low audit dist docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -42,7 +45,7 @@ test-s3: $(INSTALLED)
 	.venv-moto/bin/python -m pip install --quiet 'moto[s3]>=5.2' 'flask>=3' 'flask-cors>=6'
 	$(BIN)/python tests/on_moto.py .venv-moto/bin/python tests/test_object_store.py tests/pipeline/test_bucket.py tests/pipeline/test_packs.py
 
-check: $(INSTALLED)
+check: $(INSTALLED) $(AUDIT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,8 +53,14 @@ check: $(INSTALLED)
 	bash .ci/docs
 	bash .ci/wheel
 
+audit: $(INSTALLED) $(AUDIT)
+	$(BIN)/python .ci/audit
+
+dist: $(INSTALLED) $(AUDIT)
+	DIST=$(CURDIR)/dist bash .ci/wheel
+
 # The lowest torch has no CPU build on the package index: TORCH_FROM="--index-url ADDRESS" names an index that has one.
-check-low: $(INSTALLED)
+check-low: $(INSTALLED) $(AUDIT)
 	bash .ci/wheel constraints-low.txt $(TORCH_FROM)
 	$(PYTHON) -m venv --clear .venv-low
 	.venv-low/bin/python -m pip install --quiet $(TORCH_FROM) "$$(grep '^torch==' constraints-low.txt)"
@@ -74,9 +83,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
+$(AUDIT):
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet 'pip-audit>=2.10' 'cyclonedx-bom>=7.3'
+	touch $@
+
 # Uses no virtual environment: a GPU machine has its own torch, and often does not allow other installs.
 check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
-	rm -rf .venv .venv-low dist site amalgam-demo amalgam-demo-data-free
+	rm -rf .venv .venv-audit .venv-low dist site amalgam-demo amalgam-demo-data-free

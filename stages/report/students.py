@@ -129,8 +129,7 @@ def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, 
     for name, student in students:
         n, gained, lost = student.scores["n"], None, None
         if right_hex and student.right_hex:
-            own, theirs = int(right_hex, 16), int(student.right_hex, 16)
-            gained, lost = (own & ~theirs).bit_count(), (theirs & ~own).bit_count()
+            gained, lost = gained_lost(right_hex, student.right_hex)
         rivals.append(
             {
                 "name": name,
@@ -143,3 +142,9 @@ def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, 
             }
         )
     return rivals
+
+
+def gained_lost(first: str, second: str) -> tuple[int, int]:
+    """Counts the texts that only the first system predicts right, and only the second; each is a `right_hex`."""
+    a, b = int(first, 16), int(second, 16)
+    return (a & ~b).bit_count(), (b & ~a).bit_count()

@@ -40,7 +40,6 @@ from amalgam.stages.report.verdict import (
     VerdictInputs,
     verdict,
 )
-from amalgam.stages.weigh_teachers import FALLBACK
 
 FORMAT = 3
 
@@ -293,7 +292,7 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
         steps=facts.get("steps"),
         epochs=facts.get("epochs", 1),
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
-        weights_unused=any(FALLBACK in note for note in weights.get("notes", ())),
+        weights_unused=weights.get("fallback", False),
         long_texts=(facts.get("cut") or 0) / max(facts.get("texts") or 0, 1),
         method=numbers["method"],
         label=inputs.settings.corpus.label,

@@ -5,5 +5,3 @@ EXAMPLES = (
     "amalgam weigh-teachers",
     "amalgam weigh-teachers student.method=amalgam",
 )
-FALLBACK = "each text's own confidences were used, as muka does"
-"""End of a note: the evidence was dropped."""

@@ -115,6 +115,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
         signal = exclusive(answers[targets.weight_signal], facts)
         if signal is not None and targets.neighbours:
             signal = coherent(signal, nearest(features_of(run, key_array(keys)), targets.neighbours)[0], facts)
+    facts["fallback"] = signal is None
     weights, estimated = weigh(signal, answers["confidence"], targets, facts, shares)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))

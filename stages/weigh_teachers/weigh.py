@@ -16,15 +16,18 @@ import torch
 
 from amalgam.data.arrays import softmax
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers import FALLBACK
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+FALLBACK = "each text's own confidences were used, as muka does"
 
 
 class WeightFacts(TypedDict, total=False):
     """Results of the checks, for the manifest; the fields depend on the kinds of evidence."""
 
     notes: Required[list[str]]
+    fallback: bool
+    """Whether the evidence was dropped, and each text's own confidences were used."""
     shares: dict[str, float]
     """The teachers' shares of the texts."""
     separation: float

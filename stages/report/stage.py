@@ -57,7 +57,7 @@ from amalgam.stages.report.report_json import (
 from amalgam.stages.report.tables import print_evaluation
 from amalgam.stages.report.verdict import TO_LABEL, UnlabelledQuality, lines
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
-from amalgam.stages.train_student.stage import student_folder
+from amalgam.stages.train_student.stage import held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
@@ -262,8 +262,7 @@ def _evaluate(run: Run) -> Evaluated:
 def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
     from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
 
-    labels, student = label_space(run), run.experiment.student
-    validated = student.select == "validation" or (student.select == "auto" and run.experiment.corpus.validation)
+    labels = label_space(run)
     inputs = LabellingInputs(
         store=run.store,
         train=train,
@@ -271,7 +270,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
         student=load_student(run, student_folder(run), labels.names, where="the student"),
         answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
-        held_out=0.0 if validated else student.held_out,
+        held_out=held_out_share(run),
         corpus=run.experiment.corpus,
     )
     return unlabelled_quality(inputs)

@@ -14,7 +14,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
-from amalgam.stages.common.corpus import hub_datasets, sources_of
+from amalgam.stages.common.corpus import Part, hub_datasets, sources_of
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
@@ -71,13 +71,10 @@ class TrainStudent(Stage):
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
-        select = student.select
-        if select == "auto":
-            select = "validation" if run.experiment.corpus.validation else "held-out"
-        inputs: dict[str, object] = {"encoder": encoder_digest(run, student, ENCODER), "select": select}
-        if select == "validation":
-            validation = part_of(run, "validation")
-            inputs["validation"] = validation.labels_digest if validation else None
+        inputs: dict[str, object] = {"encoder": encoder_digest(run, student, ENCODER), "select": "held-out"}
+        validation = validation_part(run)
+        if validation:
+            inputs |= {"select": "validation", "validation": validation.labels_digest}
         unset = {"dropout"} if student.dropout is None else set()
         config: dict[str, object] = {
             "student": student.model_dump(exclude=NOT_IDENTITY | unset) | asdict(schedule(run))
@@ -160,6 +157,17 @@ def _examples(run: Run) -> int:
     return run.experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
 
 
+def validation_part(run: Run) -> Part | None:
+    """Returns the validation texts if they select the checkpoint: the settings choose them, and they have labels."""
+    part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
+    return part if part and part.facts["labels"] else None
+
+
+def held_out_share(run: Run) -> float:
+    """Returns the share of the training texts on which the checkpoint is selected."""
+    return 0.0 if validation_part(run) else run.experiment.student.held_out
+
+
 def student_folder(run: Run) -> Path:
     """Returns the Hugging Face folder in the store, after verifying every file."""
     return run.store.verified_folder(run.result("train-student").files)
@@ -220,8 +228,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     facts, part = target_facts(run), train_part(run)
     new = load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
-    texts, held_out = tokenized_buckets(run, part, new, ["key"]), 0.0 if validation else student.held_out
-    data = targeted(texts, read_targets(run), held_out=held_out)
+    texts = tokenized_buckets(run, part, new, ["key"])
+    data = targeted(texts, read_targets(run), held_out=held_out_share(run))
     targets = targets_objective(facts)
     selected = validation or selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
@@ -251,7 +259,7 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
     learned, selection = split_embeddings(
         *projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
         targets,
-        held_out=0.0 if validation else student.held_out,
+        held_out=held_out_share(run),
     )
     phases, settings = [("", targets)], training_of(student, schedule(run))
     results = train(training_services(run), new, learned, phases, settings, validation or selection, checkpoint)
@@ -274,6 +282,8 @@ def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Selectio
     from amalgam.stages.common.training.batches import labelled
     from amalgam.stages.common.training.run import Selection, accuracy_on
 
-    part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
-    texts = labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn if part else None
-    return Selection("accuracy on labelled validation", accuracy_on(texts, new.pad_id)) if texts else None
+    part = validation_part(run)
+    if part is None:
+        return None
+    texts = labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
+    return Selection("accuracy on labelled validation", accuracy_on(texts, new.pad_id))

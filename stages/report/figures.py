@@ -6,7 +6,7 @@ The same numbers give the same bytes: no fonts, versions or dates. Text is escap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -80,8 +80,8 @@ def spikes(numbers: ReportJson) -> list[str]:
         totals, low, high = _totals(series)
         if _is_spike(totals):
             place, width = totals.index(max(totals)), (high - low) / len(totals)
-            bounds = f"{percent(low + place * width)} and {percent(low + (place + 1) * width)}"
-            share = percent(max(totals) / sum(totals))
+            bounds = f"{short_percent(low + place * width)} and {short_percent(low + (place + 1) * width)}"
+            share = short_percent(max(totals) / sum(totals))
             sentences.append(f"{label[0].upper()}{label[1:]}: between {bounds} for {share} of the values.")
     return sentences
 
@@ -108,8 +108,8 @@ def coverage(measured: Coverage, unit: str) -> Markup | None:
         return None
     points = [(row["n"] / rows[-1]["n"], row["right"] / row["n"]) for row in rows]
     low = min(share for _, share in points)
-    across = axis("share of texts answered, the most probable first", 0.0, 1.0, percent)
-    figure = Figure("Accuracy by coverage", across, axis(unit, min(low, 0.9), 1.0, percent), {})
+    across = axis("share of texts answered, the most probable first", 0.0, 1.0)
+    figure = Figure("Accuracy by coverage", across, axis(unit, min(low, 0.9), 1.0), {})
     figure.path(points, "line one")
     figure.dot(*points[-1], "one", 3)
     return figure.svg()
@@ -125,7 +125,7 @@ def histogram(label: str, unit: str, names: Mapping[str, str], block: Mapping[st
     styles = {key: "two" if key == "wrong" else "one" for key in series}
     legend = {f"{names[key]}, n = {values['n']:,}": styles[key] for key, values in series.items()}
     highest = max(map(max, shares.values()))
-    figure = Figure(f"Histogram: {label}", axis(label, low, high, percent), axis(unit, 0.0, highest, percent), legend)
+    figure = Figure(f"Histogram: {label}", axis(label, low, high), axis(unit, 0.0, highest), legend)
     for key, heights in shares.items():
         width = (high - low) / len(heights)
         steps = [(low + (index + end) * width, height) for index, height in enumerate(heights) for end in (0, 1)]
@@ -144,7 +144,7 @@ def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup 
     if max(map(len, bins.values()), default=0) < 2:
         return None
     styles = dict(zip(bins, ("one", "two"), strict=False))
-    across, up = axis("probability of the prediction", 0, 1, percent), axis("accuracy", 0, 1, percent)
+    across, up = axis("probability of the prediction", 0, 1), axis("accuracy", 0, 1)
     figure = Figure("Calibration", across, up, styles)
     figure.path([(0.0, 0.0), (1.0, 1.0)], "line chance")
     for name, rows in bins.items():
@@ -162,23 +162,22 @@ def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup 
 class Axis:
     label: str
     ticks: Sequence[float]
-    show: Callable[[float], str]
 
     def share(self, value: float) -> float:
         """Returns 0 at the low end and 1 at the high end."""
         return (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
 
 
-def percent(value: float) -> str:
+def short_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def axis(label: str, low: float, high: float, show: Callable[[float], str] = "{:.4g}".format) -> Axis:
-    """Returns an axis with about five round ticks that enclose `low` and `high`."""
+def axis(label: str, low: float, high: float) -> Axis:
+    """Returns an axis in percent with about five round ticks that enclose `low` and `high`."""
     size = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= (high - low) / 4 * (1 - 1e-9))
     first, last = math.floor(low / step + NEAR), math.ceil(high / step - NEAR)
-    return Axis(label, [index * step for index in range(first, last + 1)], show)
+    return Axis(label, [index * step for index in range(first, last + 1)])
 
 
 class Figure:
@@ -214,11 +213,11 @@ class Figure:
         for value in self._y.ticks:
             _, down = self._at(self._x.ticks[0], value)
             self._line([(LEFT, down), (WIDTH - RIGHT, down)], "grid")
-            self._text(LEFT - 6, down + 4, self._y.show(value), "end")
+            self._text(LEFT - 6, down + 4, short_percent(value), "end")
         for value in self._x.ticks:
             across, _ = self._at(value, self._y.ticks[0])
             self._line([(across, self._bottom), (across, self._bottom + 4)], "axis")
-            self._text(across, self._bottom + 17, self._x.show(value), "middle")
+            self._text(across, self._bottom + 17, short_percent(value), "middle")
         self._line([(LEFT, self._bottom), (WIDTH - RIGHT, self._bottom)], "axis")
         self._text((LEFT + WIDTH - RIGHT) / 2, self._height - 8, self._x.label, "middle name")
         turned = '<text class="middle name" transform="translate(12 {}) rotate(-90)">{}</text>'

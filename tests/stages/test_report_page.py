@@ -168,7 +168,7 @@ def test_ticks_are_few_and_hold_what_is_drawn(low: float, width: float) -> None:
 
 
 def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
-    unit = Axis("<b>share</b>", [0.0, 1.0], str)
+    unit = Axis("<b>share</b>", [0.0, 1.0])
     figure = Figure('a "title"', unit, unit, {"<i>one</i>": "one"})
     figure.path([(0.0, 0.0), (1.0, 0.5)], "line one")
     svg = figure.svg()

@@ -543,7 +543,7 @@ def main() -> None:
             raise
         from amalgam.pipeline.console import Console
         from amalgam.pipeline.errors import InterruptedRunError
-        from amalgam.pipeline.execution.unexpected import as_error
+        from amalgam.pipeline.execution.faults import as_error
 
         shown = as_error(error)
         if isinstance(shown, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits

@@ -13,8 +13,7 @@ import glob
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.paths import fix_of, reason_of, user_path
+from amalgam.pipeline.user_paths import readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 MOST_CHARACTERS = 1 << 20
@@ -79,7 +78,7 @@ def find_files(source: str, base: Path) -> list[Path]:
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        with _readable(path):
+        with readable(path, DataError):
             files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     else:
         matches = glob.glob(source, root_dir=base, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
@@ -95,21 +94,6 @@ def find_files(source: str, base: Path) -> list[Path]:
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = f"{shown(path.name, 200)} cannot be read: {reason_of(error)}"
-        raise DataError(what, where=shown(str(path), 200), fix=fix_of(error)) from error
-
-
-def text_file_digest(path: Path, digest_of: Callable[[Path], str]) -> str:
-    """Returns the digest of a file of texts."""
-    with _readable(path):
-        return digest_of(path)
 
 
 def _no_files(source: str, path: Path) -> DataError:
@@ -199,7 +183,7 @@ def read_rows(
     """
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
-    with _readable(path):
+    with readable(path, DataError):
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
 
 

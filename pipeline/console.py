@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from amalgam.pipeline.errors import OutputError
-from amalgam.pipeline.paths import reason_of
+from amalgam.pipeline.errors import OutputError, reason_of
 from amalgam.pipeline.secrets import masked
 
 EVERY_SECONDS = 30.0

@@ -15,6 +15,9 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Sequence
 
 
@@ -107,3 +110,47 @@ def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
     combined = AmalgamError("\n".join([f"{len(errors)} problems", *parts]))
     combined.exit_code = errors[0].exit_code
     return combined
+
+
+# ---- errors of the system
+
+MOST_PATH = 240
+"""Characters of a path in a message; the middle of a longer one is left out."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+FIXES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give your user access to it (chmod, chown)"),
+    errno.EROFS: "mount it for writing, or name another folder",
+    errno.ENAMETOOLONG: "use a shorter path",
+    errno.ELOOP: "remove the circular link",
+    errno.EMFILE: "raise the limit of open files (ulimit -n 4096)",
+    **dict.fromkeys(FULL, "free some space (`amalgam gc`)"),
+}
+
+
+def number_of(error: BaseException) -> int | None:
+    """Returns the error's number; safetensors has it only in the message."""
+    number = getattr(error, "errno", None)
+    match = re.search(r"\(os error (\d+)\)", str(error)) if number is None else None
+    return int(match[1]) if match else number
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the system's words for the error, without its number and path."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+def fix_of(error: BaseException) -> str:
+    return FIXES.get(number_of(error) or 0, "check the path, the disk and the mount")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return number_of(error) in FULL
+
+
+def short_path(path: str | bytes | int | os.PathLike[str]) -> str:
+    """Returns the path for a message; a descriptor is its number."""
+    text = str(path) if isinstance(path, int) else os.fsdecode(path)
+    half = MOST_PATH // 2
+    return text if len(text) <= MOST_PATH else f"{text[:half]}...{text[-half:]}"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     "pipeline/errors.py",
     "pipeline/secrets.py",
-    "pipeline/paths.py",
+    "pipeline/user_paths.py",
     "pipeline/console.py",
     "pipeline/notebook.py",
     "pipeline/config",

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, FaultError, WorkError
-from amalgam.pipeline.execution.unexpected import as_error
+from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
 from amalgam.tests.test_bad_input import assert_three_lines

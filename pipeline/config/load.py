@@ -21,9 +21,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
-from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.paths import short_path
+from amalgam.pipeline.errors import ExperimentError, short_path
 from amalgam.pipeline.secrets import has_secret, masked
+from amalgam.pipeline.user_paths import write_new
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000
@@ -118,15 +118,7 @@ def write_template(folder: Path, teachers: str = "") -> Path:
     if teachers:
         before, _, rest = text.partition("teachers: ")
         text = "\n".join([before + teachers, rest.partition("\n\n")[2]])
-    if path.exists():
-        raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix="edit it, or move it away")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        what = f"{path} cannot be written ({error.strerror})"
-        raise ExperimentError(what, where=str(folder.absolute()), fix="name a folder that you may write") from None
+    write_new(path, text)
     return path
 
 

@@ -1,22 +1,36 @@
-"""Events from outside during a run: signals, transient I/O errors and a full disk."""
+"""Faults during a run: signals, transient I/O errors, a full disk or memory, and exceptions of libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import re
+import platform
 import shutil
 import signal
+import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DiskFullError, InterruptedRunError, WorkError
-from amalgam.pipeline.paths import AGAIN, FULL, OTHER_FIX, fix_of, reason_of, short_path
+from amalgam.pipeline.errors import (
+    AmalgamError,
+    DiskFullError,
+    FaultError,
+    InterruptedRunError,
+    WorkError,
+    fix_of,
+    is_disk_full,
+    reason_of,
+    short_path,
+)
+from amalgam.pipeline.secrets import masked
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Store
 
 PASSING = (errno.EIO, errno.ESTALE)
@@ -24,6 +38,14 @@ PASSING = (errno.EIO, errno.ESTALE)
 ATTEMPTS = 3
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+AGAIN = "then run the same command again: committed units stay"
+
+NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "std::bad_alloc")
+"""Parts of the messages of libraries that have no MemoryError."""
+
+MOST_SHOWN = 200
+"""Characters of a library's message."""
 
 T = TypeVar("T")
 
@@ -87,25 +109,63 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
             attempt += 1
 
 
-def is_disk_full(error: Exception) -> bool:
-    """Returns whether the disk is full; safetensors reports the error number only in the message."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return number is not None and int(number[1]) in FULL
+# ---- errors for the user
 
 
 def storage_error(error: Exception, what: str, store: Store) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed."""
+    kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or store.root
     if is_disk_full(error):
         free = shutil.disk_usage(store.root).free / 1e9
-        return DiskFullError(
-            f"{what}: the disk is full ({free:.1f} GB free)",
-            where=str(store.root),
-            fix="free some space (`amalgam gc`), then run the same command again: committed units stay",
-        )
-    return WorkError(
-        f"{what}: {reason_of(error)}",
-        where=short_path(getattr(error, "filename", None) or store.root),
-        fix=f"{fix_of(error) if isinstance(error, OSError) else OTHER_FIX}, {AGAIN}",
+        kind, reason, where = DiskFullError, f"the disk is full ({free:.1f} GB free)", store.root
+    return kind(f"{what}: {reason}", where=short_path(where), fix=f"{fix_of(error)}, {AGAIN}")
+
+
+def as_error(error: BaseException) -> AmalgamError:
+    """Returns an error with a place and a fix; one that amalgam did not expect becomes a FaultError with a file."""
+    if isinstance(error, AmalgamError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        what = "stopped by SIGINT; committed units stay"
+        return InterruptedRunError(what, signal_number=signal.SIGINT, fix="run the same command again to continue")
+    if is_out_of_memory(error):
+        fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
+        return WorkError(f"out of memory{_first_line(error)}", fix=fix)
+    if isinstance(error, OSError) and error.errno is not None:
+        place = None if error.filename is None else short_path(error.filename)
+        name = f"{place.rpartition('/')[2]}: " if place else ""
+        kind = DiskFullError if is_disk_full(error) else WorkError
+        return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
+    return fault_of(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
     )
+
+
+def fault_of(error: BaseException) -> FaultError:
+    """Returns the error of a fault in amalgam, and writes its traceback to a file."""
+    line = masked(f"{type(error).__name__}{_first_line(error)}")
+    fix = "report it with this file; --debug prints the traceback instead"
+    return FaultError(f"this is a fault of amalgam: {line}", where=_write_traceback(error), fix=fix)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f": {lines[0][:MOST_SHOWN]}" if lines else ""
+
+
+def _write_traceback(error: BaseException) -> str | None:
+    """Writes versions, command and traceback without secrets; returns the path, or None on a full disk."""
+    versions = {"python": platform.python_version(), "system": platform.platform(), **library_versions()}
+    parts = [" ".join(sys.argv), *(f"{name} {version}" for name, version in versions.items())]
+    text = masked("\n".join([*parts, "", "".join(traceback.format_exception(error))]))
+    try:
+        descriptor, path = tempfile.mkstemp(".txt", "amalgam-fault-")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return None
+    return path

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
-from amalgam.pipeline.paths import user_path
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
 from amalgam.pipeline.storage.paths import check_path
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
+from amalgam.pipeline.user_paths import user_path
 
 MANIFEST = "MANIFEST.json"
 

@@ -11,6 +11,7 @@ from amalgam.data.rows import SUFFIXES, find_files, nearest, read_rows
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Teacher
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
+from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.init import name_of
 from amalgam.stages.common.models.resolve import for_all, label_names, place_of, read_model
@@ -192,13 +193,7 @@ def write_file(experiment: GivenExperiment, path: Path) -> Path:
     if target.parent.resolve() != experiment.base.resolve():
         fix = f"write it to {experiment.base}, or move folder and file together afterwards"
         raise ExperimentError("the file's paths start from another folder", where=str(target), fix=fix)
-    text = f"# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n{experiment.yaml}"
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ExperimentError(f"{target.name} exists", where=str(target), fix="give another name") from None
-    except OSError as error:
-        what = f"{target.name} cannot be written ({error.strerror})"
-        raise ExperimentError(what, where=str(target), fix="name a folder that you may write") from None
+    write_new(
+        target, f"# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n{experiment.yaml}"
+    )
     return target

@@ -16,7 +16,7 @@ from amalgam.data.rows import find_files, read_rows
 from amalgam.pipeline.errors import AmalgamError, DataError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
-from amalgam.pipeline.paths import check_writable
+from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import GENERATED, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.load import check_encoder, labels_by_teacher

@@ -22,6 +22,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.storage.fingerprint import file_digest
 from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.store import open_store
+from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -41,11 +42,8 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     store = open_store(loaded.experiment.execution.workspace, loaded.base)
     store.claim()
     folder = store.root / "given"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what, fix = f"the workspace cannot be written ({error.strerror})", "name a folder that you may write"
-        raise ExperimentError(what, where=str(folder.parent), fix=fix) from None
+    check_writable(folder, "change its permissions, or set execution.workspace=DIR")
+    folder.mkdir(parents=True, exist_ok=True)
     corpus = loaded.experiment.corpus
     return {part: _store(given, corpus, folder, part) for part, given in texts.items()}
 

@@ -28,8 +28,8 @@ from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
-from amalgam.pipeline.paths import check_writable, user_path
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.common.models.model_folder import METADATA, read_metadata
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model

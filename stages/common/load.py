@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
-from amalgam.data.rows import fetch_remote, find_files, text_file_digest
+from amalgam.data.rows import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
@@ -19,6 +19,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit, once
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.pipeline.user_paths import readable
 from amalgam.stages.common.cached.coverage import UnitRequest
 from amalgam.stages.common.corpus import (
     GENERATED,
@@ -341,7 +342,9 @@ def part_identity(run: Run, part: str) -> list[str]:
                 raise PendingDependencyError(source)
             digests.append(digest)
         else:
-            digests += [text_file_digest(path, run.digest_of) for path in local_files(run, source)]
+            for path in local_files(run, source):
+                with readable(path, DataError):
+                    digests.append(run.digest_of(path))
     return sorted(digests)
 
 

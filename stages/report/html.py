@@ -23,8 +23,8 @@ from markupsafe import Markup, escape
 from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures, spikes

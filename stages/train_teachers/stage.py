@@ -16,9 +16,9 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
-from amalgam.pipeline.paths import check_writable
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
+from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import (

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from amalgam.pipeline.errors import DiskFullError, ModelError
-from amalgam.pipeline.execution.faults import is_disk_full
+from amalgam.pipeline.errors import DiskFullError, ModelError, is_disk_full
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

@@ -13,15 +13,14 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.pipeline.paths import check_writable, fix_of, reason_of, short_path
 from amalgam.pipeline.storage.local import atomic_write, temporary_path
+from amalgam.pipeline.user_paths import check_writable
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -48,17 +47,6 @@ ATTENTIVE = "amalgam-attentive"
 CARD = "README.md"
 METADATA = ".amalgam.json"
 """File that marks a published folder."""
-
-
-@contextmanager
-def readable(folder: Path, where: str) -> Iterator[None]:
-    """Turns a file of the folder that the system cannot read into a ModelError."""
-    try:
-        yield
-    except OSError as error:
-        name = short_path(error.filename or folder)
-        what = f"{name.rpartition('/')[2]} cannot be read: {reason_of(error)}"
-        raise ModelError(what, where=f"{where}: {name}", fix=fix_of(error)) from error
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.paths import user_path
 from amalgam.pipeline.storage.store import Store
+from amalgam.pipeline.user_paths import readable, user_path
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.model_folder import ATTENTIVE
@@ -188,7 +188,7 @@ class _Finder:
         place = place_of(reference.given, reference.base, field=reference.field)
         if isinstance(place, str):
             return self._check_on_hub(reference)
-        with model_folder.readable(place, reference.where):
+        with readable(place, ModelError, reference.where):
             model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
         return partial(_identify, reference, place)
 
@@ -272,7 +272,7 @@ def read_model(
     trust_remote_code: bool = False,
 ) -> ModelFiles:
     """Checks all files of a model's folder; the digest is empty without `digest_of`."""
-    with model_folder.readable(folder, where):
+    with readable(folder, ModelError, where):
         return _read_model(folder, where, digest_of, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
 
 

@@ -21,8 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from amalgam.pipeline.errors import DiskFullError
-from amalgam.pipeline.execution.faults import is_disk_full
+from amalgam.pipeline.errors import DiskFullError, is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
 

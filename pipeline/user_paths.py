@@ -1,45 +1,13 @@
-"""Paths of a user: refuses those that the system cannot look up or write to, with the reason and a fix."""
+"""Paths of a user outside the workspace: refuses those that the system cannot look up, read or write."""
 
 from __future__ import annotations
 
-import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from amalgam.pipeline.errors import AmalgamError, ExperimentError
-
-MOST_PATH = 240
-"""Characters of a path in a message; the middle of a longer one is left out."""
-
-AGAIN = "then run the same command again: committed units stay"
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-FIXES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "give your user access to it (chmod, chown)"),
-    errno.EROFS: "mount it for writing, or name another folder",
-    errno.ENAMETOOLONG: "use a shorter path",
-    errno.ELOOP: "remove the circular link",
-    errno.EMFILE: "raise the limit of open files (ulimit -n 4096)",
-    **dict.fromkeys(FULL, "free some space (`amalgam gc`)"),
-}
-OTHER_FIX = "check the path, the disk and the mount"
-
-
-def reason_of(error: BaseException) -> str:
-    """Returns the system's words for the error, without its number and path."""
-    return str(getattr(error, "strerror", None) or error)
-
-
-def fix_of(error: OSError) -> str:
-    return FIXES.get(error.errno or 0, OTHER_FIX)
-
-
-def short_path(path: str | bytes | int | os.PathLike[str]) -> str:
-    """Returns the path for a message; a descriptor is its number."""
-    text = str(path) if isinstance(path, int) else os.fsdecode(path)
-    half = MOST_PATH // 2
-    return text if len(text) <= MOST_PATH else f"{text[:half]}...{text[-half:]}"
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, fix_of, reason_of, short_path
 
 
 def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = ExperimentError, where: str = "") -> Path:
@@ -81,3 +49,25 @@ def check_writable(folder: Path, fix: str) -> None:
     except OSError as error:
         what = f"{folder.name} cannot be reached: {reason_of(error)}"
     raise ExperimentError(what, where=str(folder), fix=fix)
+
+
+@contextmanager
+def readable(path: Path, kind: type[AmalgamError], where: str = "") -> Iterator[None]:
+    """Turns a file that the system cannot read into an error of this kind."""
+    try:
+        yield
+    except OSError as error:
+        place = short_path(error.filename or path)
+        what = f"{place.rpartition('/')[2]} cannot be read: {reason_of(error)}"
+        raise kind(what, where=f"{where}: {place}" if where else place, fix=fix_of(error)) from error
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a text file and the folders above it; refuses to replace a file."""
+    if path.exists():
+        fix = "edit it, move it away, or give another name"
+        raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix=fix)
+    check_writable(path.absolute().parent, "name a folder that you may write")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)

@@ -14,7 +14,7 @@ from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 
 Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
 
-State = Literal["current", "partial", "missing"]
+State = Literal["current", "partial", "missing", "not part of this experiment"]
 
 
 class UnitsJson(TypedDict):
@@ -67,7 +67,11 @@ class StageState:
 
     @property
     def why(self) -> str:
-        return f"{self.reason}{': ' + self.detail if self.detail else ''}"
+        return ": ".join(filter(None, (self.reason, self.detail)))
+
+    @property
+    def units(self) -> str:
+        return "-" if self.total is None else f"{self.done}/{self.total}"
 
     def to_json(self) -> StateJson:
         return {

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, all_of
-from amalgam.pipeline.execution.plan import IdentityJson, Reason, StageState, UnitsJson, identity_of, plan
+from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
 from amalgam.pipeline.notebook import console_of_python, table_html
@@ -380,44 +380,23 @@ class Change(TypedDict):
     change: str
 
 
-class Explanation(TypedDict):
+class Explanation(StateJson):
     """A stage's state, as in the plan, and the changes since its last result."""
 
-    stage: str
-    state: str
-    reason: Reason | None
-    detail: str
-    units: NotRequired[UnitsJson]
-    fingerprint: str | None
-    warnings: NotRequired[list[str]]
-    after: NotRequired[list[str]]
-    chosen: NotRequired[Mapping[str, Any]]
     last: str | None
     changes: list[Change]
     identity: IdentityJson | None
 
 
 def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanation:
-    last = run.store.last(stage.name)
+    last, identity = run.store.last(stage.name), None
     old = run.store.manifest(stage.name, last) if last else None
-    try:
+    with suppress(PendingDependencyError):
         identity = identity_of(stage, run) if state else None
-    except PendingDependencyError:
-        identity = None
     differing = differences(old.identity, identity) if old and identity else ()
     changes = [Change(field=field, change=change) for field, change in differing]
-    if state:
-        return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
-    return {
-        "stage": stage.name,
-        "state": "not part of this experiment",
-        "detail": "",
-        "reason": None,
-        "fingerprint": None,
-        "last": last,
-        "changes": changes,
-        "identity": identity,
-    }
+    state = state or StageState(stage.name, "not part of this experiment", None, "", None, None, None)
+    return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:

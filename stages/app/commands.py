@@ -80,12 +80,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
 def _print_plan(console: Console, states: Sequence[StageState], costs: CostEstimate, *, tree: bool) -> None:
     prices = ["time", "memory", "disk"] if costs.estimates else []
     rows = {
-        state.stage: [
-            state.state,
-            "-" if state.total is None else f"{state.done}/{state.total}",
-            *(costs.cells(state.stage) if prices else ()),
-            f"{state.reason or ''}{': ' if state.detail and state.reason else ''}{state.detail}",
-        ]
+        state.stage: [state.state, state.units, *(costs.cells(state.stage) if prices else ()), state.why]
         for state in states
     }
     if tree:

@@ -81,15 +81,7 @@ class Plan(list[StageState]):
         return [*(f"note: {remark}" for remark in self.remarks), *(f"error: {problem}" for problem in self.problems)]
 
     def _rows(self) -> list[list[str]]:
-        return [
-            [
-                state.stage,
-                state.state,
-                "-" if state.total is None else f"{state.done}/{state.total}",
-                state.why if state.reason else "",
-            ]
-            for state in self
-        ]
+        return [[state.stage, state.state, state.units, state.why] for state in self]
 
 
 # ---- audit
@@ -258,5 +250,5 @@ def _stage_result(run: Run, name: str, before: StageState | None, description: s
     facts = timing.facts if timing else {}
     reused = int(facts.get("found", 0))
     outcome: Literal["made", "made in part"] = "made in part" if reused else "made"
-    why = before.why if before and before.reason else ""
+    why = before.why if before else ""
     return StageResult(name, outcome, units, reused, facts.get("seconds"), why, description, where)

@@ -132,6 +132,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
     "no such file": (lambda: Experiment(TEACHERS, "texts/tran.csv"), "train.csv"),
     "one text": (lambda: Experiment(TEACHERS, "one text"), "a text itself goes in a list"),
+    "one long text": (lambda: Experiment(TEACHERS, "a text " * 100), "a text itself goes in a list"),
     "names of files": (lambda: Experiment(TEACHERS, ["a.csv", "b.csv"]), "Path('a.csv')"),
     "no column in a file": (lambda: Experiment(TEACHERS, "texts/train.csv", corpus={"text": "body"}), "text, label"),
     "test without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), "no column label in the test texts"),

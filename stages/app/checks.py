@@ -63,11 +63,6 @@ def check_texts(run: Run, *, part: str | None = None) -> None:
                     next(read_rows(file, corpus=corpus, require_label=needs_label), None)
 
 
-def check_teachers(run: Run) -> None:
-    """Reads the configuration of each teacher on this machine; checks weights, tokenizer and label names."""
-    labels_by_teacher(run)
-
-
 def check_student_encoder(run: Run) -> None:
     student = run.experiment.student
     if student.learns or run.experiment.corpus.test:
@@ -94,7 +89,7 @@ def check_workspace(run: Run) -> None:
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
-    ("cache-teachers", check_teachers),
+    ("cache-teachers", labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
     ("train-student", check_student_encoder),
     *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
 ]

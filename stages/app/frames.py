@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from amalgam.data.parquet import predictions as prediction_columns
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.predict import Student, checked_texts
@@ -73,12 +74,9 @@ def evaluation(run: Run) -> pl.DataFrame:
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:
     texts = checked_texts(inputs)
     predicted = student(texts)
-    columns: dict[str, Any] = {"text": [fields[0] for fields in texts]}
-    for place in range(student.top):
-        suffix = f"_{place + 1}" if place else ""
-        columns[f"label{suffix}"] = [names[place] for names in predicted.labels]
-        columns[f"probability{suffix}"] = predicted.probabilities[:, place]
-    return pl.DataFrame(columns | {f"mass_{teacher}": mass for teacher, mass in predicted.masses.items()})
+    names = [column.name for column in prediction_columns(student.top, list(predicted.masses))]
+    columns = dict(zip(names[names.index("label") :], predicted.columns, strict=True))
+    return pl.DataFrame({"text": [fields[0] for fields in texts], **columns})
 
 
 def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:

@@ -86,10 +86,8 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
     elif isinstance(given, Mapping):
         given = _arrow_of(lambda: pa.table(dict(given)), given, part)
     if not hasattr(given, "__arrow_c_stream__"):
-        fix = (
-            "pass a list of texts, a Polars or pandas frame, a datasets.Dataset or an Arrow table; "
-            f"set corpus.{part} to a path"
-        )
+        kinds = "a list of texts, a Polars or pandas frame, a datasets.Dataset or an Arrow table"
+        fix = f"pass {kinds}; or set corpus.{part} to a path"
         raise DataError(f"the {part} texts have an unknown type", where=_place(given, part), fix=fix)
     for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, part):
         yield pa.Table.from_batches([batch])
@@ -110,19 +108,14 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
     width = len(corpus.text)
     rows = [(row,) if isinstance(row, str) or row is None else row for row in given]
     for index, row in enumerate(rows):
-        if (
-            not isinstance(row, list | tuple)
-            or len(row) != width
-            or not all(isinstance(text, str | None) for text in row)
-        ):
+        are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
+        if not are_texts or len(row) != width:
             wanted = "a text" if width == 1 else f"a pair of texts ({' and '.join(corpus.text)})"
             fix = 'for labelled texts pass a frame, or {"text": [...], "label": [...]}'
             where = f"texts[{index}] = {shown(repr(given[index]))}"
             raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
     columns = zip(*rows, strict=True) if rows else [()] * width
-    return pa.table(
-        {name: pa.array(column, pa.large_string()) for name, column in zip(corpus.text, columns, strict=True)}
-    )
+    return pa.table([pa.array(column, pa.large_string()) for column in columns], corpus.text)
 
 
 def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
@@ -139,17 +132,12 @@ def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
 def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     """Selects the corpus columns and casts text to plain strings."""
     columns = table.column_names
-    labels = [corpus.label] if corpus.label and part in LABELLED else []
-    for field, names in {
-        "text": corpus.text,
-        "id": [] if corpus.id == "auto" else [corpus.id],
-        "label": labels,
-    }.items():
-        for name in names:
-            if name not in columns:
-                close = ", ".join(map(shown, nearest(name, columns) or columns[:20]))
-                fix = f"set corpus.{field} to the name of the column; the columns are {close}"
-                raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
+    own_id = [] if corpus.id == "auto" else [corpus.id]
+    for field, names in {"text": corpus.text, "id": own_id, "label": _labels(corpus, part)}.items():
+        for name in (name for name in names if name not in columns):
+            close = ", ".join(map(shown, nearest(name, columns) or columns[:20]))
+            fix = f"set corpus.{field} to the name of the column; the columns are {close}"
+            raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     table = table.select([name for name in columns if name in (*corpus.text, corpus.id, corpus.label)])
     types = {field.name: pa.large_string() if _is_text(field.type) else field.type for field in table.schema}
     return table.cast(pa.schema(types))
@@ -159,8 +147,7 @@ def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) ->
     """Refuses a row without a text, or without a label where labels are read; `before` counts earlier rows."""
     if corpus.on_bad_row == "skip":
         return
-    labels = [corpus.label] if corpus.label and part in LABELLED else []
-    for name in [*corpus.text, *labels]:
+    for name in [*corpus.text, *_labels(corpus, part)]:
         column = table.column(name)
         usable = pc.is_valid(column)
         if _is_text(column.type):
@@ -175,6 +162,11 @@ def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) ->
             where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {count:,} such rows"
             fix = "remove these rows, or set corpus.on_bad_row to skip"
             raise DataError(f"a row of the {part} texts has no {shown(name)}", where=where, fix=fix)
+
+
+def _labels(corpus: Corpus, part: str) -> list[str]:
+    """Returns the label column of a part whose labels are read."""
+    return [corpus.label] if corpus.label and part in LABELLED else []
 
 
 def _is_text(arrow_type: Any) -> bool:

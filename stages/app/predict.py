@@ -190,6 +190,14 @@ class Predictions:
     masses: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
     """The summed probability of each teacher's labels, with `explain`."""
 
+    @property
+    def columns(self) -> list[Sequence[Any]]:
+        """Returns the values of the columns of `data.parquet.predictions`, from the label on."""
+        ranked: list[Sequence[Any]] = []
+        for place, probabilities in enumerate(self.probabilities.T):
+            ranked += [[labels[place] for labels in self.labels], probabilities]
+        return [*ranked, *self.masses.values()]
+
 
 class Student:
     """Predicts with a trained student."""
@@ -411,13 +419,8 @@ Values = Sequence[Sequence[Any]]
 
 
 def _columns(rows: Sequence[Row], result: Predictions) -> Values:
-    ranked = [
-        values
-        for place in range(result.probabilities.shape[1])
-        for values in ([labels[place] for labels in result.labels], result.probabilities[:, place].tolist())
-    ]
     own = [[row.number for row in rows], [text_key(row.fields) for row in rows], [row.id for row in rows]]
-    return [*own, *ranked, *(mass.tolist() for mass in result.masses.values())]
+    return [*own, *(values.tolist() if isinstance(values, np.ndarray) else values for values in result.columns)]
 
 
 @contextmanager

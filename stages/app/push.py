@@ -57,7 +57,8 @@ def push(  # noqa: PLR0913 - the options of the command
             remarks.append(f"{files[CARD]} is older than the student: check its numbers")
     else:
         labels, are_named = own_labels(model, teacher=finished.folder.name)
-        info = _card_info(finished, labels, licence, _numbers(finished, config, required=student is None))
+        facts = (finished.teachers, finished.max_tokens, finished.sources, finished.training, finished.fingerprint)
+        info = CardInfo(labels, *facts, licence, _numbers(finished, config, required=student is None))
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]
         remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]
@@ -82,10 +83,7 @@ def _check_licence(licence: str | None, folder: Path) -> None:
     if licence is None:
         return
     if (folder / CARD).exists():
-        what, fix = (
-            f"the student's folder has its own {CARD}",
-            f"write `license: {shown(licence)}` at its top",
-        )
+        what, fix = f"the student's folder has its own {CARD}", f"write `license: {shown(licence)}` at its top"
         raise ExperimentError(what, where=f"--license, {folder / CARD}", fix=fix)
     if licence not in LICENCES:
         close = difflib.get_close_matches(licence.lower(), LICENCES, n=3, cutoff=0.4) or ["apache-2.0", "mit"]
@@ -103,19 +101,6 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
     return files
-
-
-def _card_info(finished: StudentFolder, labels: list[str], licence: str | None, numbers: Numbers) -> CardInfo:
-    return CardInfo(
-        labels,
-        finished.teachers,
-        finished.max_tokens,
-        sources=finished.sources,
-        training=finished.training,
-        fingerprint=finished.fingerprint,
-        licence=licence,
-        numbers=numbers,
-    )
 
 
 def _numbers(finished: StudentFolder, config: Path, *, required: bool) -> Numbers:

@@ -1,7 +1,7 @@
 """Computes keys of texts, buckets of keys, printable forms, and the union of the teachers' labels.
 
 A bucket is a binary prefix of the key ("0110", or "all"), so corpora of any two sizes divide along the same lines.
-Nothing here needs more than the standard library: `plan` reads keys without opening a Parquet file.
+Nothing here needs a heavy library: `plan` reads keys without opening a Parquet file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from struct import Struct
+
+from amalgam.pipeline.console import printable
 
 KEY_BYTES = 16
 
@@ -48,7 +50,7 @@ def overlaps(a: str, b: str) -> bool:
 
 def shown(text: str, limit: int = 80) -> str:
     """Formats text for a message: one line of at most `limit` printable characters."""
-    escaped = "".join(map(_printable, text[: limit + 1]))
+    escaped = printable(text[: limit + 1], keep="")
     return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
 
 
@@ -57,14 +59,6 @@ def shown_names(names: Iterable[str], most: int = 20) -> str:
     listed = [shown(name) for name in names]
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    if "\udc80" <= character <= "\udcff":  # a byte that was not UTF-8, as Python's surrogateescape keeps it
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 @dataclass(frozen=True)

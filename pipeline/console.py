@@ -260,9 +260,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def printable(text: str) -> str:
-    """Escapes control characters except line ends."""
-    return "".join(ch if ch == "\n" or ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
+def printable(text: str, keep: str = "\n") -> str:
+    """Escapes the characters of a text that are not visible, except those to keep."""
+    return "".join(letter if letter in keep or letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # a byte that was not UTF-8, as Python's surrogateescape keeps it
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode()
 
 
 def _encodable(text: str, stream: TextIO) -> str:

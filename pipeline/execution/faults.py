@@ -62,11 +62,7 @@ class InterruptHandler:
     def check(self) -> None:
         """Raises InterruptedRunError after a signal; committed units stay."""
         if self.arrived is not None:
-            raise InterruptedRunError(
-                f"stopped by {signal.Signals(self.arrived).name}; committed units stay",
-                signal_number=self.arrived,
-                fix="run the same command again to continue",
-            )
+            raise interrupted(self.arrived)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -112,6 +108,11 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
 # ---- errors for the user
 
 
+def interrupted(number: int) -> InterruptedRunError:
+    what = f"stopped by {signal.Signals(number).name}; committed units stay"
+    return InterruptedRunError(what, signal_number=number, fix="run the same command again to continue")
+
+
 def storage_error(error: Exception, what: str, store: Store) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed."""
     kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or store.root
@@ -126,8 +127,7 @@ def as_error(error: BaseException) -> AmalgamError:
     if isinstance(error, AmalgamError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        what = "stopped by SIGINT; committed units stay"
-        return InterruptedRunError(what, signal_number=signal.SIGINT, fix="run the same command again to continue")
+        return interrupted(signal.SIGINT)
     if is_out_of_memory(error):
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
         return WorkError(f"out of memory{_first_line(error)}", fix=fix)

@@ -21,7 +21,7 @@ import yaml
 from markupsafe import Markup, escape
 
 from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
-from amalgam.pipeline.console import duration
+from amalgam.pipeline.console import duration, printable
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
@@ -63,6 +63,8 @@ MARKER_BYTES = 400
 JOINERS = "\u200c\u200d"
 """Persian, Indic scripts and emoji need these letters."""
 
+SPACES = str.maketrans("\n\r\t", "   ")
+
 
 # ---- rendering
 
@@ -95,12 +97,10 @@ def _environment() -> jinja2.Environment:
         "bounds": lambda row: bounds(row["low"], row["high"]),
         "millions": lambda value: NO_VALUE if value is None else millions(value),
         "points": lambda value: NO_VALUE if value is None else f"{100 * value:+.1f}",
-        "unbroken": lambda text: printable(text).replace(" %", "\N{NO-BREAK SPACE}%"),
+        "unbroken": lambda text: as_html(text).replace(" %", "\N{NO-BREAK SPACE}%"),
         "size": size,
         "time": lambda value: NO_VALUE if value is None else duration(value),
-        "as_yaml": lambda value: Markup("\n").join(
-            map(printable, yaml.safe_dump(value, allow_unicode=True).split("\n"))
-        ),
+        "as_yaml": lambda value: Markup("\n").join(map(as_html, yaml.safe_dump(value, allow_unicode=True).split("\n"))),
         "shade": lambda share: f"h{min(9, int(10 * share))}",
     }
     return environment
@@ -111,16 +111,12 @@ def _printed(value: Any) -> Any:
     if isinstance(value, Markup):
         return value
     text = str(value)
-    return printable(text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…")
+    return as_html(text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…")
 
 
-def printable(text: object) -> Markup:
+def as_html(text: object) -> Markup:
     """Escapes text from data; invisible and direction-changing letters become escape sequences."""
-    return escape("".join(ch if ch.isprintable() or ch in JOINERS else _escaped(ch) for ch in str(text)))
-
-
-def _escaped(letter: str) -> str:
-    return " " if letter in "\n\r\t" else letter.encode("unicode_escape").decode()
+    return escape(printable(str(text).translate(SPACES), keep=JOINERS))
 
 
 def size(value: int | None) -> str:

@@ -17,7 +17,7 @@ from amalgam.stages.app.compare_reports import difference
 from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis, figures
-from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, page, printable
+from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, as_html, page
 from amalgam.stages.report.quality import (
     MATRIX,
     MOST_LETTERS,
@@ -181,7 +181,7 @@ def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
 
 @pytest.mark.parametrize("text", ["<b>", "a\u202eb", "a\x00b", "a\ud800b", "a\u2066b", "\ufeff"])
 def test_invisible_characters_are_escaped(text: str) -> None:
-    printed = printable(text)
+    printed = as_html(text)
     assert printed.encode()
     assert all(letter.isprintable() for letter in printed)
     assert "<" not in printed
@@ -189,7 +189,7 @@ def test_invisible_characters_are_escaped(text: str) -> None:
 
 def test_emoji_and_persian_keep_their_joiners() -> None:
     text = "👩\u200d🌾 می\u200cروم"
-    assert printable(text) == text
+    assert as_html(text) == text
 
 
 def test_a_histogram_with_all_values_in_one_bin_is_not_drawn(built: Workspace) -> None:

@@ -106,9 +106,8 @@ def _no_files(source: str, path: Path) -> DataError:
     names = sorted(entry.name for entry in parent.iterdir())
     near = [shown(name) for name in nearest(missing.name, names) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
-    return DataError(
-        f"{shown(source)} does not exist", where=f"no {shown(missing.name)} in {shown(str(parent), 200)}", fix=fix
-    )
+    where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
+    return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 
 
 def fetch_remote(url: str, folder: Path) -> Path:
@@ -134,10 +133,8 @@ def fetch_remote(url: str, folder: Path) -> Path:
             pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
     except (OSError, pl.exceptions.PolarsError) as error:
         target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
-        reason = shown(str(error).replace(url, address), 200)
-        fix = (
-            "check the address and your access to it (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
-        )
+        reason, fix = shown(str(error).replace(url, address), 200), "check the address and your access to it"
+        fix += " (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
 
@@ -383,11 +380,8 @@ def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> l
     try:
         header = next((record for record in records if record), [])
     except csv.Error as error:
-        raise DataError(
-            f"{table.name}: the header cannot be read: {error}",
-            where=_shown_value(lines.raw[0]),
-            fix="the first line names the columns: mend it there",
-        ) from error
+        what, fix = f"{table.name}: the header cannot be read: {error}", "mend the first line, which names the columns"
+        raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
     if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
         fix = f"re-encode it: iconv -f utf-16 -t utf-8 {table.name} > utf8-{table.name}"
         raise DataError(f"{table.name} is UTF-16, not UTF-8", where=table.name, fix=fix)

@@ -104,11 +104,8 @@ def _config_error(source: ExperimentSource, problems: Iterable[str]) -> Experime
     lines = [f"  {masked(problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
     name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
     file = ", or `amalgam init` for a commented file" if where else ""
-    return ExperimentError(
-        "\n".join([f"{name}: {len(lines)} problem{'s' if len(lines) > 1 else ''}", *lines]),
-        where=where,
-        fix=f"run `amalgam schema` for all fields{file}",
-    )
+    what = "\n".join([f"{name}: {len(lines)} problem{'s' if len(lines) > 1 else ''}", *lines])
+    return ExperimentError(what, where=where, fix=f"run `amalgam schema` for all fields{file}")
 
 
 def write_template(folder: Path, teachers: str = "") -> Path:

@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    LocalRayletDiedError,
-    NodeDiedError,
-    OutOfMemoryError,
-    TaskUnschedulableError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -51,9 +45,9 @@ AHEAD = 2
 
 POLL_SECONDS = 0.5
 
-GONE = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError)
+GONE = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.LocalRayletDiedError)
 
-LOST = (*GONE, OutOfMemoryError)
+LOST = (*GONE, exceptions.OutOfMemoryError)
 
 _entering = threading.Lock()
 """Several students of a sweep may connect to the cluster at the same time."""
@@ -83,11 +77,9 @@ class Cluster:
         self._nodes: dict[str, str] = {}
         self._look()
         if not self._slots:
-            raise ExperimentError(
-                f"no node of the cluster has {execution.ray.cpus} CPU(s) and {execution.ray.gpus:g} GPU(s)",
-                where="execution.ray.cpus, execution.ray.gpus",
-                fix="request fewer, or start a node that has them",
-            )
+            what = f"no node of the cluster has {execution.ray.cpus} CPU(s) and {execution.ray.gpus:g} GPU(s)"
+            fix = "request fewer, or start a node that has them"
+            raise ExperimentError(what, where="execution.ray.cpus, execution.ray.gpus", fix=fix)
 
     def slots(self) -> int:
         """Returns the number of tasks that can run at once; the nodes are queried every LOOK_SECONDS."""
@@ -113,7 +105,7 @@ class Cluster:
         look = ray.remote(num_cpus=0)(check_node)
         strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in self._nodes]
         for answer in [look.options(scheduling_strategy=strategy).remote(job) for strategy in strategies]:
-            with contextlib.suppress(*GONE, TaskUnschedulableError):  # the node was lost in the meantime
+            with contextlib.suppress(*GONE, exceptions.TaskUnschedulableError):  # the node was lost in the meantime
                 if (refusal := ray.get(answer)) is not None:
                     raise refusal
 
@@ -123,18 +115,13 @@ def check_node(job: RayJob) -> ExperimentError | None:
     name, here = socket.gethostname(), library_versions()
     backend = open_store(job.workspace, Path("/")).backend
     if not backend.sizes([job.marker]):
-        return ExperimentError(
-            f"node {name} does not see this workspace",
-            where=job.workspace,
-            fix="put it on a disk that all nodes share: execution.workspace=DIR",
-        )
+        what, fix = f"node {name} does not see this workspace", "put it on a disk that all nodes share"
+        return ExperimentError(what, where=job.workspace, fix=f"{fix}: execution.workspace=DIR")
     strange = {key: value for key, value in here.items() if job.versions.get(key) != value}
     if strange:
         versions = [f"{key} {value} (here {job.versions.get(key)})" for key, value in strange.items()]
-        return ExperimentError(
-            f"node {name} has {', '.join(versions)}",
-            fix="install the same versions everywhere: `amalgam doctor` shows those of this machine",
-        )
+        fix = "install the same versions everywhere: `amalgam doctor` shows those of this machine"
+        return ExperimentError(f"node {name} has {', '.join(versions)}", fix=fix)
     return None
 
 
@@ -151,11 +138,8 @@ def _connect(run: Run) -> Cluster:
             if not ray.is_initialized():
                 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
         except OSError as error:
-            raise ExperimentError(
-                f"no Ray cluster at {address}",
-                where="execution.ray.address",
-                fix="`ray start --head` starts one here; execution.ray.address=HOST:PORT names another",
-            ) from error
+            fix = "`ray start --head` starts one here; execution.ray.address=HOST:PORT names another"
+            raise ExperimentError(f"no Ray cluster at {address}", where="execution.ray.address", fix=fix) from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
@@ -232,12 +216,10 @@ def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     for unit in units:
         failure = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
         run.store.replace(folder / f"{stage.name}-{unit.name}.json", failure)
-    return WorkError(
-        f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: "
-        + ", ".join(unit.name for unit in units[:10]),
-        where=run.store.where(folder),
-        fix="inspect their texts (the files there list the keys), then run the same command again",
-    )
+    names = ", ".join(unit.name for unit in units[:10])
+    what = f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: {names}"
+    fix = "inspect their texts (the files there list the keys), then run the same command again"
+    return WorkError(what, where=run.store.where(folder), fix=fix)
 
 
 # ---- on a worker

@@ -93,10 +93,8 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             for warning in state.warnings:
                 run.console.note(f"{stage.name}: {warning} (execution.on_version_change=strict recomputes it)")
         elif only and not ours:
-            raise ExperimentError(
-                f"{stage.name} is not up to date ({state.why})",
-                fix=f"run `amalgam {stage.name}` first, or leave --no-upstream out",
-            )
+            fix = f"run `amalgam {stage.name}` first, or leave --no-upstream out"
+            raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
             _run_stage(stage, run, state)
         if run.share.is_leader:

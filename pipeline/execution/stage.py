@@ -73,21 +73,15 @@ class WorkerShare:
 
 
 def share_of(part: str | None, processes: int | None) -> WorkerShare:
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if part is not None:
-        if world > 1:
+    share, world = WorkerShare() if part is None else _parse_part(part), int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        if part is not None:
             raise ExperimentError("--part and torchrun were both given", fix="use one of them")
-        share = _parse_part(part)
-    elif world > 1:
         share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
-    else:
-        share = WorkerShare()
     if processes is not None and share.kind != "part" and processes != share.count:
-        raise ExperimentError(
-            f"expected {processes} processes, got {share.count}",
-            where="execution.processes",
-            fix=f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)",
-        )
+        what = f"expected {processes} processes, got {share.count}"
+        fix = f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)"
+        raise ExperimentError(what, where="execution.processes", fix=fix)
     return share
 
 
@@ -96,10 +90,8 @@ def _parse_part(part: str) -> WorkerShare:
         return _scheduled()
     index, slash, count = part.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise ExperimentError(
-            f"--part {part} is not a share",
-            fix="use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array",
-        )
+        fix = "use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array"
+        raise ExperimentError(f"--part {part} is not a share", fix=fix)
     return WorkerShare(int(index), int(count), "part")
 
 
@@ -115,17 +107,12 @@ def _scheduled() -> WorkerShare:
             index, rest, count = int(environment["JOB_COMPLETION_INDEX"]), 0, int(environment["JOB_COMPLETIONS"])
     except (KeyError, ValueError) as error:
         reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
-        raise ExperimentError(
-            f"--part auto: {reason}",
-            fix="start it in a SLURM array or an indexed Kubernetes job (with its completions as JOB_COMPLETIONS), "
-            "or use --part 0/4",
-        ) from None
+        fix = "start it in a SLURM array or in an indexed Kubernetes job with JOB_COMPLETIONS, or use --part 0/4"
+        raise ExperimentError(f"--part auto: {reason}", fix=fix) from None
     if rest or not 0 <= index < count:
-        raise ExperimentError(
-            f"--part auto: task {index} of an array of {count} with gaps",
-            where="SLURM_ARRAY_TASK_ID",
-            fix="use an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8",
-        )
+        what = f"--part auto: task {index} of an array of {count} with gaps"
+        fix = "use an array without gaps, such as --array=0-7, or --part $SLURM_ARRAY_TASK_ID/8"
+        raise ExperimentError(what, where="SLURM_ARRAY_TASK_ID", fix=fix)
     return WorkerShare(index, count, "part")
 
 

@@ -27,7 +27,7 @@ def experiment_of(
 ) -> GivenExperiment:
     """Returns the experiment, and stores texts in memory as files in its workspace; other texts stay where they are."""
     base = Path.cwd()
-    files = {part: _as_sources(given, base) for part, given in texts.items() if _names_files(given, part)}
+    files = {part: sources for part, given in texts.items() if (sources := _sources(given, part, base))}
     in_memory = {part: given for part, given in texts.items() if part not in files}
     data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, "given")}}
     data["teachers"] = _teacher_entries(teachers, base)
@@ -46,11 +46,8 @@ def experiment_of(
 def _section(name: str, fields: Any) -> dict[str, Any]:
     if isinstance(fields, Mapping):
         return {key: _plain(value) for key, value in fields.items()}
-    owners = [
-        section
-        for section, info in ExperimentConfig.model_fields.items()
-        if name in getattr(info.annotation, "model_fields", ())
-    ]
+    sections = ExperimentConfig.model_fields.items()
+    owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
         example = f"{name}={{{'method' if name == 'student' else 'FIELD'!r}: {fields!r}}}"
     else:
@@ -90,23 +87,18 @@ def _local(path: str | Path, base: Path) -> str:
 # ---- texts
 
 
-def _names_files(given: Any, part: str) -> bool:
-    """Returns whether the texts are given as paths; a list of texts that end like file names is refused."""
+def _sources(given: Any, part: str, base: Path) -> list[str] | None:
+    """Returns the files if the texts are given as paths; a list of texts that end like file names is refused."""
     if isinstance(given, str | Path):
-        return True
-    if not isinstance(given, list | tuple) or not given:
-        return False
-    if all(isinstance(entry, Path) for entry in given):
-        return True
-    if all(isinstance(entry, str) and entry.lower().endswith(SUFFIXES) for entry in given):
+        given = [given]
+    elif not isinstance(given, list | tuple) or not given:
+        return None
+    elif all(isinstance(entry, str) and entry.lower().endswith(SUFFIXES) for entry in given):
         fix = f"for files write pathlib.Path objects: [Path({given[0]!r}), ...]"
         raise DataError(f"the {part} texts look like names of files", where=f"texts[0] = {given[0]!r}", fix=fix)
-    return False
-
-
-def _as_sources(given: Any, base: Path) -> list[str]:
-    paths = given if isinstance(given, list | tuple) else [given]
-    return [_local(path, base) if isinstance(path, Path) else path for path in paths]
+    elif not all(isinstance(entry, Path) for entry in given):
+        return None
+    return [_local(path, base) if isinstance(path, Path) else path for path in given]
 
 
 def _check_files(corpus: Corpus, part: str, base: Path) -> None:
@@ -159,14 +151,9 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         what = "a teacher has no model" if model is None else f"a teacher's model is a {type(model).__name__}"
         fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
         raise ExperimentError(what, where=where, fix=fix)
-    return {**entry, "model": _model_reference(model if isinstance(given, Mapping) else given, base)}
-
-
-def _model_reference(model: str | Path, base: Path) -> str:
-    """Returns the model as an experiment file names it: an existing folder begins with ./ or is absolute."""
-    if isinstance(model, Path) or (":" not in model and (base / Path(model).expanduser()).is_dir()):
-        return _local(model, base)
-    return model
+    if isinstance(model, Path) or (":" not in model and os.path.isdir(base / Path(model).expanduser())):  # noqa: PTH112 - False for a long text
+        return {**entry, "model": _local(model, base)}
+    return {**entry, "model": model}
 
 
 def _check_teacher(teacher: Teacher, base: Path) -> None:

@@ -103,11 +103,9 @@ def write_model(classifier: Classifier, path: Path) -> None:
             assert program is not None  # noqa: S101 - it is None only without dynamo
             program.save(path)
     except RuntimeError as error:
-        raise WorkError(
-            f"torch cannot export a {classifier.model.config.model_type} to ONNX",
-            where=shown(str(error), 300),
-            fix="use the folder with transformers, or train a student from another encoder",
-        ) from error
+        what = f"torch cannot export a {classifier.model.config.model_type} to ONNX"
+        fix = "use the folder with transformers, or train a student from another encoder"
+        raise WorkError(what, where=shown(str(error), 300), fix=fix) from error
 
 
 def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
@@ -127,11 +125,9 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
             difference = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
             largest = max(largest, difference)
     if largest > MOST_APART * scale:
-        raise WorkError(
-            f"the exported model differs from torch: a logit differs by {largest:.2e}",
-            where=f"{TEXTS} texts; at most {MOST_APART * scale:.0e} is allowed",
-            fix="use the folder with transformers; a newer torch or onnxscript may export this encoder correctly",
-        )
+        what = f"the exported model differs from torch: a logit differs by {largest:.2e}"
+        fix = "use the folder with transformers; a newer torch or onnxscript may export this encoder correctly"
+        raise WorkError(what, where=f"{TEXTS} texts; at most {MOST_APART * scale:.0e} is allowed", fix=fix)
     return {
         "inputs": _input_names(classifier),
         "labels": classifier.labels,

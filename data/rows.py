@@ -32,16 +32,7 @@ BATCH_ROWS = 1024
 BOM = b"\xef\xbb\xbf"
 
 Reason = Literal[
-    "not UTF-8",
-    "broken",
-    "ragged",
-    "missing",
-    "null",
-    "not text",
-    "empty",
-    "too long",
-    "lone surrogate",
-    "bad label",
+    "not UTF-8", "broken", "ragged", "missing", "null", "not text", "empty", "too long", "lone surrogate", "bad label"
 ]
 
 FIXES: dict[Reason, str] = {

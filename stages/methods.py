@@ -13,13 +13,7 @@ from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
 from amalgam.pipeline.config.schema import TEACHER, Checks, ExperimentConfig
-from amalgam.stages.target_methods import (
-    OBJECTIVE_INPUTS,
-    TARGET_METHODS,
-    objective_inputs,
-    reads_texts,
-    target_method,
-)
+from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, objective_inputs, reads_texts, target_method
 
 
 @dataclass(frozen=True)
@@ -76,9 +70,7 @@ METHODS: Mapping[str, Method] = {
         {"targets": VANILLA_KD, "objective": {"name": "dfa"}},
     ),
     "cfl": Method(
-        "Luo et al. 2019 (CFL, IJCAI)",
-        "logits, pooled states",
-        {"targets": VANILLA_KD, "objective": {"name": "cfl"}},
+        "Luo et al. 2019 (CFL, IJCAI)", "logits, pooled states", {"targets": VANILLA_KD, "objective": {"name": "cfl"}}
     ),
     "mt-bert": Method(
         "Wu et al. 2021 (MT-BERT, Findings of ACL)",

@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
-from amalgam.data.arrays import (
-    columns_of,
-    first_label,
-    side_by_side,
-    softmax_column,
-    top_margin,
-    total,
-    width,
-)
+from amalgam.data.arrays import columns_of, first_label, side_by_side, softmax_column, top_margin, total, width
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import Checks, ExperimentConfig, Targets
 

@@ -17,12 +17,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent
 from amalgam.stages.report.html import FOLDER, publish, render, size
-from amalgam.stages.report.report_json import (
-    FORMAT,
-    ReportJson,
-    Row,
-    total_seconds,
-)
+from amalgam.stages.report.report_json import FORMAT, ReportJson, Row, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import number
 from amalgam.stages.report.verdict import Rival, difference_sentence

@@ -34,14 +34,7 @@ from amalgam.stages.report.html import size
 
 
 def push(  # noqa: PLR0913 - the options of the command
-    repo_id: str,
-    config: Path,
-    student: Path | None,
-    *,
-    licence: str | None,
-    public: bool,
-    yes: bool,
-    show_card: bool,
+    repo_id: str, config: Path, student: Path | None, *, licence: str | None, public: bool, yes: bool, show_card: bool
 ) -> None:
     if not hub.is_model_id(repo_id) or "/" not in repo_id:
         what = f"{shown(repo_id)} is no repository name"

@@ -136,6 +136,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "names of files": (lambda: Experiment(TEACHERS, ["a.csv", "b.csv"]), "Path('a.csv')"),
     "no column in a file": (lambda: Experiment(TEACHERS, "texts/train.csv", corpus={"text": "body"}), "text, label"),
     "test without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), "no column label in the test texts"),
+    "a file without labels": (
+        lambda: Experiment(TEACHERS, ["a"], test="texts/test.csv", corpus={"label": "gold"}),
+        "no column gold in test.csv",
+    ),
     "a null label": (
         lambda: Experiment(TEACHERS, ["a"], test={"text": ["b", "c"], "label": ["law", None]}),
         "a row of the test texts has no label",
@@ -159,7 +163,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
     "no value": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": Model()}), "no plain value"),
     "a secret": (lambda: Experiment(TEACHERS, ["a"], student={"name": "hf_" + 20 * "a"}), "looks like a secret"),
-    "no folder to write": (lambda: Experiment(TEACHERS, ["a"], workspace="texts/train.csv"), "cannot be written"),
+    "no folder to write": (lambda: Experiment(TEACHERS, ["a"], workspace="texts/train.csv"), "train.csv is a file"),
 }
 
 

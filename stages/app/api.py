@@ -25,7 +25,7 @@ from amalgam.pipeline.notebook import console_of_python, table_html
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
-from amalgam.stages.app.checks import problems_of, remarks_of
+from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
@@ -125,14 +125,19 @@ class Experiment:
         `workspace`: the folder or address of all results.
         `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
         """
-        from amalgam.stages.app.arguments import experiment_of
+        from amalgam.stages.app.arguments import experiment_of, with_texts
 
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
-        self._start(experiment_of(teachers, given, workspace, sections), [], console_of_python(quiet=quiet))
+        source, in_memory = experiment_of(teachers, given, workspace, sections)
+        self._start(source, [], console_of_python(quiet=quiet))
         problems = problems_of(self._run, [])
         if problems:
             raise all_of(problems)
+        for part in given.keys() - {"train"}:
+            check_texts(self._run, part=part, labelled=True)
+        if in_memory:
+            self._start(with_texts(source, in_memory), [], self._console)
 
     @classmethod
     def load(

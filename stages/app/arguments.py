@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.rows import SUFFIXES, find_files, nearest, read_rows
+from amalgam.data.rows import SUFFIXES, find_files, nearest
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
-from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Teacher
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.init import name_of
-from amalgam.stages.common.models.resolve import for_all, label_names, place_of, read_model
-from amalgam.stages.methods import load_with_methods
+from amalgam.stages.common.corpus import IN_MEMORY
+from amalgam.stages.common.models.hub import is_model_id
 
 METHOD = "amalgam"
 """Default of student.method, as in the file that `amalgam init` writes."""
@@ -24,23 +24,23 @@ METHOD = "amalgam"
 
 def experiment_of(
     teachers: Any, texts: Mapping[str, Any], workspace: str | Path, sections: Mapping[str, Any]
-) -> GivenExperiment:
-    """Returns the experiment, and stores texts in memory as files in its workspace; other texts stay where they are."""
+) -> tuple[GivenExperiment, dict[str, Any]]:
+    """Returns the experiment, and the texts in memory, whose files it does not have yet (`with_texts`)."""
     base = Path.cwd()
     files = {part: sources for part, given in texts.items() if (sources := _sources(given, part, base))}
     in_memory = {part: given for part, given in texts.items() if part not in files}
-    data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, "given")}}
+    data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, IN_MEMORY)}}
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
         data[name] = {**data.get(name, {}), **_section(name, fields)}
     _set_defaults(data, texts, workspace, base)
-    experiment = GivenExperiment(data, base)
-    config = load_with_methods(experiment).experiment
-    for_all(lambda teacher: _check_teacher(teacher, base), config.teachers, cannot="be teachers", where=GIVEN)
-    for part in files:
-        _check_files(config.corpus, part, base)
-    stored = {part: _local(path, base) for part, path in store_texts(experiment, [], in_memory).items()}
-    return replace(experiment, data={**data, "corpus": {**data["corpus"], **stored}})
+    return GivenExperiment(data, base), in_memory
+
+
+def with_texts(experiment: GivenExperiment, in_memory: Mapping[str, Any]) -> GivenExperiment:
+    """Stores texts as files in the experiment's workspace, and returns the experiment with these files."""
+    stored = {part: _local(path, experiment.base) for part, path in store_texts(experiment, [], in_memory).items()}
+    return replace(experiment, data={**experiment.data, "corpus": {**experiment.data["corpus"], **stored}})
 
 
 def _section(name: str, fields: Any) -> dict[str, Any]:
@@ -90,6 +90,8 @@ def _local(path: str | Path, base: Path) -> str:
 def _sources(given: Any, part: str, base: Path) -> list[str] | None:
     """Returns the files if the texts are given as paths; a list of texts that end like file names is refused."""
     if isinstance(given, str | Path):
+        if isinstance(given, str) and not Path(given).suffix and "://" not in given:
+            _check_exists(given, base)
         given = [given]
     elif not isinstance(given, list | tuple) or not given:
         return None
@@ -101,19 +103,11 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
     return [_local(path, base) if isinstance(path, Path) else path for path in given]
 
 
-def _check_files(corpus: Corpus, part: str, base: Path) -> None:
-    """Reads the first row of each local file, which shows a missing file or column."""
-    for source in getattr(corpus, part):
-        for path in [] if "://" in source else _files_of(source, base):
-            next(read_rows(path, corpus=corpus, require_label=part != "train"), None)
-
-
-def _files_of(source: str, base: Path) -> list[Path]:
+def _check_exists(source: str, base: Path) -> None:
     try:
-        return find_files(source, base)
+        find_files(source, base)
     except DataError as error:
-        if not Path(source).suffix and not os.path.exists(base / source):  # noqa: PTH110 - False for a long text
-            error.fix = f"{error.fix}; a text itself goes in a list: [{source[:20]!r}, ...]"
+        error.fix = f"{error.fix}; a text itself goes in a list: [{source[:20]!r}, ...]"
         raise
 
 
@@ -153,23 +147,13 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         raise ExperimentError(what, where=where, fix=fix)
     if isinstance(model, Path) or (":" not in model and os.path.isdir(base / Path(model).expanduser())):  # noqa: PTH112 - False for a long text
         return {**entry, "model": _local(model, base)}
+    parent = base / model.partition("/")[0]
+    if "/" in model and is_model_id(model) and parent.is_dir():
+        folders = [path.name for path in parent.iterdir() if path.is_dir()]
+        close = ", ".join(nearest(model.rpartition("/")[2], folders) or sorted(folders)[:5]) or "no folders"
+        fix = f"{parent} has {close}; for a model on the Hub write hub:{model}"
+        raise ModelError(f"there is no folder {model}", where=where, fix=fix)
     return {**entry, "model": model}
-
-
-def _check_teacher(teacher: Teacher, base: Path) -> None:
-    """Checks a folder's files and labels; `plan` or `run` sends the first request to the Hub."""
-    where = f"teacher {teacher.name}: {teacher.model}"
-    place = place_of(teacher.model, base, field=f"teacher {teacher.name}")
-    if isinstance(place, str):
-        parent = base / place.partition("/")[0]
-        if "/" in place and parent.is_dir() and not teacher.model.startswith("hub:"):
-            folders = [path.name for path in parent.iterdir() if path.is_dir()]
-            close = ", ".join(nearest(place.rpartition("/")[2], folders) or sorted(folders)[:5]) or "no folders"
-            fix = f"{parent} has {close}; for a model on the Hub write hub:{place}"
-            raise ModelError(f"there is no folder {place}", where=where, fix=fix)
-        return
-    files = read_model(place, where, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
-    label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
 
 
 # ---- the file

@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER
-from amalgam.stages.common.corpus import GENERATED, REMOTE, corpus_for, sources_of
+from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.load import check_encoder, labels_by_teacher
 from amalgam.stages.common.models.model_folder import read_metadata
 from amalgam.stages.read_corpus.stage import train_needs_label
@@ -51,14 +51,14 @@ def _error(check: Check, run: Run) -> AmalgamError | None:
     return None
 
 
-def check_texts(run: Run, *, part: str | None = None) -> None:
+def check_texts(run: Run, *, part: str | None = None, labelled: bool = False) -> None:
     """Reads the header and the first row of each local file; checks that the columns exist."""
     sources = sources_of(run.experiment)
     for name in [part] if part else sources:
         corpus = corpus_for(run.experiment, name)
-        needs_label = name == "teachers" or (name == "train" and train_needs_label(run.experiment))
+        needs_label = labelled or name == "teachers" or (name == "train" and train_needs_label(run.experiment))
         for source in sources.get(name, []):
-            if not source.startswith((*REMOTE, GENERATED)):
+            if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
                 for file in islice(find_files(source, run.base), MOST_FILES):
                     next(read_rows(file, corpus=corpus, require_label=needs_label), None)
 

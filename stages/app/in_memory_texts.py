@@ -23,6 +23,7 @@ from amalgam.pipeline.storage.fingerprint import file_digest
 from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
+from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -38,7 +39,7 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     unknown = [part for part in texts if part not in PARTS]
     if unknown:
         raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
-    loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}=given" for part in texts)])
+    loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}={IN_MEMORY}" for part in texts)])
     store = open_store(loaded.experiment.execution.workspace, loaded.base)
     store.claim()
     folder = store.root / "given"

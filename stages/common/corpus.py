@@ -23,6 +23,9 @@ HELD_OUT = "held-out"
 GENERATED = "what generate wrote"
 """Represents the generated file among a part's sources."""
 
+IN_MEMORY = "texts in memory"
+"""Represents texts that `amalgam.Experiment` has not stored yet."""
+
 GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
 
 AS_GENERATED: dict[str, Any] = {

@@ -182,7 +182,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
             return None
         return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
 
-    labels = zip(teachers, for_all(labels_of, teachers.values()), strict=True)
+    labels = zip(teachers, for_all(labels_of, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
 
 

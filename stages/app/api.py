@@ -243,10 +243,8 @@ class Experiment:
                 before = update(STAGES, self._run, target=until, only=only, force=force)
             except PartialRunDoneError as done:
                 state = done.state
-                self._run.console.say(
-                    f"{state.stage}: this part is done; {state.done} of {state.total} units are there. "
-                    "The last part, or a later run, continues."
-                )
+                rest = f"{state.done} of {state.total} units are there. The last part, or a later run, continues."
+                self._run.console.say(f"{state.stage}: this part is done; {rest}")
                 before = [state]
             return run_result(self._run, before)
 

@@ -125,20 +125,16 @@ def _about_teachers(run: Run) -> Iterator[str]:
         yield f"{experiment.teacher_names[0]} is the only teacher: nothing is merged, the student imitates it"
     method = target_method(experiment.targets)
     if "MC dropout" in method.full_name(experiment, ""):
-        yield (
-            f"without dropout passes, targets.mode={experiment.targets.mode} weights the teachers by one prediction "
-            "each; the papers use cache.passes=16"
-        )
+        weights = f"targets.mode={experiment.targets.mode} weights the teachers by one prediction each"
+        yield f"without dropout passes, {weights}; the papers use cache.passes=16"
     try:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark
         return
     pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
     if pairs:
-        yield (
-            f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; "
-            "to make them one label, use teachers: rename"
-        )
+        listed, fix = shown_names(pairs, 5), "to make them one label, use teachers: rename"
+        yield f"labels with nearly the same name count as different: {listed}; {fix}"
 
 
 def _about_overrides(run: Run) -> Iterator[str]:
@@ -146,10 +142,8 @@ def _about_overrides(run: Run) -> Iterator[str]:
     for stage in STAGES:
         for field, value in stored_overrides(run, stage).items():
             if _value_of(run, field) != value:
-                yield (
-                    f"the last {stage.name} had {field}={json.dumps(value)}: commands of later stages repeat it, "
-                    "`amalgam run` and this plan do not"
-                )
+                effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
+                yield f"the last {stage.name} had {field}={json.dumps(value)}: {effect}"
 
 
 def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:

@@ -52,9 +52,8 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
         for field, value in stored_overrides(run, stage).items():
             repeated[field] = value
-            Console().note(
-                f"{field}={value}, as in the last {stage.name}; set `{field}=...` to change it, or use `amalgam run`"
-            )
+            fix = f"set `{field}=...` to change it, or use `amalgam run`"
+            Console().note(f"{field}={value}, as in the last {stage.name}; {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 
@@ -115,9 +114,8 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
         return
     reason = ": ".join(text for text in (details["reason"], details["detail"]) if text)
     console.result(f"{name}: {details['state']}" + (f" ({reason})" if reason else ""))
-    console.result(
-        f"  fingerprint now {details['fingerprint'] or 'not known yet'}, built last {details['last'] or 'never'}"
-    )
+    now, last = details["fingerprint"] or "not known yet", details["last"] or "never"
+    console.result(f"  fingerprint now {now}, built last {last}")
     for change in details["changes"]:
         console.result(f"  {change['field']}: {change['change']}")
     if details["identity"] and not details["changes"]:
@@ -214,17 +212,11 @@ def show_methods(*, as_json: bool) -> None:
     if as_json:
         console.json({name: asdict(method) for name, method in METHODS.items()})
         return
-    rows = [
-        [
-            name,
-            method.source,
-            method.needs,
-            _settings(method.defaults)
-            + (f"; {ON_GENERATED} {_settings(method.on_generated)}" if method.on_generated else "")
-            or "nothing, and trains nothing",
-        ]
-        for name, method in METHODS.items()
-    ]
+    rows = []
+    for name, method in METHODS.items():
+        on_generated = f"; {ON_GENERATED} {_settings(method.on_generated)}" if method.on_generated else ""
+        sets = _settings(method.defaults) + on_generated or "nothing, and trains nothing"
+        rows.append([name, method.source, method.needs, sets])
     console.table("", ["student.method", "from", "needs", "sets"], rows)
 
 

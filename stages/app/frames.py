@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import polars as pl
 
@@ -13,6 +13,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.predict import Student, checked_texts
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
+from amalgam.stages.common.cached.read import scan
 from amalgam.stages.common.load import part_of, teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
 from amalgam.stages.report.tables import SCORES
@@ -29,7 +30,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
 def logits(run: Run, teacher: str) -> pl.LazyFrame:
     files, labels = _files(run, teacher)
     schema = {"key": pl.Binary, "tokens": pl.Int32, "cut": pl.Boolean, "logits": pl.Array(pl.Float32, labels)}
-    return _scan(list(files), schema).filter(pl.col("logits").is_not_null()).unique("key", maintain_order=True)
+    return scan(list(files), schema).filter(pl.col("logits").is_not_null()).unique("key", maintain_order=True)
 
 
 def passes(run: Run, teacher: str) -> pl.LazyFrame:
@@ -47,7 +48,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
             "mean_probability": pl.Array(pl.Float32, labels),
             **dict.fromkeys(statistics, pl.Float32),
         }
-        rows = _scan([path for path in files if files[path] == (first, last)], schema)
+        rows = scan([path for path in files if files[path] == (first, last)], schema)
         each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
         span = pl.lit(first).alias("first"), pl.lit(last).alias("last")
         frames.append(
@@ -79,7 +80,7 @@ def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl
     return pl.DataFrame({"text": [fields[0] for fields in texts], **columns})
 
 
-def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
+def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
     """Returns the teacher's files with their range of passes, and the number of its labels."""
     teachers = {teacher.name: teacher for teacher in teachers_of(run)}
     if name not in teachers:
@@ -88,9 +89,4 @@ def _files(run: Run, name: str) -> tuple[dict[str, tuple[int, int]], int]:
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     spans = [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
-    return dict(zip(map(str, run.store.verified_paths(files)), spans, strict=True)), len(teachers[name].labels)
-
-
-def _scan(paths: list[str], schema: dict[str, Any]) -> pl.LazyFrame:
-    """Files of one family do not all have every column."""
-    return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
+    return dict(zip(run.store.verified_paths(files), spans, strict=True)), len(teachers[name].labels)

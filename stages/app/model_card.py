@@ -178,16 +178,9 @@ def _metadata(info: CardInfo, name: str) -> ModelCardData:
 
 
 def _results(evaluation: Evaluation) -> list[EvalResult]:
-    scores = evaluation["systems"][evaluation["system"]]
+    scores, texts = evaluation["systems"][evaluation["system"]], f"{evaluation['n']:,} labelled test texts"
     return [
-        EvalResult(
-            task_type="text-classification",
-            dataset_type="own",
-            dataset_name=f"{evaluation['n']:,} labelled test texts",
-            metric_type=kind,
-            metric_name=metric,
-            metric_value=round(value, 4),
-        )
+        EvalResult("text-classification", "own", texts, kind, round(value, 4), metric_name=metric)
         for kind, metric, value in (
             ("accuracy", None, scores["accuracy"]),
             ("f1", "macro-F1", scores["macro_f1"]),

@@ -56,9 +56,8 @@ class AnswerReader:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
         schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
-        # Polars decodes no column but the key for other texts; not every file has logits.
-        rows = pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
-        cached = rows.filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
+        # Polars decodes no column but the key for other texts.
+        cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
         return _aligned(cached.unique("key", keep="last", maintain_order=True), keys, teacher)["logits"]
 
     def evidence(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
@@ -107,6 +106,11 @@ class AnswerReader:
         counts = pl.concat([pl.read_parquet(path, glob=False) for path in self.store.verified_paths(files)])
         counts = counts.with_columns(pl.col("passes").clip(upper_bound=full))
         return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
+
+
+def scan(paths: Sequence[Path], schema: dict[str, Any]) -> pl.LazyFrame:
+    """Scans files of one family; not all of them have every column."""
+    return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
 
 
 def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:

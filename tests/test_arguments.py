@@ -153,6 +153,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no folder, like an id": (lambda: Experiment(["models/frist", SECOND], ["a"]), "write hub:models/frist"),
     "two problems": (lambda: Experiment(["./models/frist", "./secnd"], ["a"]), "2 models cannot be teachers"),
     "no encoder": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": "./models/encodr"}), "models has encoder"),
+    "no such user": (lambda: Experiment(["~nobody-here/first", SECOND], ["a"]), "there is no user nobody-here"),
+    "a text as a teacher": (lambda: Experiment(["a text " * 100, SECOND], ["a"]), "File name too long"),
+    "no such user's workspace": (lambda: Experiment(TEACHERS, ["a"], workspace="~nobody-here/a"), "there is no user"),
     "no model": (lambda: Experiment(["./texts", SECOND], ["a"]), "no config.json"),
     "a model in memory": (lambda: Experiment([Model(), SECOND], ["a"]), "save_pretrained(FOLDER)"),  # type: ignore[list-item]
     "no reference": (lambda: Experiment([{"name": FIRST}, SECOND], ["a"]), "a teacher has no model"),

@@ -80,7 +80,10 @@ def _plain(value: Any) -> Any:
 
 def _local(path: str | Path, base: Path) -> str:
     """Returns a path within `base` as relative to it, with ./ first; any other path stays as it is."""
-    absolute = base / Path(path).expanduser()
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    absolute = base / expanded
+    if expanded.startswith("~"):  # it is refused where it is opened
+        return expanded
     return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
 
 
@@ -145,8 +148,9 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         what = "a teacher has no model" if model is None else f"a teacher's model is a {type(model).__name__}"
         fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
         raise ExperimentError(what, where=where, fix=fix)
-    if isinstance(model, Path) or (":" not in model and os.path.isdir(base / Path(model).expanduser())):  # noqa: PTH112 - False for a long text
-        return {**entry, "model": _local(model, base)}
+    local = _local(model, base)
+    if isinstance(model, Path) or (":" not in model and os.path.isdir(base / local)):  # noqa: PTH112 - False for a long text
+        return {**entry, "model": local}
     parent = base / model.partition("/")[0]
     if "/" in model and is_model_id(model) and parent.is_dir():
         folders = [path.name for path in parent.iterdir() if path.is_dir()]

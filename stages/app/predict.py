@@ -191,9 +191,9 @@ class Predictions:
     """The summed probability of each teacher's labels, with `explain`."""
 
     @property
-    def columns(self) -> list[Sequence[Any]]:
+    def columns(self) -> list[Any]:
         """Returns the values of the columns of `data.parquet.predictions`, from the label on."""
-        ranked: list[Sequence[Any]] = []
+        ranked: list[Any] = []
         for place, probabilities in enumerate(self.probabilities.T):
             ranked += [[labels[place] for labels in self.labels], probabilities]
         return [*ranked, *self.masses.values()]

@@ -108,7 +108,7 @@ class AnswerReader:
         return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
 
 
-def scan(paths: Sequence[Path], schema: dict[str, Any]) -> pl.LazyFrame:
+def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
     """Scans files of one family; not all of them have every column."""
     return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
 

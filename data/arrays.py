@@ -1,7 +1,7 @@
 """Arithmetic on rows of numbers: softmax, entropy, columns; for NumPy arrays and for Polars Array columns.
 
 The two softmaxes round differently, so each caller keeps its own. A Polars column of n arrays of C numbers is computed
-flat, in one vectorised operation. The import loads neither library: `plan` reads the target methods.
+flat, in one vectorised operation.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
+from amalgam.data.lazy import np, pl
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.bytes_]]"
+"""Keys of texts, 16 bytes each."""
 
 
 # ---- NumPy
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 def softmax(logits: Array) -> Array:
     """Returns the softmax over the last axis."""
-    import numpy as np
-
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
@@ -32,8 +31,6 @@ def softmax(logits: Array) -> Array:
 
 def entropy_nats(probability: Array, axis: int = -1) -> Array:
     """Returns the entropy over one axis in nats, with 0 * log 0 = 0."""
-    import numpy as np
-
     safe = np.where(probability > 0, probability, 1.0)
     result: Array = -(probability * np.log(safe)).sum(axis=axis)
     return result
@@ -41,8 +38,6 @@ def entropy_nats(probability: Array, axis: int = -1) -> Array:
 
 def top_margin(scores: Array) -> Array:
     """Returns, for each row, the largest number less the second largest."""
-    import numpy as np
-
     ordered = np.partition(scores, -2, axis=1)  # pl.Series.arr.sort takes as long as everything else together
     result: Array = ordered[:, -1] - ordered[:, -2]
     return result
@@ -53,8 +48,6 @@ def top_margin(scores: Array) -> Array:
 
 def width(arrays: pl.Series) -> int:
     """Returns C of a column of arrays of C numbers."""
-    import polars as pl
-
     dtype = arrays.dtype
     if not isinstance(dtype, pl.Array):
         raise TypeError(f"{arrays.name} holds {dtype}, not arrays")
@@ -63,15 +56,11 @@ def width(arrays: pl.Series) -> int:
 
 def flat(arrays: pl.Series) -> pl.Series:
     """Returns the numbers of all arrays in one column, in float64."""
-    import polars as pl
-
     return arrays.reshape((-1,)).cast(pl.Float64)
 
 
 def shaped(numbers: pl.Series, classes: int) -> pl.Series:
     """Returns the numbers as arrays of `classes` each; reverses `flat`."""
-    import polars as pl
-
     return (
         numbers.reshape((-1, classes)) if len(numbers) else pl.Series(numbers.name, [], pl.Array(pl.Float64, classes))
     )
@@ -92,8 +81,6 @@ def entropy_column(probability: pl.Series) -> pl.Series:
 
 def first_label(probability: pl.Series) -> pl.Series:
     """Returns 1 at the largest number of each array, the first of equals, and 0 elsewhere."""
-    import polars as pl
-
     first = probability.arr.arg_max()
     return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))])
 
@@ -110,7 +97,5 @@ def columns_of(arrays: pl.Series) -> list[pl.Series]:
 
 def side_by_side(columns: list[pl.Series]) -> pl.Series:
     """Returns a column of arrays from one column per position."""
-    import polars as pl
-
     frame = pl.DataFrame({str(index): series for index, series in enumerate(columns)})
     return frame.select(pl.concat_arr(pl.all())).to_series()

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from amalgam.data.lazy import np, pa, pq
 
 ROW_GROUP_BYTES = 64 << 20
 RUN_ROWS = 1 << 15
@@ -162,8 +160,6 @@ def predictions(top: int, teachers: Sequence[str]) -> tuple[Column, ...]:
 
 def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = None) -> Any:
     """`sizes` gives the length of each array column by name."""
-    import pyarrow as pa
-
     fields = [
         pa.field(column.name, _arrow_type(column.dtype, (sizes or {}).get(column.name)), nullable=column.nullable)
         for column in columns
@@ -172,8 +168,6 @@ def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = No
 
 
 def _arrow_type(dtype: str, size: int | None) -> Any:
-    import pyarrow as pa
-
     if dtype == "key":
         return pa.binary(KEY_BYTES)
     if dtype.startswith("array<"):
@@ -189,16 +183,13 @@ def _arrow_type(dtype: str, size: int | None) -> Any:
 
 
 def write_table(table: Any, path: Path) -> None:
-    import pyarrow.parquet as pq
-
     rows = max(1, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes))
     pq.write_table(table, path, row_group_size=rows, **parquet_options(table.schema))
 
 
 def parquet_options(schema: Any) -> dict[str, Any]:
     """zstd; dictionaries for strings alone; the bytes of floats apart, which zstd then packs better."""
-    from pyarrow import types
-
+    types = pa.types
     strings = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
     floats = []
     for field in schema:
@@ -209,31 +200,26 @@ def parquet_options(schema: Any) -> dict[str, Any]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     with pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
-def read_keys(path: Path) -> NDArray[np.bytes_]:
+def read_keys(path: Path) -> Keys:
     return key_array(read_table(path, ["key"]).column(0))
 
 
-def key_array(column: Any) -> NDArray[np.bytes_]:
+def key_array(column: Any) -> Keys:
     """Returns a view of a fixed-binary column; only a column of several chunks is copied."""
-    import numpy as np
-
     column = _one_chunk(column)
     if not len(column):  # no rows may come without a buffer
         return np.empty(0, f"S{KEY_BYTES}")
     return np.frombuffer(column.buffers()[1], f"S{KEY_BYTES}", len(column), column.offset * KEY_BYTES)
 
 
-def matrix(column: Any) -> NDArray[Any]:
+def matrix(column: Any) -> Array:
     """Returns a column of fixed-length arrays as rows of numbers."""
     column = _one_chunk(column)
-    rows: NDArray[Any] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    rows: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
     return rows
 
 
@@ -244,14 +230,12 @@ def _one_chunk(column: Any) -> Any:
     return chunks[0] if len(chunks) == 1 else column.combine_chunks()
 
 
-def key_column(keys: bytes | NDArray[np.bytes_]) -> Any:
-    import pyarrow as pa
-
+def key_column(keys: bytes | Keys) -> Any:
     size = len(keys) // KEY_BYTES if isinstance(keys, bytes) else len(keys)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), size, [None, pa.py_buffer(keys)])
 
 
-def key_list(keys: NDArray[np.bytes_]) -> list[bytes]:
+def key_list(keys: Keys) -> list[bytes]:
     data = keys.tobytes()
     return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
 
@@ -267,8 +251,6 @@ class ExternalKeySort:
     """
 
     def __init__(self, schema: Any, folder: Path) -> None:
-        import pyarrow as pa
-
         self._schema = schema
         self._path = folder / "spill.arrow"
         self._writer = pa.ipc.new_file(str(self._path), schema)
@@ -291,9 +273,6 @@ class ExternalKeySort:
             self._write_run()
 
     def _write_run(self) -> None:
-        import numpy as np
-        import pyarrow as pa
-
         keys, *others = zip(*self._run, strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(others, list(self._schema)[1:], strict=True)]
         batch = _sorted_by_key(pa.record_batch([key_column(b"".join(keys)), *arrays], schema=self._schema))
@@ -306,8 +285,6 @@ class ExternalKeySort:
 
     def finish(self) -> int:
         """Ends the writing, so that tables can be read; returns the number of distinct keys."""
-        import numpy as np
-
         if self._run:
             self._write_run()
         self._writer.close()
@@ -322,20 +299,14 @@ class ExternalKeySort:
 
     @contextmanager
     def _reader(self, columns: Sequence[int] | None = None) -> Iterator[Any]:
-        import pyarrow as pa
-
         options = pa.ipc.IpcReadOptions(included_fields=columns)
         with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file, options=options) as reader:
             yield reader
 
     def _rows(self, reader: Any, first: int, stop: int) -> Any:
-        import pyarrow as pa
-
         numbers = (256 * run + byte for run in range(self._runs) for byte in range(first, stop))
         return pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
 
 
 def _sorted_by_key(rows: Any) -> Any:
-    import numpy as np
-
     return rows.take(np.argsort(key_array(rows.column(0)), kind="stable")) if len(rows) else rows

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from amalgam.data.keys import shown, shown_names
+from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.user_paths import readable, user_path
@@ -107,8 +108,6 @@ def fetch_remote(url: str, folder: Path) -> Path:
     Polars reads the usual AWS_* and HF_* variables itself. Text formats are copied line by line, unparsed, for our own
     strict readers. A line end within a quoted csv field becomes a plain newline.
     """
-    import polars as pl
-
     name = re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2])
     suffix = Path(name).suffix.lower()
     address = shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)  # an address may carry a secret
@@ -454,9 +453,6 @@ def _jsonl_columns(table: _Table) -> list[str] | None:
 
 
 def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
     try:
         with pq.ParquetFile(table.path, pre_buffer=False, buffer_size=1 << 20) as file:
@@ -486,8 +482,6 @@ def _text_kind(path: Path) -> str | None:
 
 def _decoded(column: Any) -> tuple[list[Any], bool]:
     """Returns the column's values and whether all are UTF-8, because Arrow does not check the bytes of a text."""
-    import pyarrow as pa
-
     try:
         return column.to_pylist(), True
     except UnicodeDecodeError:

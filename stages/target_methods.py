@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypedDict
+from typing import ClassVar, TypedDict
 
 from amalgam.data.arrays import columns_of, first_label, side_by_side, softmax_column, top_margin, total, width
 from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import pl
 from amalgam.pipeline.config.schema import Checks, ExperimentConfig, Targets
-
-if TYPE_CHECKING:
-    import polars as pl
 
 LEAST_MARGIN = 1e-6
 
@@ -143,8 +141,6 @@ class TargetMethod:
 
     def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
         """Returns each teacher's softmax(logits / T)."""
-        import polars as pl
-
         return [
             softmax_column(
                 evidence.logits.cast(pl.Array(pl.Float64, width(evidence.logits))) / self.targets.kd_temperature
@@ -198,8 +194,6 @@ class MukaSoft(TargetMethod):
 
     def shares(self, scores: pl.Series, inputs: TargetInputs) -> pl.Series:
         """Returns the teachers' weights on each text."""
-        import polars as pl
-
         if inputs.weights is not None:
             return scores.cast(pl.Array(pl.Float64, len(inputs.evidence)))
         return softmax_column(scores / self.targets.temperature)
@@ -256,8 +250,6 @@ class VanillaKD(TargetMethod):
     tempered = True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        import polars as pl
-
         logits = [logit.cast(pl.Float64) for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
         share = softmax_column(side_by_side(logits) / self.targets.kd_temperature)
         owners = [label for evidence in inputs.evidence for label in inputs.space.columns[evidence.teacher]]
@@ -372,8 +364,6 @@ def unweighted(target: pl.Series) -> TargetBatch:
 
 def one_hot(gold: pl.Series, space: LabelSpace) -> pl.Series:
     """Returns 1 at the gold label and 0 elsewhere; all 0 for a label outside the union."""
-    import polars as pl
-
     return side_by_side([(gold == name).cast(pl.Float64) for name in space.names])
 
 
@@ -394,8 +384,6 @@ def _weighted_sum(
     by_margin: bool = False,
 ) -> TargetBatch:
     """Returns sum_i w_i pad_i(T_i), where entries of a shared label are added; a text's weight is its margin or 1."""
-    import polars as pl
-
     entries = [
         (label, values * share)
         for distribution, share, evidence in zip(distributions, columns_of(shares), inputs.evidence, strict=True)
@@ -415,8 +403,6 @@ def _scores(inputs: TargetInputs) -> pl.Series:
 
 def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> pl.Series:
     """Returns -log of the teacher's probability of the gold label, from logits: it stays finite for any logits."""
-    import polars as pl
-
     logits = [logit.cast(pl.Float64) for logit in columns_of(evidence.logits)]
     of_gold = total(gold.arr.get(label) * logit for label, logit in zip(own, logits, strict=True))
     top = side_by_side(logits).arr.max()
@@ -425,16 +411,12 @@ def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> p
 
 def _margin(scores: pl.Series) -> pl.Series:
     """Returns c_max - c_second + 1e-6; 1 for a single teacher."""
-    import polars as pl
-
     if width(scores) == 1:
         return _ones(len(scores))
     return pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN)
 
 
 def _ones(texts: int) -> pl.Series:
-    import polars as pl
-
     return pl.Series([1.0], dtype=pl.Float64).new_from_index(0, texts)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from amalgam.data.arrays import width
 from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
@@ -25,10 +26,6 @@ from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
 from amalgam.stages.weigh_teachers.stage import weights_of
-
-if TYPE_CHECKING:
-    import polars as pl
-    import pyarrow as pa
 
 BINS = 10
 """Number of bins of the weights in the summary."""
@@ -88,8 +85,6 @@ class BuildTargets(Stage):
         return float(train_part(run).texts if units is None else sum(unit.size for unit in units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        import pyarrow as pa
-
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
         batch = _targets(run, unit.payload, rows)
         _check(run.experiment.targets, batch, rows)
@@ -138,8 +133,6 @@ def target_facts(run: Run) -> TargetFacts:
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
     """Yields the columns READ of the targets, bucket by bucket of the training texts, in key order."""
-    import pyarrow as pa
-
     files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
     rest: pa.Table | None = None
     for bucket in train_part(run).buckets:
@@ -156,8 +149,6 @@ def _name(buckets: Sequence[Bucket]) -> str:
 
 
 def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
-    import polars as pl
-
     space, method = label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if method.reads_gold and gold.null_count():  # the corpus was read when no label was needed
@@ -179,8 +170,6 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch
 
 def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series:
     """Returns the teachers' weights on these texts from weigh-teachers."""
-    import polars as pl
-
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     table = weights_of(run).slice(before, len(keys))
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
@@ -204,8 +193,6 @@ def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
 
 def _table(rows: pa.Table, batch: TargetBatch, teachers: int) -> pa.Table:
     """Returns the rows of the Parquet file; the columns of a method that compares no teachers are null."""
-    import pyarrow as pa
-
     schema = arrow_schema(TARGETS, {"target": width(batch.target), "confidence": max(teachers, 1)})
     columns = {"key": rows.column("key")}
     for name in schema.names[1:]:
@@ -235,8 +222,6 @@ class TargetSummary(TypedDict):
 
 def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> TargetSummary:
     """Returns sums of the weights, the chosen teachers, and with gold labels how often they have the label."""
-    import polars as pl
-
     weight, chosen = batch.weight, batch.teacher
     bins = (weight.clip(0, 1) * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
@@ -252,8 +237,6 @@ def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> TargetSu
 
 def _selection(chosen: pl.Series, weight: pl.Series, gold: pl.Series, space: LabelSpace) -> dict[str, list[int]]:
     """Counts how often the chosen teacher has the gold label: over all texts, and by large and small weight."""
-    import polars as pl
-
     owners = dict(zip(space.names, space.owners, strict=True))
     labelled, heavy = gold.is_in(list(owners)), weight >= 0.5
     has_label = [teacher in owners.get(label, ()) for teacher, label in zip(chosen, gold, strict=True)]

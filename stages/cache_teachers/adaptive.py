@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -20,8 +21,6 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
 from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.corpus import Bucket
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 PASS_STEPS = (4, 8)
 """Numbers of passes after which a text may stop."""

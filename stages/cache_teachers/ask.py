@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema, matrix, read_table, write_table
 from amalgam.data.tokens import TokenRows, join
 from amalgam.pipeline.console import Console
@@ -31,8 +32,6 @@ from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
 from amalgam.stages.common.models.resolve import ResolvedTeacher
-
-Array = np.ndarray[Any, Any]
 
 POOL_LAUNCHES = 64
 POOL_TEXTS = 8192

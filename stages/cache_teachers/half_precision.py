@@ -7,10 +7,11 @@ confident one. Otherwise fp32 is used, and a note gives the figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from amalgam.data.arrays import Array
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.corpus import fields
@@ -20,8 +21,6 @@ from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 TEXTS = 256
 """Most texts of a check."""

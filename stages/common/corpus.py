@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.target_methods import reads_texts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 REMOTE = ("hf://", "s3://")
 DATASETS = "hf://datasets/"

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
+from amalgam.data.lazy import pa
 from amalgam.data.rows import fetch_remote, find_files
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -50,8 +51,6 @@ from amalgam.stages.common.models.resolve import (
 from amalgam.stages.target_methods import measure_of, target_method
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from amalgam.data.tokens import TokenRows
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.common.inference.teacher import Teacher

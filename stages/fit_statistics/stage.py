@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TypedDict
 
+from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import shown_names, text_key
+from amalgam.data.lazy import np, pl
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -19,12 +21,6 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, measure_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Keys = NDArray[np.bytes_]
 
 FEW = 5
 """Classes named in a note."""
@@ -64,8 +60,6 @@ class FitStatistics(Stage):
         return float(train_part(run).texts * len(teachers_of(run) if units is None else units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        import numpy as np
-
         from amalgam.stages.fit_statistics.fit import Statistics, most_confident
 
         teacher, buckets, share = unit.payload, reference_part(run).buckets, run.experiment.targets.reference_fraction
@@ -116,10 +110,8 @@ class FitStatistics(Stage):
         return f"statistics of {', '.join(manifest.facts['teachers'])}"
 
 
-def _generated_for(run: Run, teacher: str, keys: Keys) -> NDArray[np.bool_]:
+def _generated_for(run: Run, teacher: str, keys: Keys) -> Array:
     """Returns which texts were generated for the teacher; all False where this is unknown."""
-    import numpy as np
-
     settings = run.experiment.generate
     if settings is None or settings.source == "cross-domain":
         return np.zeros(len(keys), bool)
@@ -129,16 +121,14 @@ def _generated_for(run: Run, teacher: str, keys: Keys) -> NDArray[np.bool_]:
     return np.array([key in own for key in key_list(keys)], bool)
 
 
-def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> NDArray[Any]:
+def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:
     """Returns a teacher's cached logits [n, labels] with dropout off; `prefixes` are the buckets of the keys."""
-    import polars as pl
-
     column = pl.Series("key", key_list(keys), pl.Binary)
-    logits: NDArray[Any] = answer_reader(run).logits(teacher, prefixes, column).to_numpy()
+    logits: Array = answer_reader(run).logits(teacher, prefixes, column).to_numpy()
     return logits
 
 
-def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> NDArray[np.float64]:
+def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
     """Returns [n, blocks, teachers]: each teacher's confidence by the text's distance from its domain."""
     from amalgam.stages.fit_statistics.fit import Statistics, confidences
 
@@ -155,9 +145,6 @@ def with_domain_confidence(
     run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys
 ) -> list[Evidence]:
     """Returns the evidence with each teacher's confidence from its domain statistics, of the last block of states."""
-    import numpy as np
-    import polars as pl
-
     columns = domain_confidences(run, keys, prefixes)[:, -1].T
     return [
         replace(teacher, confidence=pl.Series("confidence", np.ascontiguousarray(column)))

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
 from amalgam.pipeline.errors import DataError
@@ -21,9 +22,6 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import GENERATED, HELD_OUT, corpus_for, corpus_settings, gates_of, sources_of
 from amalgam.stages.common.load import fetch, local_files, part_identity
 from amalgam.stages.target_methods import reads_texts, target_method
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 KEPT = "kept.parquet"
 """Temporary file of the generated texts that pass the filters."""
@@ -150,8 +148,6 @@ def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> di
 
     A text without a class probability passes that filter, and a text may fail several.
     """
-    import numpy as np
-
     table = read_table(source)
     held_out = _numbers(table, "draw", 1.0) < settings.held_out
     own = table.filter(held_out if part == HELD_OUT else ~held_out)
@@ -175,8 +171,6 @@ def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> di
 
 
 def _numbers(table: pa.Table, column: str, absent: float) -> Any:
-    import pyarrow.compute as pc
-
     return pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from amalgam.data.arrays import top_margin
+from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
+from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import WEIGHTS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
@@ -30,12 +31,7 @@ from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from amalgam.stages.weigh_teachers.weigh import WeightFacts
-
-    Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class WeighTeachers(Stage):
@@ -100,9 +96,6 @@ class WeighTeachers(Stage):
 
 def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
-    import numpy as np
-    import pyarrow as pa
-
     from amalgam.stages.weigh_teachers.weigh import coherent, exclusive, nearest, weigh
 
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
@@ -124,9 +117,6 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
 
 def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
     """Returns confidence, margin and highest logit: [texts, teachers] each."""
-    import numpy as np
-    import polars as pl
-
     reader, parts = answer_reader(run), []
     for group in neighbouring_buckets(buckets):
         keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
@@ -145,8 +135,6 @@ def _agreed_signal(
     run: Run, keys: pa.Array, answers: dict[str, Array], facts: WeightFacts
 ) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
-    import numpy as np
-
     from amalgam.stages.weigh_teachers import weigh
 
     space, neighbours = label_space(run), run.experiment.targets.neighbours
@@ -178,8 +166,6 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 
     None: texts were generated for no teacher, or there is one.
     """
-    import numpy as np
-
     teachers = list(label_space(run).columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
@@ -197,8 +183,6 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
     """Returns the keys of the buckets' texts."""
-    import pyarrow as pa
-
     table = pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets)
     return table.column("key").combine_chunks()
 

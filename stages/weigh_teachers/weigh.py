@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Required, TypedDict
+from typing import Required, TypedDict
 
 import numpy as np
 import torch
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.pipeline.config.schema import Targets
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 FALLBACK = "each text's own confidences were used, as muka does"
 

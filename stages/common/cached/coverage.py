@@ -12,18 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
+from amalgam.data.arrays import Keys
 from amalgam.data.keys import ALL, keys_digest
+from amalgam.data.lazy import np
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.corpus import Bucket
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Keys = np.ndarray[Any, np.dtype[np.bytes_]]
 
 T = TypeVar("T")
 
@@ -131,8 +128,6 @@ class Coverage:
 
     def __init__(self, texts: int, wanted: Any) -> None:
         """Starts without cached units; `wanted` is the number of passes, of all texts or of each."""
-        import numpy as np
-
         self.wanted = np.broadcast_to(wanted, texts)
         self.logits = np.zeros(texts, dtype=bool)
         self.passes = np.zeros(texts, dtype=np.int32)
@@ -154,8 +149,6 @@ class Coverage:
 
     def missing(self) -> Iterator[tuple[Any, bool, int, int]]:
         """Yields (rows, lacks logits, first missing pass, wanted passes) by group of texts that lack the same."""
-        import numpy as np
-
         for logits in (False, True):
             for last in np.unique(self.wanted):
                 for covered in np.unique(self.passes):
@@ -198,8 +191,6 @@ class BucketRequest:
 
     def rows_of(self, unit: CachedUnit) -> Any:
         """Returns the positions of the unit's texts in the bucket."""
-        import numpy as np
-
         if self._is_all_of(unit):
             return np.arange(self.texts)
         if unit.name not in self._rows:

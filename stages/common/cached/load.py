@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
@@ -34,9 +35,6 @@ from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, de
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from amalgam.stages.common.cached.coverage import Keys
     from amalgam.stages.common.cached.read import AnswerReader, States
     from amalgam.stages.common.inference.states import Encoder
 
@@ -245,14 +243,14 @@ def parts_of(run: Run, states: CachedStates) -> list[Part]:
 
 
 def states_of(
-    run: Run, keys: NDArray[Any], which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states
+    run: Run, keys: Keys, which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states
 ) -> list[States]:
     """Returns the states of every teacher for the texts with these keys."""
     return [state_of(run, teacher, keys, which) for teacher in teachers_of(run)]
 
 
 def state_of(
-    run: Run, teacher: ResolvedTeacher, keys: NDArray[Any], which: Callable[[Run, ResolvedTeacher], CachedStates]
+    run: Run, teacher: ResolvedTeacher, keys: Keys, which: Callable[[Run, ResolvedTeacher], CachedStates]
 ) -> States:
     """Returns the states of one teacher for the texts with these keys."""
     from amalgam.stages.common.cached.read import open_states
@@ -264,7 +262,7 @@ def state_of(
     return open_states(teacher.name, list(folders.values()), keys)
 
 
-def features_of(run: Run, keys: NDArray[Any]) -> Any:
+def features_of(run: Run, keys: Keys) -> Any:
     """Returns the encoder's states [texts, width] in float32, of the texts with these keys."""
     from amalgam.stages.common.cached.read import read_features
 

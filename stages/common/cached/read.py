@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from amalgam.data.arrays import softmax_column, width
+from amalgam.data.arrays import Array, softmax_column, width
 from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import Cache, Targets
 from amalgam.pipeline.errors import WorkError
@@ -24,8 +24,6 @@ from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
 from amalgam.stages.target_methods import COMPARATIVE, Evidence
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from amalgam.data.arrays import entropy_column, entropy_nats, flat, shaped, softmax, width
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from amalgam.data.arrays import Array, entropy_column, entropy_nats, flat, shaped, softmax, width
 
 COUNT = "passes_counted"
 

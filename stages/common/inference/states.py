@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from amalgam.data.arrays import Array
 from amalgam.data.parquet import FEATURES, STATES, arrow_schema, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError
@@ -24,8 +25,6 @@ from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
 """Between the words of a label name: camel case, space, underscore or hyphen."""

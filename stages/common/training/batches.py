@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from amalgam.data.arrays import Array
 from amalgam.data.parquet import key_array, key_list
 from amalgam.data.tokens import Ragged, TokenRows, join
 from amalgam.stages.common.inference.batches import Ids, RowNumbers, model_inputs
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SORTED_TOGETHER = 50
 """Batches whose texts are sorted by length together: little padding, and the order stays random."""

@@ -18,6 +18,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.bytes_]]"
 """Keys of texts, 16 bytes each."""
 
+RowNumbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
 
 # ---- NumPy
 

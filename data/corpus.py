@@ -16,11 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
+from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import (
     CORPUS,
     SKIPPED,

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
-import numpy as np
-from numpy.typing import NDArray
+from amalgam.data.arrays import Array, RowNumbers
+from amalgam.data.lazy import np
 
-Whole = NDArray[np.integer[Any]]
+Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    ids: Whole
-    type_ids: Whole | None
+    ids: Ids
+    type_ids: Ids | None
     truncated: bool
     """Whether the text was longer than the limit."""
 
@@ -28,14 +28,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ragged(Sequence[Whole]):
+class Ragged(Sequence[Ids]):
     """Stores rows of any length end to end; row i is a view of values[offsets[i]:offsets[i + 1]]."""
 
-    values: Whole
-    offsets: NDArray[np.int64]
+    values: Ids
+    offsets: RowNumbers
 
     @classmethod
-    def of(cls, rows: Sequence[Whole]) -> Ragged:
+    def of(cls, rows: Sequence[Ids]) -> Ragged:
         if isinstance(rows, Ragged):
             return rows
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -45,27 +45,27 @@ class Ragged(Sequence[Whole]):
         return len(self.offsets) - 1
 
     @overload
-    def __getitem__(self, row: int) -> Whole: ...
+    def __getitem__(self, row: int) -> Ids: ...
     @overload
     def __getitem__(self, row: slice) -> Ragged: ...
-    def __getitem__(self, row: int | slice) -> Whole | Ragged:
+    def __getitem__(self, row: int | slice) -> Ids | Ragged:
         if isinstance(row, slice):
             return self.take(np.arange(len(self))[row])
         place = range(len(self))[row]
         return self.values[self.offsets[place] : self.offsets[place + 1]]
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> RowNumbers:
         return np.diff(self.offsets)
 
-    def take(self, rows: NDArray[np.integer[Any]]) -> Ragged:
+    def take(self, rows: Ids) -> Ragged:
         starts = self.offsets[:-1][rows]
         lengths = self.offsets[1:][rows] - starts
         offsets = _offsets(lengths)
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Ragged(self.values[places], offsets)
 
-    def padded(self, fill: int, width: int = 0) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def padded(self, fill: int, width: int = 0) -> tuple[RowNumbers, Array]:
         """Returns a matrix of at least this width, padded on the right with `fill`, and the mask of its values."""
         lengths = self.lengths
         token_mask = np.arange(int(lengths.max(initial=width))) < lengths[:, None]
@@ -80,7 +80,7 @@ class TokenRows(Sequence[Tokens]):
 
     ids: Ragged
     type_ids: Ragged | None
-    truncated: NDArray[np.bool_]
+    truncated: Array
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -95,7 +95,7 @@ class TokenRows(Sequence[Tokens]):
         return Tokens(self.ids[row], None if self.type_ids is None else self.type_ids[row], bool(self.truncated[row]))
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> RowNumbers:
         return self.ids.lengths
 
     def take(self, rows: Any) -> TokenRows:
@@ -188,5 +188,5 @@ def _joined(parts: list[Ragged]) -> Ragged:
     return Ragged(np.concatenate([part.values for part in parts]), _offsets(lengths))
 
 
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _offsets(lengths: RowNumbers) -> RowNumbers:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -15,6 +15,7 @@ from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import check_folders, check_texts, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
+from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
 
@@ -27,8 +28,6 @@ class Check(NamedTuple):
 
 
 def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
-    from amalgam.stages.common.device import dtype_for, pick_device
-
     yield Check("python", platform.python_version())
     for library, version in library_versions().items():
         yield Check(library, version, f"pip install {library}" if version == "not installed" else "")

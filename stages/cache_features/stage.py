@@ -41,6 +41,7 @@ from amalgam.stages.common.load import (
     unit_texts,
 )
 from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.token_cache import tokenizer_digest
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
@@ -168,6 +169,5 @@ def _check_tokenizers(run: Run) -> None:
 
 def _digest(files: ModelFiles) -> str:
     from amalgam.stages.common.models.loading import load_tokenizer
-    from amalgam.stages.common.token_cache import tokenizer_digest
 
     return tokenizer_digest(load_tokenizer(files), files)

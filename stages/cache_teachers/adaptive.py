@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from amalgam.data.arrays import Array
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint

@@ -16,6 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide, stopping_rounds
 from amalgam.stages.common.cached.coverage import UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
     describe_family,
@@ -29,6 +30,7 @@ from amalgam.stages.common.cached.load import (
     units_of,
 )
 from amalgam.stages.common.corpus import Bucket, Part, tables
+from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
     check_gold,
     extra_parts,
@@ -93,7 +95,6 @@ class CacheTeachers(Stage):
         return self.units(run, folder) if run.experiment.cache.adaptive else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide
         from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
 
         families = families_of(run)
@@ -223,7 +224,6 @@ def _check_new_teachers(run: Run) -> None:
 def _choose_dtype(run: Run) -> None:
     """Pins half precision where the hardware computes it and the teachers' uncertainty equals that of fp32."""
     from amalgam.stages.cache_teachers.half_precision import check_half_precision, sample_texts
-    from amalgam.stages.common.device import dtype_for, pick_device
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
@@ -251,8 +251,6 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
 
 def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
-    from amalgam.stages.cache_teachers.adaptive import stopping_rounds
-
     families = families_of(run)
     part, _ = _parts(run)[0]
     cached = {teacher: units_of(run, CacheTeachers.name, family) for teacher, family in families.items()}

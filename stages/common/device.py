@@ -9,8 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from amalgam.data.lazy import torch
 from amalgam.pipeline.errors import ExperimentError
 
 CPU_INFO = Path("/proc/cpuinfo")

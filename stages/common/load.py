@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.rows import fetch_remote, find_files
+from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
@@ -34,6 +35,7 @@ from amalgam.stages.common.corpus import (
     sources_of,
     texts_file,
 )
+from amalgam.stages.common.device import pick_device, tokens_at_once
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     NewClassifier,
@@ -48,13 +50,12 @@ from amalgam.stages.common.models.resolve import (
     same_models,
     takes_types,
 )
+from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
 from amalgam.stages.target_methods import measure_of, target_method
 
 if TYPE_CHECKING:
-    from amalgam.data.tokens import TokenRows
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.common.inference.teacher import Teacher
-    from amalgam.stages.common.token_cache import TokenCache
     from amalgam.stages.common.training.run import TrainingServices
 
 
@@ -254,7 +255,6 @@ def load_new_classifier(
         position_limit,
         token_limit,
     )
-    from amalgam.stages.common.token_cache import tokenizer_digest
 
     files = encoder_files(run, settings, where)
     layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
@@ -287,8 +287,6 @@ def tokenized_buckets(
 
 
 def token_cache(run: Run, new: NewClassifier) -> TokenCache:
-    from amalgam.stages.common.token_cache import TokenCache
-
     return TokenCache(run.store, run.console, new.tokenizer, new.tokenizer_digest, new.limit, new.types)
 
 
@@ -409,7 +407,6 @@ class TeacherLoader:
         return self._teacher
 
     def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
-        from amalgam.stages.common.device import pick_device
         from amalgam.stages.common.inference.teacher import Teacher
         from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 
@@ -427,8 +424,6 @@ class TeacherLoader:
 
     def tokens_at_once(self, teacher: Teacher) -> int:
         """Returns execution.batch_tokens, or the device's own number."""
-        from amalgam.stages.common.device import tokens_at_once
-
         return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
     def log_notes(self, teacher: Teacher) -> None:
@@ -479,8 +474,6 @@ class UnitTexts:
 
     def tokenizer(self, resolved: ResolvedTeacher, teacher: Teacher) -> Callable[[Unit], TokenizedUnit]:
         """Returns the function that tokenises a unit's texts for this teacher."""
-        from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
-
         digest = tokenizer_digest(teacher.tokenizer, resolved.files)
         cache = TokenCache(self.store, self.console, teacher.tokenizer, digest, teacher.limit, teacher.takes_types)
         return partial(self._tokenize, resolved, teacher, cache)

@@ -12,9 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import TOKEN_TYPES, TOKENS, arrow_schema, read_table, write_table
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.corpus import leaks, read_part
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
@@ -63,8 +64,6 @@ class ReadCorpus(Stage):
         return float(sum(path.stat().st_size for part in parts for path in _files(run, part)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        from amalgam.data.corpus import read_part
-
         files = _files(run, unit.name)
         with run.store.draft(unit.folder, unit.name) as draft:
             gates: dict[str, Any] = {}
@@ -82,8 +81,6 @@ class ReadCorpus(Stage):
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
-        from amalgam.data.corpus import leaks
-
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
         leaked = {

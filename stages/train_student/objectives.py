@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import normalize
 
+from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.inference.states import in_blocks, mean_over_tokens
 from amalgam.stages.common.training.losses import Batch, Objective
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
@@ -29,9 +28,8 @@ from amalgam.stages.common.cached.load import (
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
-
-if TYPE_CHECKING:
-    from amalgam.stages.weigh_teachers.weigh import WeightFacts
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 
 class WeighTeachers(Stage):
@@ -96,8 +94,6 @@ class WeighTeachers(Stage):
 
 def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
-    from amalgam.stages.weigh_teachers.weigh import coherent, exclusive, nearest, weigh
-
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
     keys, answers = keys_of(run, buckets), _predictions(run, buckets)
@@ -105,11 +101,12 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     if targets.weight_signal == "all":
         signal, shares = _agreed_signal(run, keys, answers, facts)
     else:
-        signal = exclusive(answers[targets.weight_signal], facts)
+        signal = weigh.exclusive(answers[targets.weight_signal], facts)
         if signal is not None and targets.neighbours:
-            signal = coherent(signal, nearest(features_of(run, key_array(keys)), targets.neighbours)[0], facts)
+            near = weigh.nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
+            signal = weigh.coherent(signal, near, facts)
     facts["fallback"] = signal is None
-    weights, estimated = weigh(signal, answers["confidence"], targets, facts, shares)
+    weights, estimated = weigh.weigh(signal, answers["confidence"], targets, facts, shares)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))
     return pa.table([keys, values], schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
@@ -135,8 +132,6 @@ def _agreed_signal(
     run: Run, keys: pa.Array, answers: dict[str, Array], facts: WeightFacts
 ) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
-    from amalgam.stages.weigh_teachers import weigh
-
     space, neighbours = label_space(run), run.experiment.targets.neighbours
     features = features_of(run, key_array(keys))
     states = [

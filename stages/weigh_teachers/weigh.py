@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Required, TypedDict
 
-import numpy as np
-import torch
-
 from amalgam.data.arrays import Array, softmax
+from amalgam.data.lazy import np, torch
 from amalgam.pipeline.config.schema import Targets
 
 FALLBACK = "each text's own confidences were used, as muka does"

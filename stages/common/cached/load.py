@@ -22,7 +22,9 @@ from amalgam.stages.common.cached.coverage import (
     family_name,
     units_in,
 )
+from amalgam.stages.common.cached.read import AnswerReader, States, open_states, read_features
 from amalgam.stages.common.corpus import Bucket, Part
+from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.load import (
     encoder_digest,
     encoder_files,
@@ -35,7 +37,6 @@ from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, de
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.cached.read import AnswerReader, States
     from amalgam.stages.common.inference.states import Encoder
 
 ENCODER = "student.encoder"
@@ -150,8 +151,6 @@ def _family_indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[Stored
 
 def answer_reader(run: Run) -> AnswerReader:
     """Returns a reader of the cached predictions of all teachers."""
-    from amalgam.stages.common.cached.read import AnswerReader
-
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
@@ -253,8 +252,6 @@ def state_of(
     run: Run, teacher: ResolvedTeacher, keys: Keys, which: Callable[[Run, ResolvedTeacher], CachedStates]
 ) -> States:
     """Returns the states of one teacher for the texts with these keys."""
-    from amalgam.stages.common.cached.read import open_states
-
     folders: dict[Path, dict[str, Path]] = {}
     for file in sorted(_files_of(run, which(run, teacher)), key=lambda file: Path(file.path)):
         path = Path(file.path)
@@ -264,8 +261,6 @@ def state_of(
 
 def features_of(run: Run, keys: Keys) -> Any:
     """Returns the encoder's states [texts, width] in float32, of the texts with these keys."""
-    from amalgam.stages.common.cached.read import read_features
-
     return read_features([run.store.verified_path(file) for file in _files_of(run, encoder_states(run))], keys)
 
 
@@ -277,7 +272,6 @@ def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:
 @once
 def load_encoder(run: Run) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
-    from amalgam.stages.common.device import pick_device
     from amalgam.stages.common.inference.states import Encoder
 
     settings = run.experiment.student.model_copy(update={"layers": None})

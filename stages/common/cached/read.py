@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from amalgam.data.arrays import Array, softmax_column, width
+from amalgam.data.arrays import Array, Keys, RowNumbers, softmax_column, width
+from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import Cache, Targets
 from amalgam.pipeline.errors import WorkError
@@ -191,11 +187,11 @@ class States:
     teacher: str
     files: list[Array]
     """[n, blocks, width] fp16 each, memory-mapped."""
-    file_of: NDArray[np.int64]
+    file_of: RowNumbers
     """The file of each text."""
-    starts: NDArray[np.int64]
+    starts: RowNumbers
     """The first row of each text in its file."""
-    lengths: NDArray[np.int64]
+    lengths: RowNumbers
     """Rows of each text: its tokens, or 1 for pooled states."""
 
     def __len__(self) -> int:
@@ -209,7 +205,7 @@ class States:
     def width(self) -> int:
         return int(self.files[0].shape[2])
 
-    def take(self, rows: NDArray[np.integer[Any]], blocks: slice = slice(None)) -> Array:
+    def take(self, rows: RowNumbers, blocks: slice = slice(None)) -> Array:
         """Returns [texts, tokens, blocks, width] in fp16, padded with zeros; pooled states have one token."""
         longest = int(self.lengths[rows].max(initial=0))
         states = np.zeros((len(rows), longest, len(range(self.blocks)[blocks]), self.width), np.float16)
@@ -219,7 +215,7 @@ class States:
         return states
 
 
-def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: NDArray[np.bytes_]) -> States:
+def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: Keys) -> States:
     """Maps the states of the wanted keys; each unit has the files keys.parquet and states.npy."""
     tables = [read_table(files["keys.parquet"]) for files in units]
     mapped = [np.load(files["states.npy"], mmap_mode="r") for files in units]
@@ -230,7 +226,7 @@ def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: NDArr
     return States(teacher, mapped, *(np.concatenate(part)[places] for part in (file_of, starts, lengths)))
 
 
-def read_features(paths: Sequence[Path], wanted: NDArray[np.bytes_]) -> Array:
+def read_features(paths: Sequence[Path], wanted: Keys) -> Array:
     """Returns the encoder's states [texts, width] in float32, in the order of the wanted keys."""
     tables = [read_table(path) for path in paths]
     values = np.concatenate([matrix(table.column("features")) for table in tables])
@@ -238,11 +234,11 @@ def read_features(paths: Sequence[Path], wanted: NDArray[np.bytes_]) -> Array:
     return features
 
 
-def _places(tables: Sequence[pa.Table], wanted: NDArray[np.bytes_], owner: str) -> NDArray[np.int64]:
+def _places(tables: Sequence[pa.Table], wanted: Keys, owner: str) -> RowNumbers:
     """Returns the row of each wanted key in the tables, counted over all of them."""
     keys = np.concatenate([key_array(table.column("key")) for table in tables])
     order = np.argsort(keys, kind="stable")
-    places: NDArray[np.int64] = order[np.searchsorted(keys[order], wanted).clip(max=len(order) - 1)]
+    places: RowNumbers = order[np.searchsorted(keys[order], wanted).clip(max=len(order) - 1)]
     if not np.array_equal(keys[places], wanted):
         what = f"the cached states of {owner} lack texts of the corpus"
         raise WorkError(what, fix="run `amalgam verify`, then the same command again")

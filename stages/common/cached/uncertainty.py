@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import polars as pl
-
 from amalgam.data.arrays import Array, entropy_column, entropy_nats, flat, shaped, softmax, width
+from amalgam.data.lazy import np, pl
 
 COUNT = "passes_counted"
 

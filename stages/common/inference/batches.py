@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from amalgam.data.arrays import RowNumbers
 from amalgam.data.keys import shown_names
-from amalgam.data.tokens import Ragged, Tokens, encode
+from amalgam.data.tokens import Ids, Ragged, Tokens, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
@@ -198,11 +199,6 @@ class _Launcher:
             if self.teacher.dtype != torch.float32
             else "leave the texts or this teacher out",
         )
-
-
-Ids = NDArray[np.integer[Any]]
-
-RowNumbers = NDArray[np.int64]
 
 
 def token_batches(lengths: RowNumbers, batch_tokens: int) -> list[RowNumbers]:

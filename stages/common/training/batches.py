@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from amalgam.data.arrays import Array
+from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.parquet import key_array, key_list
-from amalgam.data.tokens import Ragged, TokenRows, join
-from amalgam.stages.common.inference.batches import Ids, RowNumbers, model_inputs
+from amalgam.data.tokens import Ids, Ragged, TokenRows, join
+from amalgam.stages.common.inference.batches import model_inputs
 
 SORTED_TOGETHER = 50
 """Batches whose texts are sorted by length together: little padding, and the order stays random."""

@@ -23,11 +23,11 @@ from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on
-from amalgam.stages.common.inference.batches import RowNumbers
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint

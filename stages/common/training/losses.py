@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from amalgam.stages.common.inference.batches import RowNumbers
+from amalgam.data.arrays import RowNumbers
 from amalgam.stages.target_methods import LossFacts
 
 Columns = Sequence[Sequence[int]]

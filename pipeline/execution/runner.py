@@ -108,7 +108,9 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     manifest = run.result(stage.name)
     run.descriptions[stage.name], run.notes[stage.name] = stage.describe(manifest), list(stage.notes(run, manifest))
     run.needs[stage.name] = [name for name in stage.needs(run.experiment) if name in run.results]
-    stage.publish(run, manifest, fresh=fresh)
+    for line in stage.summary(run, manifest) if fresh else ():
+        run.console.say(f"  {line}")
+    stage.publish(run, manifest)
     for note in run.notes[stage.name] if fresh else ():
         run.console.note(note)
 

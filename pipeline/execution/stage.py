@@ -251,8 +251,12 @@ class Stage:
         """Returns the manifest's facts, computed from the units' records; by default those of a single unit."""
         return dict(records[0].facts)
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        """Prints the result and copies it to its public folder; `fresh`: this run built it."""
+    def summary(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
+        """Returns lines about a result that this run built; the runner prints them before it publishes."""
+        return ()
+
+    def publish(self, run: Run, manifest: Record) -> None:
+        """Copies the result to its public folder, after every run."""
 
     def notes(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
         """Returns remarks for the user on the result; the runner prints them once, the report repeats them."""

@@ -106,10 +106,8 @@ class BuildTargets(Stage):
             "summary": reduce(_added, [record.facts for record in records]),  # in the order of the buckets
         }
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        facts: TargetFacts = manifest.facts
-        for line in summary_lines(facts["summary"], run.experiment.targets.mode) if fresh else ():
-            run.console.say(f"  {line}")
+    def summary(self, run: Run, manifest: Record) -> list[str]:
+        return summary_lines(manifest.facts["summary"], run.experiment.targets.mode)
 
     def describe(self, manifest: Record) -> str:
         method = manifest.facts.get("method", manifest.identity["config"]["targets"]["mode"])

@@ -145,16 +145,13 @@ class CacheTeachers(Stage):
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
-        facts: CacheFacts = manifest.facts
-        for teacher, count in facts["cut"].items():
+        for teacher, count in manifest.facts["cut"].items():
             if count:
                 yield f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated"
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        facts: CacheFacts = manifest.facts
-        if fresh and "adaptive" in facts:
-            for line in audit_lines(facts["adaptive"], run.experiment.cache.passes):
-                run.console.say(f"  {line}")
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
+        if "adaptive" in manifest.facts:
+            yield from audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes)
 
     def describe(self, manifest: Record) -> str:
         passes, dtype = manifest.identity["config"]["cache"]["passes"], manifest.facts["dtype"]

@@ -90,12 +90,9 @@ class FitStatistics(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, dict[str, StatisticsFacts]]:  # noqa: ARG002
         return {"teachers": {record.name: record.facts for record in records}}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if not fresh:
-            return
-        by_teacher: dict[str, StatisticsFacts] = manifest.facts["teachers"]
-        for teacher, facts in by_teacher.items():
-            run.console.say(f"  {teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}")
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        for teacher, facts in manifest.facts["teachers"].items():
+            yield f"{teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         for teacher, facts in manifest.facts["teachers"].items():

@@ -6,7 +6,7 @@ Filters are applied when the corpus is read, so a changed filter generates no ne
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,11 +112,9 @@ class Generate(Stage):
         families = [family.name for family in text_plan(run).families]
         return {"families": families, "file": collected.files[0].path, **collected.facts}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if fresh:
-            facts = manifest.facts
-            where = run.store.where(run.store.path(texts_file(manifest)))
-            run.console.say(f"  {facts['texts']:,} texts ({facts['source']}) -> {where}")
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
+        where = run.store.where(run.store.path(texts_file(manifest)))
+        yield f"{manifest.facts['texts']:,} texts ({manifest.facts['source']}) -> {where}"
 
     def describe(self, manifest: Record) -> str:
         return f"{manifest.facts['texts']:,} texts, {manifest.facts['source']}"

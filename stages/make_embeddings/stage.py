@@ -96,13 +96,10 @@ class MakeEmbeddings(Stage):
             }
         }
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if not fresh:
-            return
-        made: EmbeddingFacts = manifest.facts
-        for name, labels in made["teachers"].items():
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        for name, labels in manifest.facts["teachers"].items():
             counts = ", ".join(f"{label} {facts['taken']}/{facts['rows']}" for label, facts in labels.items())
-            run.console.say(f"  {name}: predicted as their class: {counts}")
+            yield f"{name}: predicted as their class: {counts}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, labels in manifest.facts["teachers"].items():

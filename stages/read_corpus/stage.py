@@ -90,13 +90,11 @@ class ReadCorpus(Stage):
         }
         return {"parts": parts, "leaks": leaked}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if not fresh:
-            return
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for part, facts in manifest.facts["parts"].items():
-            run.console.say(f"  {part}: {_counts(facts)}")
+            yield f"{part}: {_counts(facts)}"
             if "accepted" in facts:
-                run.console.say(f"    {_passed_texts(facts)}")
+                yield f"  {_passed_texts(facts)}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         # A held-out part is small, so its classes without texts get no note.

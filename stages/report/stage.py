@@ -141,7 +141,7 @@ class Report(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
         return {"method": method_name(run.experiment), **records[-1].facts}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:  # noqa: ARG002 - shown after every run
+    def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
         scores, name = evaluation_if_any(run), page_name(run.experiment)
         if scores:
             print_evaluation(run.console, scores)

@@ -119,7 +119,11 @@ class TrainStudent(Stage):
                 draft.made = {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        facts: StudentFacts = manifest.facts
+        yield f"{kept(facts)} ({facts['selected_by']})"
+
+    def publish(self, run: Run, manifest: Record) -> None:
         student = run.experiment.student
         about = {
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
@@ -129,9 +133,6 @@ class TrainStudent(Stage):
         }
         target = check_target(run.base, "students", student.name)
         publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
-        if fresh:
-            facts: StudentFacts = manifest.facts
-            run.console.say(f"  {kept(facts)} ({facts['selected_by']})")
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments

@@ -112,18 +112,18 @@ class TrainTeachers(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> TeachersFacts:  # noqa: ARG002
         return {"teachers": {record.name: record.facts for record in records}}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        trained: TeachersFacts = manifest.facts
-        for name, facts in trained["teachers"].items():
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        for name, facts in manifest.facts["teachers"].items():
+            yield f"{name}: {', '.join(facts['labels'])} -> teachers/{name}"
+            yield f"  {_accuracy(facts)}; {kept(facts)} ({facts['selected_by']})"
+
+    def publish(self, run: Run, manifest: Record) -> None:
+        for name in manifest.facts["teachers"]:
             folder = trained_folder(run, name)
             publish_folder(folder, check_target(run.base, "teachers", name), folder.name)
-            if fresh:
-                run.console.say(f"  {name}: {', '.join(facts['labels'])} -> teachers/{name}")
-                run.console.say(f"    {_accuracy(facts)}; {kept(facts)} ({facts['selected_by']})")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
-        trained: TeachersFacts = manifest.facts
-        for name, facts in trained["teachers"].items():
+        for name, facts in manifest.facts["teachers"].items():
             yield from (f"{name}: {note}" for note in few_steps(facts, "train_teachers"))
 
     def describe(self, manifest: Record) -> str:

@@ -5,7 +5,7 @@ Wanted where `targets.teacher_weights` is not MUKA's own, which looks at one tex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from amalgam.data.arrays import Array, top_margin
@@ -76,16 +76,12 @@ class WeighTeachers(Stage):
             write_table(table, draft.folder / "weights.parquet")
             draft.facts = facts
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None:
-        if not fresh:
-            return
-        facts: WeightFacts = manifest.facts
-        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in facts["shares"].items())
-        run.console.say(f"  estimated shares of the texts: {shares}")
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())
+        yield f"estimated shares of the texts: {shares}"
 
     def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
-        facts: WeightFacts = manifest.facts
-        return list(facts["notes"])
+        return list(manifest.facts["notes"])
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]

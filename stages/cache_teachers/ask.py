@@ -101,10 +101,7 @@ def malloc_trim() -> Callable[[int], Any]:
 
 
 def _tokenize_ahead(
-    inputs: CacheInputs,
-    reader: ThreadPoolExecutor,
-    tokenize: Callable[[Unit], TokenizedUnit],
-    units: Iterable[Unit],
+    inputs: CacheInputs, reader: ThreadPoolExecutor, tokenize: Callable[[Unit], TokenizedUnit], units: Iterable[Unit]
 ) -> Iterator[TokenizedUnit]:
     """Yields the tokenised units in order, while the next ones are being tokenised."""
 

@@ -363,11 +363,7 @@ class Writer:
     """Generates texts with one language model, steered by one teacher."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        scorer: Scorer,
-        steering: SteeringParams,
-        sampler: type[LazySampler] = LazySampler,
+        self, model: LanguageModel, scorer: Scorer, steering: SteeringParams, sampler: type[LazySampler] = LazySampler
     ) -> None:
         self.model, self.scorer, self.steering, self.sampler = model, scorer, steering, sampler
         self.ties_broken = 0

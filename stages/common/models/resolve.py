@@ -277,12 +277,7 @@ def read_model(
 
 
 def _read_model(
-    folder: Path,
-    where: str,
-    digest_of: Callable[[Path], str] | None,
-    *,
-    allow_pickle: bool,
-    trust_remote_code: bool,
+    folder: Path, where: str, digest_of: Callable[[Path], str] | None, *, allow_pickle: bool, trust_remote_code: bool
 ) -> ModelFiles:
     config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
     present = [path.name for path in folder.iterdir() if path.is_file()]

@@ -229,7 +229,7 @@ class Nothing(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def publish(self, run: Run, manifest: Record, *, fresh: bool) -> None: ...
+    def publish(self, run: Run, manifest: Record) -> None: ...
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:

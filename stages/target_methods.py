@@ -141,12 +141,9 @@ class TargetMethod:
 
     def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
         """Returns each teacher's softmax(logits / T)."""
-        return [
-            softmax_column(
-                evidence.logits.cast(pl.Array(pl.Float64, width(evidence.logits))) / self.targets.kd_temperature
-            )
-            for evidence in inputs.evidence
-        ]
+        logits = [evidence.logits for evidence in inputs.evidence]
+        wide = [own.cast(pl.Array(pl.Float64, width(own))) for own in logits]
+        return [softmax_column(own / self.targets.kd_temperature) for own in wide]
 
 
 class MukaSoft(TargetMethod):
@@ -213,14 +210,8 @@ class StrataNet(TargetMethod):
 
     tempered = True
     confidence_is_weight = True
-
-    @property
-    def fields(self) -> set[str]:
-        return super().fields | {"uncertainty"}
-
-    @property
-    def reads_confidence(self) -> bool:
-        return True
+    fields: ClassVar[set[str]] = {"mode", "kd_temperature", "uncertainty"}
+    reads_confidence = True
 
     def checks(self) -> Checks:
         name = self.targets.uncertainty
@@ -287,10 +278,7 @@ class MTBert(TargetMethod):
     loss = "mt-bert"
     tempered = True
     one_label_set = True
-
-    @property
-    def fields(self) -> set[str]:
-        return super().fields | {"text_weights", "task_loss"}
+    fields: ClassVar[set[str]] = {"mode", "kd_temperature", "text_weights", "task_loss"}
 
     @property
     def reads_gold(self) -> bool:
@@ -328,10 +316,7 @@ class Supervised(TargetMethod):
     """Cross-entropy on the gold labels: the upper bound."""
 
     reads_teachers = False
-
-    @property
-    def reads_gold(self) -> bool:
-        return True
+    reads_gold = True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         return unweighted(one_hot(inputs.gold, inputs.space))

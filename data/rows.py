@@ -9,26 +9,35 @@ from __future__ import annotations
 
 import csv
 import difflib
+import fnmatch
 import glob
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
+from urllib.parse import unquote
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError
-from amalgam.pipeline.user_paths import readable, user_path
+from amalgam.pipeline.errors import DataError, InputChangedError
+from amalgam.pipeline.storage.fingerprint import InputFile, file_digest
+from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 MOST_CHARACTERS = 1 << 20
 """Characters of the longest text; a model reads at most some ten thousand."""
 SAMPLE_LINES = 64
+MOST_COPIES = 3
+"""Copies of a remote file that is written at the same time, before the run ends."""
+SECONDS_TO_ANSWER = 10
+HUB_FILE = re.compile(r"hf://(?P<kind>dataset|space)s/(?P<name>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<path>.+)")
 BATCH_ROWS = 1024
 BOM = b"\xef\xbb\xbf"
 
@@ -37,7 +46,7 @@ Reason = Literal[
 ]
 
 FIXES: dict[Reason, str] = {
-    "not UTF-8": "re-encode it: iconv -f latin1 -t utf-8 {name} > utf8-{copy}",
+    "not UTF-8": "re-encode it: iconv -f latin1 -t utf-8 {name} > {copy}",
     "broken": "mend or remove it",
     "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
     "missing": "give every row this field",
@@ -73,7 +82,7 @@ def find_files(source: str, base: Path) -> list[Path]:
         with readable(path, DataError):
             files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     else:
-        matches = glob.glob(source, root_dir=base, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
+        matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
         files = sorted(base / match for match in matches if (base / match).is_file())
     if not files:
         raise _no_files(source, path)
@@ -86,6 +95,20 @@ def find_files(source: str, base: Path) -> list[Path]:
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
+
+
+def _pattern(source: str, base: Path) -> str:
+    """Returns the pattern with the folders that exist taken literally, such as `a[1]` of `a[1]/*.csv`."""
+    path = expanded(source)
+    depth = next(level for level, folder in enumerate((path.parent, *path.parent.parents)) if (base / folder).is_dir())
+    folder = path.parents[depth]
+    return str(Path(glob.escape(str(folder))) / path.relative_to(folder))
+
+
+def text_file(path: Path, digest_of: Callable[[Path], str]) -> InputFile:
+    """Returns a file of texts with its digest."""
+    with readable(path, DataError):
+        return InputFile.of(path, digest_of)
 
 
 def _no_files(source: str, path: Path) -> DataError:
@@ -103,10 +126,9 @@ def _no_files(source: str, path: Path) -> DataError:
 
 
 def fetch_remote(url: str, folder: Path) -> Path:
-    """An hf:// or s3:// address, streamed by Polars into a local file whose rows keep their numbers.
+    """Returns a local copy of an hf:// or s3:// address, whose rows keep their numbers.
 
-    Polars reads the usual AWS_* and HF_* variables itself. Text formats are copied line by line, unparsed, for our own
-    strict readers. A line end within a quoted csv field becomes a plain newline.
+    Polars reads the usual AWS_* and HF_* variables itself.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2])
     suffix = Path(name).suffix.lower()
@@ -117,16 +139,88 @@ def fetch_remote(url: str, folder: Path) -> Path:
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)
     try:
-        if suffix == ".parquet":
-            pl.scan_parquet(url).sink_parquet(target)
-        else:
-            pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
+        _copy_one_version(url, target)
+    except InputChangedError:
+        target.unlink(missing_ok=True)
+        fix = "wait until it is written, then run the same command again"
+        raise InputChangedError(f"{address} changed while it was read", where=address, fix=fix) from None
     except (OSError, pl.exceptions.PolarsError) as error:
         target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
         reason, fix = shown(str(error).replace(url, address), 200), "check the address and your access to it"
         fix += " (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
+
+
+def _copy_one_version(url: str, target: Path) -> None:
+    """Copies a Hub address at its present commit, and an object again if its version changed meanwhile."""
+    at_commit = _at_commit(url)
+    if at_commit is not None:
+        _copy(at_commit, target)
+        return
+    for _ in range(MOST_COPIES):
+        before = _versions(url)
+        if before is None:  # without versions, two copies are compared
+            _copy(url, target)
+            before = file_digest(target)
+        _copy(url, target)
+        if before == (_versions(url) or file_digest(target)):
+            return
+    raise InputChangedError(url)
+
+
+def _copy(url: str, target: Path) -> None:
+    """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
+    import polars as pl
+
+    if target.suffix.lower() == ".parquet":
+        pl.scan_parquet(url).sink_parquet(target)
+    else:
+        pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
+
+
+def _at_commit(url: str) -> str | None:
+    """Returns a Hub address with the commit of its revision; None for other addresses, or if the Hub names none."""
+    match = HUB_FILE.fullmatch(url)
+    if match is None:
+        return None
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
+
+    kind, name, revision, path = match["kind"], match["name"], match["revision"], match["path"]
+    branch = "refs/convert/parquet" if revision == "~parquet" else unquote(revision or "main")
+    try:
+        commit = HfApi().repo_info(name, repo_type=kind, revision=branch, timeout=SECONDS_TO_ANSWER).sha
+    except (HTTPError, OSError, ValueError):  # the copy then fails with the reason
+        return None
+    return f"hf://{kind}s/{name}@{commit}/{path}" if commit else None
+
+
+def _versions(url: str) -> object:
+    """Returns size, ETag and version of each object that the address may match; None if the store does not tell."""
+    try:  # an extra
+        import obstore
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        return None
+    scheme, _, path = url.partition("://")
+    if scheme != "s3":
+        return None
+    bucket, _, key = path.partition("/")
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    try:
+        store = from_url(f"s3://{bucket}", client_options={"allow_http": plain})
+        if not glob.has_magic(key):
+            entries = [obstore.head(store, key)]
+        else:
+            prefix = re.split(r"[*?[]", key)[0].rpartition("/")[0]
+            pages = obstore.list(store, prefix or None)
+            entries = [entry for page in pages for entry in page if fnmatch.fnmatchcase(entry["path"], key)]
+    except (BaseError, OSError, ValueError):
+        return None
+    marks = {entry["path"]: (entry["size"], entry["e_tag"], entry["version"]) for entry in entries}
+    return marks if marks and all(mark[1] or mark[2] for mark in marks.values()) else None
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
@@ -270,7 +364,8 @@ class _Table:
         value = _shown_value(value)
         where = f"{self.name} {unit} {number}{at}: {detail or reason}" + (f": {value}" if value else "")
         labels = shown_names(self.corpus.labels or [])
-        fix = FIXES[reason].format(name=self.name, copy=self.name.replace("/", "-"), labels=labels)
+        copy = shlex.quote(f"utf8-{self.name.replace('/', '-')}")
+        fix = FIXES[reason].format(name=shlex.quote(self.name), copy=copy, labels=labels)
         own_id = None if _why_not_text(identity) else shown(str(identity))
         return BadRow(self.name, number, own_id, field, reason, value, where, fix)
 
@@ -373,7 +468,8 @@ def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> l
         what, fix = f"{table.name}: the header cannot be read: {error}", "mend the first line, which names the columns"
         raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
     if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
-        fix = f"re-encode it: iconv -f utf-16 -t utf-8 {table.name} > utf8-{table.name}"
+        name, copy = shlex.quote(table.name), shlex.quote(f"utf8-{table.name}")
+        fix = f"re-encode it: iconv -f utf-16 -t utf-8 {name} > {copy}"
         raise DataError(f"{table.name} is UTF-16, not UTF-8", where=table.name, fix=fix)
     if lines.bad_byte is not None:
         bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)
@@ -455,7 +551,8 @@ def _jsonl_columns(table: _Table) -> list[str] | None:
 def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
     number = 0
     try:
-        with pq.ParquetFile(table.path, pre_buffer=False, buffer_size=1 << 20) as file:
+        # Opened here: Arrow takes a relative path such as file:x for an address.
+        with table.path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20) as file:
             names = table.columns(file.schema_arrow.names)
             for batch in file.iter_batches(BATCH_ROWS, columns=list(dict.fromkeys(names)), use_threads=False):
                 columns, decoded = zip(*(_decoded(batch.column(name)) for name in names), strict=True)

@@ -8,6 +8,7 @@ AmalgamError                exit 1
 ├── WorkError               exit 1   a unit of work failed
 │   └── DiskFullError       exit 1
 ├── DamagedError            exit 1   a stored file does not match its digest (the runner recomputes it)
+├── InputChangedError       exit 1   an input file changed while it was read (the runner reads it again)
 ├── OutputError             exit 1   stdout cannot be written
 ├── FaultError              exit 70  a fault of amalgam itself
 └── InterruptedRunError     exit 129, 130 or 143
@@ -82,6 +83,10 @@ class DamagedError(AmalgamError):
         fix = fix or "run the command again: only the damaged part is recomputed"
         super().__init__(what, where=where, fix=fix)
         self.path = path
+
+
+class InputChangedError(AmalgamError):
+    """An input file changed after its digest was computed."""
 
 
 class OutputError(AmalgamError):

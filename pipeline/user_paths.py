@@ -19,7 +19,7 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
     if "\0" in given:
         raise kind("the path has a NUL character", where=where, fix="remove it")
     try:
-        path = base / Path(given).expanduser()
+        path = base / expanded(given)
     except RuntimeError:
         user = given.partition("/")[0]
         what, fix = f"there is no user {user[1:]}", f"write the path in full, without {user}"
@@ -32,6 +32,11 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
         what = f"{short_path(given)} cannot be reached: {reason_of(error)}"
         raise kind(what, where=where, fix=fix_of(error)) from None
     return path
+
+
+def expanded(given: str) -> Path:
+    """Returns the path with the home folder for a leading ~; `./~` is a folder of that name."""
+    return Path(given).expanduser() if given.startswith("~") else Path(given)
 
 
 def check_writable(folder: Path, fix: str) -> None:

@@ -7,6 +7,8 @@ are given twice, and drop the text from which a value was read.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import io
 import json
 import re
 import types
@@ -23,6 +25,7 @@ from pydantic_core import ErrorDetails
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError, short_path
 from amalgam.pipeline.secrets import has_secret, masked
+from amalgam.pipeline.storage.fingerprint import FileMark, InputFile
 from amalgam.pipeline.user_paths import write_new
 
 MOST_BYTES = 1_000_000
@@ -42,6 +45,7 @@ class LoadedExperiment(NamedTuple):
     base: Path
     """Folder from which relative paths of the file start."""
     overrides: dict[str, Any]
+    file: InputFile | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def load_experiment(
                 parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
             base = source.parent.absolute() if isinstance(source, Path) else source.base
-            return LoadedExperiment(experiment, base, applied)
+            return LoadedExperiment(experiment, base, applied, parsed.file)
     raise _config_error(source, parsed.problems)
 
 
@@ -142,6 +146,7 @@ class ParsedFile:
     raw: dict[KeyPath, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     values: int = 0
+    file: InputFile | None = None
 
     def add(self, path: KeyPath, problem: str) -> None:
         """Adds a problem with the place of the value or of the nearest section around it."""
@@ -245,8 +250,11 @@ class ParsedFile:
 
 
 def _parse(source: ExperimentSource) -> ParsedFile:
-    text = _text(source) if isinstance(source, Path) else source.yaml
     parsed = ParsedFile()
+    if isinstance(source, Path):
+        text, parsed.file = _read(source)
+    else:
+        text = source.yaml
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode):
@@ -270,13 +278,15 @@ UNREADABLE = {
 """Messages and fixes by the kind of error; the first that fits."""
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> tuple[str, InputFile]:
     where = str(path.absolute())
     try:
         if path.stat().st_size > MOST_BYTES:
             what = f"{path.name} is larger than {MOST_BYTES:,} bytes"
             raise ExperimentError(what, where=where, fix="texts belong in corpus files")
-        return path.read_text("utf-8")
+        mark, content = FileMark.of(path), path.read_bytes()
+        text = io.TextIOWrapper(io.BytesIO(content), "utf-8").read()
+        return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest())
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
         what, fix = (words.format(error=error, path=path) for words in (what, fix))

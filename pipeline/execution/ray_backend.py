@@ -25,10 +25,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, InputChangedError, WorkError
+from amalgam.pipeline.execution.plan import identity_of
 from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, once, pending_units
 from amalgam.pipeline.storage.backend import TEMPORARY
-from amalgam.pipeline.storage.fingerprint import FileDigests, library_versions
+from amalgam.pipeline.storage.fingerprint import FileDigests, fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record, open_store
 
 LOOK_SECONDS = 5.0
@@ -65,6 +66,8 @@ class RayJob:
     marker: str
     """File that every node must find in the workspace; its name is unique."""
     versions: Mapping[str, str]
+    identity: str
+    """Fingerprint of the stage's inputs on the driver."""
 
 
 class Cluster:
@@ -151,7 +154,8 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     if not units:
         return
     backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
-    job = RayJob(stage, run.experiment, run.base, dict(run.results), backend.address, marker, library_versions())
+    versions, identity = library_versions(), fingerprint(identity_of(stage, run))
+    job = RayJob(stage, run.experiment, run.base, dict(run.results), backend.address, marker, versions, identity)
     backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
     try:
         given_up = _run_tasks(job, run, units)
@@ -249,5 +253,8 @@ def _run_for(job: RayJob) -> Run:
         run = Run(job.experiment, job.base, store, Console(quiet=True), WorkerShare(), digests)
         run.results.update(job.results)
         job.stage.resolve_inputs(run)
+        if fingerprint(identity_of(job.stage, run)) != job.identity:
+            what = f"the inputs of {job.stage.name} on node {socket.gethostname()} differ from those of the driver"
+            raise InputChangedError(what, where=str(job.base), fix="give all nodes the same files, then run it again")
         _opened[job.marker] = run
     return _opened[job.marker]

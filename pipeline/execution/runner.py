@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
+from amalgam.pipeline.errors import DamagedError, ExperimentError, InputChangedError, all_of
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
-from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.storage.fingerprint import changed_error, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
 
 TIMING = "timing.json"
@@ -49,21 +49,27 @@ def update(  # noqa: PLR0913 - the options of a command
     When all are complete, the workspace keeps the run's overrides for later stage commands.
     """
     _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
+    if run.file is not None and not run.file.has_content():  # half of it may have been read
+        raise changed_error(run.file.path)
     run.store.claim()  # before any model loads
     repairs = 0
     while True:
         try:
             states = _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repairs)
             break
-        except DamagedError as damage:
-            if repairs == MAX_REPAIRS:
+        except (DamagedError, InputChangedError) as fault:
+            is_input = isinstance(fault, InputChangedError)
+            if repairs == MAX_REPAIRS or (is_input and run.share.kind == "torchrun"):  # other processes do not repeat
                 raise
             repairs += 1
             run.results.clear()
             run.cache.clear()
-            run.console.note(f"{damage.what}; quarantined, recomputing the missing units")
+            end = f"reading it again ({fault.where})" if is_input else "quarantined, recomputing the missing units"
+            run.console.note(f"{fault.what}; {end}")
     if keep_overrides and run.share.is_leader:
         run.store.store_overrides((state.stage for state in states), run.overrides)
+    if run.file is not None and not run.file.has_content():
+        run.console.note(f"{run.file.path.name} changed during the run; the results are those of the earlier content")
     return states
 
 

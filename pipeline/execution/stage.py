@@ -19,6 +19,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
+from amalgam.pipeline.storage.fingerprint import InputFile
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
@@ -128,6 +129,8 @@ class Run:
     digest_of: Callable[[Path], str]
     """Returns the sha256 of a file outside the workspace."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    file: InputFile | None = None
+    """The experiment file; None for an experiment without one."""
     signals: InterruptHandler = field(default_factory=InterruptHandler)
     """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)

@@ -54,7 +54,7 @@ def open_run(
     store.notify = console.note
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
-    return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides)
+    return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides, loaded.file)
 
 
 @contextmanager

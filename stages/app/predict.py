@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -405,7 +406,8 @@ def _check_output(out: Path | None, *, force: bool) -> None:
         what = f"{shown(out.name)} has no supported file type"
         raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(OUTPUTS)}")
     if not user_path(str(out), where="--out").absolute().parent.is_dir():
-        raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=f"mkdir -p {out.parent}")
+        fix = f"mkdir -p {shlex.quote(str(out.parent))}"
+        raise ExperimentError("the folder does not exist", where=f"--out {out}", fix=fix)
     check_writable(out.absolute().parent, "change its permissions, or name a file in another folder with --out")
     if out.is_dir():
         what = f"{shown(out.name)} is a folder"
@@ -445,7 +447,8 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
             import pyarrow.parquet as pq
 
             schema = arrow_schema(columns)
-            with pq.ParquetWriter(temporary, schema, **parquet_options(schema)) as writer:
+            # Opened here: Arrow takes a relative path such as file:x for an address.
+            with temporary.open("wb") as file, pq.ParquetWriter(file, schema, **parquet_options(schema)) as writer:
                 yield lambda values: writer.write_table(pa.table(list(values), schema=schema))
 
 

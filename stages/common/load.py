@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import fetch_remote, find_files
+from amalgam.data.rows import fetch_remote, find_files, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit, once
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.fingerprint import InputFile, fingerprint
 from amalgam.pipeline.storage.store import Store, StoredFile
-from amalgam.pipeline.user_paths import readable
 from amalgam.stages.common.cached.coverage import UnitRequest
 from amalgam.stages.common.corpus import (
     GENERATED,
@@ -339,10 +338,20 @@ def part_identity(run: Run, part: str) -> list[str]:
                 raise PendingDependencyError(source)
             digests.append(digest)
         else:
-            for path in local_files(run, source):
-                with readable(path, DataError):
-                    digests.append(run.digest_of(path))
+            digests += [file.sha256 for file in _own_files(run, source)]
     return sorted(digests)
+
+
+@once
+def _own_files(run: Run, source: str) -> tuple[InputFile, ...]:
+    """Returns the files of a local source with their digests, the same for all readers in this run."""
+    return tuple(text_file(path, run.digest_of) for path in find_files(source, run.base))
+
+
+def text_inputs(run: Run, sources: Iterable[str]) -> list[InputFile]:
+    """Returns the files of the sources that are outside the workspace."""
+    own = (source for source in sources if source != GENERATED and not source.startswith(REMOTE))
+    return [file for source in own for file in _own_files(run, source)]
 
 
 def local_files(run: Run, source: str) -> list[Path]:
@@ -354,7 +363,7 @@ def local_files(run: Run, source: str) -> list[Path]:
         if fetched is None:
             raise PendingDependencyError(source)
         return [fetched]
-    return find_files(source, run.base)
+    return [file.path for file in _own_files(run, source)]
 
 
 def fetch(run: Run, sources: Sequence[str]) -> None:
@@ -366,8 +375,13 @@ def fetch(run: Run, sources: Sequence[str]) -> None:
             with run.store.draft(path.parent, path.stem, ".parquet") as draft:
                 fetch_remote(source, draft.folder)
             record = run.store.record(path)
-            if record is not None:
-                run.store.pin("remote", source, record.files[0].sha256)
+            if record is not None and run.store.pin("remote", source, record.files[0].sha256) != record.files[0].sha256:
+                run.store.quarantine(path, run.store.path(record.files[0]))
+                raise DataError(
+                    f"{shown(source, 200)} has other content than when this workspace first read it",
+                    where=run.store.where(path),
+                    fix="restore its first content, or put the new content at a new address",
+                )
 
 
 def _fetched(run: Run, source: str) -> Path | None:

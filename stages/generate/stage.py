@@ -28,6 +28,7 @@ from amalgam.stages.common.load import (
     prepare_teachers,
     teacher_loader,
     teachers_of,
+    text_inputs,
 )
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
@@ -134,11 +135,12 @@ def text_plan(run: Run) -> TextPlan:
     """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
     settings = generate_config(run)
     model, revision = str(settings.language_model), settings.revision
+    own = {file.path: file.sha256 for file in text_inputs(run, settings.corpus or [])}
     return TextPlan(
         settings,
         teachers_of(run),
         language_model=model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
-        corpus=sorted(run.digest_of(path) for path in _corpus_files(run)),
+        corpus=sorted(own.get(path) or run.digest_of(path) for path in _corpus_files(run)),
         libraries=library_versions() if run.experiment.execution.on_version_change == "strict" else None,
     )
 
@@ -157,6 +159,7 @@ def source_inputs(run: Run) -> SourceInputs:
         teachers=teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
         corpus_files=_corpus_files(run),
+        corpus_inputs=text_inputs(run, settings.corpus or []),
         loader=teacher_loader(run),
         console=run.console,
         stop=run.signals.check,

@@ -24,6 +24,7 @@ from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ModelError
 from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.fingerprint import InputFile, unchanged
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.load import TeacherLoader
@@ -79,6 +80,8 @@ class SourceInputs:
     teachers: Sequence[ResolvedTeacher]
     language_model: ModelFiles | None
     corpus_files: Sequence[Path]
+    corpus_inputs: Sequence[InputFile]
+    """The corpus files that are outside the workspace."""
     loader: TeacherLoader
     console: Console
     stop: Callable[[], None]
@@ -208,8 +211,8 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
     columns = Corpus(train=None, text=[inputs.settings.column])
     texts: dict[bytes, str] = {}
-    for path in inputs.corpus_files:
-        for row in read_rows(path, corpus=columns):
+    with unchanged(inputs.corpus_inputs):
+        for row in (row for path in inputs.corpus_files for row in read_rows(path, corpus=columns)):
             if isinstance(row, Row):
                 texts[text_key(row.fields)] = row.fields[0]
                 if len(texts) >= 4 * max(count, BLOCK):

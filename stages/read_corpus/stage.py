@@ -18,10 +18,10 @@ from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.fingerprint import fingerprint, unchanged
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import GENERATED, HELD_OUT, corpus_for, corpus_settings, gates_of, sources_of
-from amalgam.stages.common.load import fetch, local_files, part_identity
+from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
 KEPT = "kept.parquet"
@@ -64,10 +64,10 @@ class ReadCorpus(Stage):
         return float(sum(path.stat().st_size for part in parts for path in _files(run, part)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        files = _files(run, unit.name)
-        with run.store.draft(unit.folder, unit.name) as draft:
+        files, sources = _files(run, unit.name), sources_of(run.experiment)[unit.name]
+        with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
             gates: dict[str, Any] = {}
-            if GENERATED in sources_of(run.experiment)[unit.name] and run.experiment.generate:
+            if GENERATED in sources and run.experiment.generate:
                 gates = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
                 files = [draft.folder / KEPT]
             facts = read_part(

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
 import pytest
 
-from amalgam.data.rows import Row, fetch_remote, find_files, read_rows
+from amalgam.data import rows
+from amalgam.data.rows import BadRow, Row, fetch_remote, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.errors import DataError, InputChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+ODD = [
+    *("a[1]*", "b?", "c{1,2}", "**", "[!a]", "file:x", "s3:x", "hf:x", "-rf", "x\ny", "%41", "two words", "#a?b=1"),
+    *("~", "$ODD", "`echo decoy`", "a\\b", "'q\"", "caf\u00e9", "cafe\u0301", "\u202eabc", "c;d", "a,b"),
+]
+DECOYS = ["a1", "a1b", "bc", "c1", "c2", "A", "x", "decoy", "a", "b"]
 
 
 def _make(folder: Path, *names: str) -> None:
@@ -37,6 +48,49 @@ def test_a_file_a_folder_and_a_glob_are_found_in_order_of_name(tmp_path: Path) -
 def test_a_name_that_looks_like_a_glob_is_taken_literally(tmp_path: Path) -> None:
     _make(tmp_path, "a[1].csv")
     assert find_files("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_an_odd_name_is_taken_literally(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
+) -> None:
+    """Decoys are what a pattern, an address or a shell would find instead."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ODD", "decoy")
+    frame = {"csv": pl.DataFrame.write_csv, "jsonl": pl.DataFrame.write_ndjson, "parquet": pl.DataFrame.write_parquet}
+    write = frame.get(suffix, lambda table, file: table.write_csv(file, separator="\t"))
+    for folder in (name, *DECOYS):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for file in (f"{name}.{suffix}", *(f"{decoy}.{suffix}" for decoy in DECOYS)):
+            text = "wanted" if (folder, file) == (name, f"{name}.{suffix}") else "decoy"
+            with (tmp_path / folder / file).open("wb") as opened:
+                write(pl.DataFrame({"text": [text]}), opened)
+    for base in (tmp_path, Path()):
+        for source in (f"./{name}/{name}.{suffix}", f"{name}/{name}.{suffix}", f"./{name}/[!ac]*.{suffix}"):
+            if source.startswith("~"):  # the home folder
+                continue
+            files = find_files(source, base)
+            if source.endswith(f"[!ac]*.{suffix}"):
+                assert {file.parent.name for file in files} == {name}
+                continue
+            assert [file.name for file in files] == [f"{name}.{suffix}"]
+            rows = list(read_rows(files[0], corpus=Corpus(train=["x"])))
+            assert [row.fields for row in rows if isinstance(row, Row)] == [("wanted",)]
+
+
+def test_a_pattern_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home [1]"))
+    _make(tmp_path / "home [1]", "a.csv")
+    assert find_files("~/*.csv", tmp_path) == [tmp_path / "home [1]/a.csv"]
+
+
+def test_a_command_in_a_message_quotes_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "a; rm b.csv"
+    path.write_bytes(b"text\ncaf\xe9\n")
+    [bad] = read_rows(path, corpus=Corpus(train=["x"]))
+    assert isinstance(bad, BadRow)
+    assert "utf-8 'a; rm b.csv' > 'utf8-a; rm b.csv'" in bad.fix
 
 
 def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> None:
@@ -74,6 +128,8 @@ class _Bucket(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: ClassVar[dict[str, bytes]] = {}
     signed: ClassVar[list[str]] = []
+    later: ClassVar[list[bytes]] = []
+    """Contents of the object, one after each GET."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -87,14 +143,17 @@ class _Bucket(BaseHTTPRequestHandler):
         if whole is None:
             self._answer(404, b"", {})
             return
+        if self.command == "GET" and self.later:
+            self.objects[self.path] = self.later.pop(0)
         size = len(whole)
         low, _, high = self.headers.get("Range", f"bytes=0-{size}").removeprefix("bytes=").partition("-")
         start, stop = (int(low), min(size, int(high or size) + 1)) if low else (max(0, size - int(high)), size)
-        self._answer(206, whole[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+        etag = f'"{md5(whole, usedforsecurity=False).hexdigest()}"'
+        self._answer(206, whole[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{size}", "ETag": etag})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        dated = {"ETag": '"1"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Content-Length": str(len(body))}
+        dated = {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Content-Length": str(len(body))}
         for name, value in {**dated, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -112,7 +171,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    _Bucket.objects, _Bucket.signed = {}, []
+    _Bucket.objects, _Bucket.signed, _Bucket.later = {}, [], []
     yield _Bucket
     server.shutdown()
     thread.join()
@@ -148,6 +207,42 @@ def test_a_failed_download_leaves_nothing_and_prints_no_secret(tmp_path: Path, b
             fetch_remote(url, tmp_path)
         assert "a-secret" not in str(caught.value)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("extra", ["obstore", "no obstore"])
+@pytest.mark.parametrize("writes", [1, 2, 100])
+def test_an_object_written_while_it_is_read_is_one_version_or_an_error(
+    tmp_path: Path, bucket: type[_Bucket], monkeypatch: pytest.MonkeyPatch, writes: int, extra: str
+) -> None:
+    if extra == "no obstore":
+        monkeypatch.setitem(sys.modules, "obstore", None)
+    contents = [f"text\n{'x' * number}\n".encode() for number in range(1, writes + 2)]
+    bucket.objects["/texts/a.csv"], bucket.later[:] = contents[0], contents[1:]
+    if writes == 100:
+        with pytest.raises(InputChangedError, match=r"a\.csv changed") as caught:
+            fetch_remote("s3://texts/a.csv", tmp_path)
+        assert "a-secret" not in str(caught.value)
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    else:
+        assert fetch_remote("s3://texts/a.csv", tmp_path).read_bytes() == contents[-1]
+
+
+@pytest.mark.parametrize("revision", [None, "v1", "~parquet", "refs%2Fpr%2F1"])
+def test_a_data_set_of_the_hub_is_read_at_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    requests, addresses, commit = [], [], "c" * 40
+
+    def repo_info(_: object, name: str, **options: object) -> SimpleNamespace:
+        requests.append((name, options["repo_type"], options["revision"]))
+        return SimpleNamespace(sha=commit)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", repo_info)
+    monkeypatch.setattr(rows, "_copy", lambda url, _: addresses.append(url))
+    fetch_remote(f"hf://datasets/a/b{f'@{revision}' if revision else ''}/x y/t.csv", tmp_path)
+    assert addresses == [f"hf://datasets/a/b@{commit}/x y/t.csv"]
+    branch = {None: "main", "v1": "v1", "~parquet": "refs/convert/parquet", "refs%2Fpr%2F1": "refs/pr/1"}[revision]
+    assert requests == [("a/b", "dataset", branch)]
 
 
 def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: Path) -> None:

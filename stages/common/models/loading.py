@@ -306,9 +306,9 @@ def _unreached(config: PreTrainedConfig) -> int:
 
 @contextmanager
 def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
-    """Turns any error that a library raises on a bad model into one line with the folder."""
+    """Turns any error that a library raises on a bad model into one line; refuses files that change meanwhile."""
     try:
-        with _silent():
+        with files.unchanged(), _silent():
             yield
     except (AmalgamError, MemoryError):
         raise

@@ -13,12 +13,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.storage.fingerprint import InputFile
 from amalgam.pipeline.storage.local import atomic_write, temporary_path
 from amalgam.pipeline.user_paths import check_writable
 
@@ -140,11 +141,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def digest(folder: Path, names: Iterable[str], digest_of: Callable[[Path], str], *, where: str) -> str:
+def digest(files: Mapping[str, InputFile], *, where: str) -> str:
     """sha256 over the sorted (name, sha256) of the files."""
     pairs = []
-    for name in sorted(names):
-        path, sha256 = folder / name, digest_of(folder / name)
+    for name in sorted(files):
+        path, sha256 = files[name].path, files[name].sha256
         # In the Hub's cache a file is a link to a blob, whose name is the sha256 of a large file.
         blob = os.path.basename(os.readlink(path)) if path.is_symlink() else ""  # noqa: PTH115, PTH119 - one step, unresolved
         if SHA256.fullmatch(blob) and blob != sha256:

@@ -11,13 +11,15 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.storage.fingerprint import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
 from amalgam.stages.common.models import hub as model_hub
@@ -92,6 +94,19 @@ class ModelFiles:
     weights: Literal["safetensors", "pickle"]
     config: dict[str, Any]
     trust_remote_code: bool = False
+    inputs: tuple[InputFile, ...] = ()
+    """The files of the digest; none where no digest was computed."""
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raises InputChangedError if the files differ from those of the digest at the end of the block."""
+        with unchanged(self.inputs):
+            yield
+        if self.inputs:
+            names = {file.path.name for file in self.inputs}
+            for name in model_folder.light_names(path.name for path in self.folder.iterdir() if path.is_file()):
+                if name not in names:
+                    raise changed_error(self.folder / name)
 
 
 @dataclass(frozen=True)
@@ -279,8 +294,9 @@ def read_model(
 def _read_model(
     folder: Path, where: str, digest_of: Callable[[Path], str] | None, *, allow_pickle: bool, trust_remote_code: bool
 ) -> ModelFiles:
+    marks = {path.name: FileMark.of(path) for path in folder.iterdir() if path.is_file()}  # before a file is read
     config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
-    present = [path.name for path in folder.iterdir() if path.is_file()]
+    present = list(marks)
     chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
     weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
     for name in weights:
@@ -293,8 +309,11 @@ def _read_model(
         (folder / name).open("rb").close()
     if trust_remote_code:
         names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-    digest = model_folder.digest(folder, names, digest_of, where=where) if digest_of else ""
-    return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code)
+    if digest_of is None:
+        return ModelFiles(str(folder), folder, "", None, kind, config, trust_remote_code)
+    inputs = {name: InputFile.of(folder / name, digest_of, marks.get(name)) for name in sorted(names)}
+    digest = model_folder.digest(inputs, where=where)
+    return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code, tuple(inputs.values()))
 
 
 def _package_pin(given: str) -> str | None:

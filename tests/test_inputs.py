@@ -1,0 +1,250 @@
+"""Inputs that another program writes while a run reads them: the results are those of one content, or there are none.
+
+A hook writes the file at a chosen moment, in place, as `cp` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amalgam.data import corpus
+from amalgam.pipeline.execution import runner
+from amalgam.pipeline.execution.runner import MAX_REPAIRS
+from amalgam.stages.common import load
+from amalgam.stages.common.models import loading
+from amalgam.stages.generate import texts as generating
+from amalgam.tests.test_bad_input import assert_three_lines
+from amalgam.tests.workspaces import Workspace, largest_difference, scale_weights
+
+Hook = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def every_run_loads_its_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo the cache of teachers that tests share: these tests look at what is loaded."""
+    monkeypatch.setattr(load.TeacherLoader, "load", _load)
+
+
+def _load(self: load.TeacherLoader, resolved: Any, dtype: str, *, passes: int) -> Any:
+    key = (resolved.name, dtype)
+    if self._teacher is None or self._key != key:
+        self._teacher, self._key = self._load(resolved, dtype), key
+        self.log_notes(self._teacher)
+    return self._teacher
+
+
+def once(hook: Hook) -> Hook:
+    """Return a hook that acts at its first call only."""
+    waiting = [hook]
+    return lambda: waiting.pop()() if waiting else None
+
+
+def around(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: Hook | None, after: Hook | None) -> None:
+    function = getattr(owner, name)
+
+    def hooked(*arguments: Any, **options: Any) -> Any:
+        if before:
+            before()
+        value = function(*arguments, **options)
+        if isinstance(value, Iterator):
+            value = iter(list(value))
+        if after:
+            after()
+        return value
+
+    monkeypatch.setattr(owner, name, hooked)
+
+
+def settled(folder: Path) -> None:
+    """Make files old, so that no digest is computed again because a file is young."""
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - 100, time.time() - 100), follow_symlinks=False)
+
+
+def writing(path: Path, source: Path) -> Hook:
+    """Return a hook that writes another content in place."""
+    content = source.read_bytes()
+    return lambda: path.write_bytes(content)
+
+
+def other_weights(workspace: Workspace, folder: Path, model: str, tensor: str = "classifier.weight") -> Path:
+    """Return a folder with the model and other weights of one tensor."""
+    shutil.copytree(workspace.folder / "models" / model, folder)
+    scale_weights(folder, tensor, 3.0)
+    return folder
+
+
+def assert_as_made_in_one_go(changed: Workspace, result_err: str, name: str, tmp_path: Path) -> None:
+    """The results equal those of a workspace that never had the first content, and nothing of the first is left."""
+    assert f"{name} changed while it was read" in result_err
+    alone = changed.without_artifacts(tmp_path / "alone")
+    alone("build-targets")
+    assert largest_difference(changed.targets(), alone.targets()) == 0
+    assert changed.digests("cache-teachers") == alone.digests("cache-teachers")
+    assert changed.stale("student.epochs=1") <= {"train-student", "report"}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_teacher_written_while_it_is_loaded_is_read_again(
+    fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: str
+) -> None:
+    other = other_weights(fresh, tmp_path / "other", "first")
+    if name != "model.safetensors":
+        shutil.copyfile(fresh.folder / "models/first/model.safetensors", other / "model.safetensors")
+        path = other / name
+        path.write_text(
+            path.read_text().replace("banking", "finance").replace('"lowercase": true', '"lowercase": false')
+        )
+    hook = once(writing(fresh.folder / "models/first" / name, other / name))
+    kind = loading.AutoTokenizer if name == "tokenizer.json" else loading.AutoModelForSequenceClassification
+    around(
+        monkeypatch,
+        kind,
+        "from_pretrained",
+        before=hook if moment == "before" else None,
+        after=hook if moment == "after" else None,
+    )
+    result = fresh("build-targets")
+    assert_as_made_in_one_go(fresh, result.err, name, tmp_path)
+
+
+def test_a_file_that_appears_in_a_teachers_folder_while_it_is_loaded_counts(
+    fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = fresh.folder / "models/first/added_tokens.json"
+    hook = once(lambda: added.write_text("{}"))
+    around(monkeypatch, loading.AutoTokenizer, "from_pretrained", before=hook, after=None)
+    assert_as_made_in_one_go(fresh, fresh("build-targets").err, added.name, tmp_path)
+
+
+@pytest.mark.parametrize("settle", [True, False])
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_texts_written_while_they_are_read_are_read_again(
+    fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, moment: str, *, settle: bool
+) -> None:
+    path, other = fresh.folder / f"texts/{part}.csv", tmp_path / "other.csv"
+    other.write_text(path.read_text().replace("a", "e", 5))  # as long as before
+    if settle:
+        settled(fresh.folder / "texts")
+    calls = 0
+
+    def hook() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == (1 if part == "train" else 2):
+            writing(path, other)()
+
+    around(
+        monkeypatch,
+        corpus,
+        "read_part",
+        before=hook if moment == "before" else None,
+        after=hook if moment == "after" else None,
+    )
+    result = fresh("build-targets")
+    assert_as_made_in_one_go(fresh, result.err, path.name, tmp_path)
+
+
+def test_texts_that_are_half_written_when_they_are_read_are_read_again(
+    fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fresh.folder / "texts/train.csv"
+    whole = path.read_bytes()
+    around(
+        monkeypatch,
+        corpus,
+        "read_part",
+        before=once(lambda: path.write_bytes(whole[: len(whole) // 2] + b'"')),
+        after=None,
+    )
+    around(monkeypatch, runner, "_resolve_inputs", before=lambda: path.write_bytes(whole), after=None)
+    assert_as_made_in_one_go(fresh, fresh("build-targets").err, path.name, tmp_path)
+
+
+def test_texts_that_are_always_written_end_the_run_with_their_name(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fresh.folder / "texts/train.csv"
+
+    def append() -> None:
+        with path.open("a") as file:
+            file.write("one more text,law\n")
+
+    around(monkeypatch, corpus, "read_part", before=None, after=append)
+    result = fresh.attempt("run")
+    assert result.code == 1, result.err
+    assert result.err.count("reading it again") == MAX_REPAIRS
+    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
+    assert "train.csv changed while it was read" in result.err
+    assert not list((fresh.artifacts / "read-corpus").glob("part-*/train-*"))
+
+
+def test_an_encoder_written_while_it_is_loaded_is_read_again(
+    fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh("build-targets")
+    other = other_weights(fresh, tmp_path / "other", "encoder", "embeddings.word_embeddings.weight")
+    weights = "model.safetensors"
+    hook = once(writing(fresh.folder / "models/encoder" / weights, other / weights))
+    around(monkeypatch, loading.AutoModelForSequenceClassification, "from_pretrained", before=None, after=hook)
+    result = fresh("train-student")
+    assert f"{weights} changed while it was read" in result.err
+    alone = fresh.without_artifacts(tmp_path / "alone")
+    alone("train-student")
+    students = [one.folder / "students/student" / weights for one in (fresh, alone)]
+    assert students[0].read_bytes() == students[1].read_bytes()
+    assert fresh.stale() <= {"report"}
+
+
+def test_a_corpus_of_generate_written_while_it_is_read_is_read_again(
+    generated: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = generated.without_artifacts(tmp_path / "workspace")
+    path = fresh.folder / "texts/test.csv"
+    other = path.read_text().replace("a", "e", 5)
+    overrides = ("generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.language_model=null")
+    around(monkeypatch, generating, "read_rows", before=None, after=once(lambda: path.write_text(other)))
+    result = fresh("generate", *overrides)
+    assert "test.csv changed while it was read" in result.err
+    alone = generated.without_artifacts(tmp_path / "alone")
+    (alone.folder / "texts/test.csv").write_text(other)
+    alone("generate", *overrides)
+    files = [sorted((one.artifacts / "generate").glob("*/texts-*.parquet")) for one in (fresh, alone)]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    assert fresh.plan(*overrides)["generate"]["state"] == "current"
+
+
+# ---- the experiment file
+
+
+def test_an_experiment_file_written_while_it_is_read_runs_nothing(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = fresh.config.read_text()
+    fresh.config.write_text(text.partition("student:")[0] + "student: {encoder: ./models/encoder}\n")  # half is valid
+    around(monkeypatch, runner, "_up_to", before=once(lambda: fresh.config.write_text(text)), after=None)
+    result = fresh.attempt("run")
+    assert result.code == 1, result.err
+    assert_three_lines(result.err)
+    assert "amalgam.yaml changed while it was read" in result.err
+    assert not fresh.artifacts.exists()
+
+
+def test_an_edit_of_the_experiment_file_during_a_run_is_said_at_the_end(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = once(lambda: fresh.edit("epochs: 1", "epochs: 2"))
+    around(monkeypatch, corpus, "read_part", before=edit, after=None)
+    result = fresh("run")
+    assert "amalgam.yaml changed during the run" in result.err.splitlines()[-1]
+    assert fresh.stale() == {"train-student", "report"}
+    assert "changed during" not in fresh("run").err

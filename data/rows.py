@@ -197,7 +197,7 @@ def _at_commit(url: str) -> str | None:
 
 
 def _versions(url: str) -> object:
-    """Returns size, ETag and version of each object that the address may match; None if the store does not tell."""
+    """Returns size, ETag and version of each object that the address may match; None if the store names no versions."""
     try:  # an extra
         import obstore
         from obstore.exceptions import BaseError

@@ -135,7 +135,7 @@ class InputFile:
 
 @contextlib.contextmanager
 def unchanged(files: Iterable[InputFile]) -> Iterator[None]:
-    """Raises InputChangedError if one of the files changes until the end of the block, also in place of its error."""
+    """Raises InputChangedError if one of the files changes in the block; it replaces an error of the block."""
     try:
         yield
     except Exception as error:

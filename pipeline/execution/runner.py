@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError, InputChangedError, all_of
+from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
@@ -102,6 +103,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             fix = f"run `amalgam {stage.name}` first, or leave --no-upstream out"
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
+            check_disk_space(stages, run, [state], first=stage.name)
             _run_stage(stage, run, state)
         if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name))

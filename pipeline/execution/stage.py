@@ -246,6 +246,13 @@ class Stage:
         """
         return None if units is None else float(sum(unit.size for unit in units))
 
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:  # noqa: ARG002 - a default
+        """Returns the least size of the units' files in the workspace, and of their copies next to the experiment file.
+
+        `units` is None before they are known. Files that are small next to models and predictions do not count.
+        """
+        return 0, 0
+
     def text_keys(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002 - a default for subclasses
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []

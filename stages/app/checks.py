@@ -14,6 +14,7 @@ from typing import Any
 from amalgam.data.keys import shown, shown_names, similar_labels
 from amalgam.data.rows import find_files, read_rows
 from amalgam.pipeline.errors import AmalgamError, DataError
+from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
@@ -37,7 +38,7 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     current = {state.stage for state in states if state.state == "current"}
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
-        checks.append(check_workspace)
+        checks += [check_workspace, partial(check_space, states=states)]
     return [error for check in checks if (error := _error(check, run))]
 
 
@@ -84,6 +85,10 @@ def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
 def check_workspace(run: Run) -> None:
     if not run.store.backend.is_remote:
         check_writable(run.store.root, "change its permissions, or set execution.workspace=DIR")
+
+
+def check_space(run: Run, states: Sequence[StageState]) -> str:
+    return check_disk_space(STAGES, run, states)
 
 
 CHECKS: list[tuple[str, Check]] = [

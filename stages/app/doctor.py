@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_folders, check_texts, check_workspace
+from amalgam.stages.app.checks import check_folders, check_space, check_texts, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
+from amalgam.stages.registry import STAGES
 
 
 class Check(NamedTuple):
@@ -50,6 +52,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         return
     yield Check("experiment", config.name)
     checks = {"texts": _texts, "teachers": _teachers, "models": _models, "folders": _folders, "workspace": _workspace}
+    checks["space"] = _space
     for name, check in checks.items():
         try:
             yield Check(name, check(run))
@@ -86,6 +89,10 @@ def _models(run: Run) -> str:
 def _folders(run: Run) -> str:
     check_folders(run)
     return "results can be written next to the experiment file"
+
+
+def _space(run: Run) -> str:
+    return check_space(run, plan(STAGES, run))
 
 
 def _workspace(run: Run) -> str:

@@ -40,7 +40,7 @@ from amalgam.stages.common.load import (
     train_part,
     unit_texts,
 )
-from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import ModelFiles, width_of
 from amalgam.stages.common.token_cache import tokenizer_digest
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
@@ -89,6 +89,16 @@ class CacheFeatures(Stage):
         """Returns the number of texts, counted once for each kind of states."""
         expected = train_part(run).texts * len(required_states(run)) if units is None else 0
         return float(expected or sum(unit.size for unit in units or ()))
+
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
+        """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
+        student = run.experiment.student
+        files = [
+            states.teacher.files if states.teacher else encoder_files(run, student, ENCODER)
+            for states in required_states(run)
+        ]
+        sizes = [width_of(model) for model in files]
+        return int(self.workload(run, units)) * min(sizes, default=0), 0
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         if objective_inputs(run.experiment).states == "tokens":

@@ -90,6 +90,11 @@ class CacheTeachers(Stage):
         texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, _ in _parts(run))
         return float(texts * len(teachers_of(run)))
 
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
+        """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
+        labels = min(len(teacher.labels) for teacher in teachers_of(run))
+        return int(self.workload(run, units)) * labels, 0
+
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
         return self.units(run, folder) if run.experiment.cache.adaptive else ()

@@ -30,7 +30,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
 from amalgam.stages.common.models.read_card import Source, Training, source_of
-from amalgam.stages.common.models.resolve import NewClassifier, width_of
+from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
@@ -105,6 +105,12 @@ class TrainStudent(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of examples over all epochs."""
         return float(_examples(run) * schedule(run).epochs * (1 if units is None else len(units)))
+
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:  # noqa: ARG002 - one student
+        student = run.experiment.student
+        encoder_digest(run, student, ENCODER)  # raises if the next line would send a request
+        size = least_bytes_of(encoder_files(run, student, ENCODER), student.layers)
+        return size, size
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder

@@ -31,7 +31,7 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
-from amalgam.stages.common.models.resolve import width_of
+from amalgam.stages.common.models.resolve import least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 
 if TYPE_CHECKING:
@@ -85,6 +85,13 @@ class TrainTeachers(Stage):
         """Returns the number of examples over all epochs."""
         names = groups_of(run) if units is None else [unit.name for unit in units]
         return float(sum(schedule(run, name).epochs * texts_of(run, name) for name in names))
+
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
+        encoders = encoders_of(run)
+        _encoder_digests(run)  # raises if the next line would send a request
+        size = min(least_bytes_of(encoder_files(run, settings, where)) for settings, where in encoders.values())
+        count = len(groups_of(run)) if units is None else len(units)
+        return count * size, count * size
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         """Trains each teacher; co-trained teachers are all results of the first unit's training."""

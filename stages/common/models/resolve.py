@@ -29,6 +29,8 @@ from amalgam.stages.common.models.model_folder import ATTENTIVE
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+FP32_BYTES = 4
+
 LAST_LAYER = 0
 """A number of blocks of hidden states that means the last layer alone."""
 
@@ -433,6 +435,12 @@ def width_of(files: ModelFiles) -> int:
     if width is None:  # transformers leaves its defaults out of the file
         width = auto_config(files).get_text_config().hidden_size
     return int(width)
+
+
+def least_bytes_of(files: ModelFiles, layers: int | None = None) -> int:
+    """Returns the least size of the model, or of its first layers, in fp32; 0 for weights without sizes (pickle)."""
+    count = model_folder.count_parameters(files.folder) or 0
+    return FP32_BYTES * count * (layers or 1) // (depth_of(files) if layers else 1)
 
 
 def auto_config(files: ModelFiles) -> Any:

@@ -1,0 +1,79 @@
+"""Checks before the work of a stage that its results, and those of later stages, fit on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amalgam.pipeline.errors import DiskFullError
+from amalgam.pipeline.execution.plan import StageState, identity_of
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
+from amalgam.pipeline.storage.fingerprint import fingerprint
+
+GIGABYTE = 1e9
+
+
+def check_disk_space(
+    stages: Sequence[Stage], run: Run, states: Sequence[StageState] = (), *, first: str | None = None
+) -> str:
+    """Refuses a disk without room for the least that the missing results need; returns need and room for a message.
+
+    `first`: the stage that is about to run; those before it are complete.
+    """
+    needed = [stage for stage in stages if stage.is_needed(run.experiment)]
+    names = [stage.name for stage in needed]
+    known = {state.stage: state for state in states}
+    later = needed[names.index(first) if first else 0 :]
+    by_stage = {stage.name: _need(stage, run, known.get(stage.name)) for stage in later}
+    lines = []
+    for folder, needs in _by_disk(run, by_stage).items():
+        total, free = sum(needs.values()), shutil.disk_usage(folder).free
+        if total > free:
+            parts = ", ".join(f"{name} {_gigabytes(need)}" for name, need in needs.items() if need)
+            raise DiskFullError(
+                f"the disk has too little space: {_gigabytes(total)} are needed, {_gigabytes(free)} are free ({parts})",
+                where=str(folder),
+                fix="free some space (`amalgam gc`), or set execution.workspace to a folder on another disk",
+            )
+        lines.append(f"{_gigabytes(free)} free in {folder}, at least {_gigabytes(total)} needed")
+    return "; ".join(lines)
+
+
+def _need(stage: Stage, run: Run, state: StageState | None) -> tuple[int, int]:
+    """Returns the least number of bytes in the workspace, and next to the experiment file."""
+    units: Sequence[Unit] | None = None
+    try:
+        if state is None or state.fingerprint is None:
+            name = fingerprint(identity_of(stage, run))
+            manifest = run.store.manifest(stage.name, name)
+            if manifest and not run.store.missing_files(manifest):
+                return 0, 0
+        elif state.state == "current":
+            return 0, 0
+        else:
+            units = state.missing
+    except PendingDependencyError:
+        if run.store.last(stage.name) is not None:  # its result may be reused
+            return 0, 0
+    try:
+        return stage.least_bytes(run, units)
+    except PendingDependencyError:
+        return 0, 0
+
+
+def _by_disk(run: Run, by_stage: Mapping[str, tuple[int, int]]) -> dict[Path, dict[str, int]]:
+    """Returns the need by stage of each disk, under the first folder on it."""
+    disks: dict[int, Path] = {}
+    needs: dict[Path, dict[str, int]] = {}
+    for place, root in enumerate((run.store.root, run.base)):
+        folder = next(level for level in (root, *root.parents) if level.is_dir())
+        disk = disks.setdefault(folder.stat().st_dev, folder)
+        own = needs.setdefault(disk, {})
+        for name, need in by_stage.items():
+            own[name] = own.get(name, 0) + need[place]
+    return needs
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / GIGABYTE:.1f} GB" if count >= GIGABYTE / 10 else f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,89 @@
+"""Free space is compared with the least need of the missing results, before a model loads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from amalgam.pipeline.execution import disk_space
+from amalgam.stages.common.models import loading
+from amalgam.stages.common.models.model_folder import count_parameters
+from amalgam.tests.test_bad_input import assert_three_lines
+from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace
+
+
+@pytest.fixture
+def leave(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that sets the number of free bytes."""
+
+    def free(count: int) -> None:
+        monkeypatch.setattr(disk_space, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=count)))
+
+    return free
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(loading, "_load", refuse)
+
+
+def student_bytes(workspace: Workspace) -> int:
+    """Return the size of the student in the workspace and of its copy."""
+    return 2 * 4 * (count_parameters(workspace.folder / "models/encoder") or 0)
+
+
+PREDICTIONS = (TRAIN * (1 + PASSES) + TEST) * len(TEACHER_LABELS) * len(TEACHER_LABELS["first"])
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("command", ["plan", "doctor", "run"])
+def test_a_disk_without_room_for_the_student_is_an_error_before_any_work(
+    fresh: Workspace, leave: Callable[[int], None], command: str
+) -> None:
+    leave(student_bytes(fresh) - 1)
+    result = fresh.attempt(command)
+    assert result.code == (2 if command == "doctor" else 1), result.err
+    assert "too little space" in result.err + result.out
+    assert "train-student" in result.err + result.out
+    if command != "doctor":
+        assert_three_lines(result.err)
+    assert not list(fresh.artifacts.glob("read-corpus"))
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_disk_without_room_for_the_predictions_is_an_error_before_a_model_loads(
+    fresh: Workspace, leave: Callable[[int], None]
+) -> None:
+    leave(student_bytes(fresh) + PREDICTIONS - 1)
+    result = fresh.attempt("run")
+    assert result.code == 1, result.err
+    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
+    assert "cache-teachers" in result.err.splitlines()[-3]
+    assert not fresh.units()
+
+
+def test_the_least_need_is_less_than_the_space_that_is_used(
+    fresh: Workspace, built: Workspace, leave: Callable[[int], None]
+) -> None:
+    leave(student_bytes(fresh) + PREDICTIONS)
+    fresh("run")
+    used = sum(path.stat().st_size for path in fresh.units())
+    assert used >= PREDICTIONS
+    weights = [fresh.folder / "students/student/model.safetensors", *fresh.artifacts.glob("*/*/*/model.safetensors")]
+    assert student_bytes(fresh) <= sum(path.stat().st_size for path in weights)
+    assert built.digests("cache-teachers") == fresh.digests("cache-teachers")
+
+
+def test_current_results_need_no_space(workspace: Workspace, leave: Callable[[int], None]) -> None:
+    leave(0)
+    workspace("run")
+    workspace("plan")
+    shutil.rmtree(workspace.artifacts / "report")  # a report is small
+    workspace("run")
+    assert workspace.attempt("plan", "cache.seed=5").code == 1

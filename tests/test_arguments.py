@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError
@@ -107,6 +108,27 @@ def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Wor
     assert (config.student.method, config.corpus.label) == ("amalgam", None)
 
 
+def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
+    frame, test = frame_of(shop), frame_of(shop, "test")
+    labels = pl.Enum(sorted(set(test["label"])))
+    made = []
+    for kinds in (("pl", pl.Categorical, labels), ("pd", "category", "category")):
+        name, texts, kind = kinds
+        train: Any = frame.with_columns(pl.col("text").cast(texts)) if name == "pl" else frame.to_pandas().astype(texts)
+        tests: Any = (
+            test.with_columns(pl.col("label").cast(kind)) if name == "pl" else test.to_pandas().astype({"label": kind})
+        )
+        experiment = Experiment(TEACHERS, train, test=tests, quiet=True, **SETTINGS)
+        experiment.run(until="read-corpus")
+        made.append((experiment.texts("train").collect(), experiment.texts("test").collect()))
+    assert len(made[0][0]) == TRAIN
+    assert set(made[0][1]["label"]) == set(test["label"])
+    assert all(one.equals(other) for one, other in zip(*made, strict=True))
+    null = pl.DataFrame({"text": pl.Series(["a", None], dtype=pl.Categorical)})
+    with pytest.raises(AmalgamError, match="row 1"):
+        Experiment(TEACHERS, null, quiet=True, **SETTINGS)
+
+
 def test_rows_without_a_text_are_skipped_on_request(shop: Workspace) -> None:
     texts = ["a text", None, "another one"]
     experiment = Experiment(TEACHERS, texts, quiet=True, corpus={"on_bad_row": "skip"})
@@ -128,6 +150,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "blank": (lambda: Experiment(TEACHERS, pl.DataFrame({"text": ["a", " "]})), "row 1, counted from 0: ' '"),
     "numbers": (lambda: Experiment(TEACHERS, [1]), "texts[0] = 1"),
     "a column of numbers": (lambda: Experiment(TEACHERS, {"text": [1]}), "has the type int64"),
+    "one text as a column": (lambda: Experiment(TEACHERS, {"text": "the onion"}), "put the texts into a list"),
+    "two columns of one name": (
+        lambda: Experiment(TEACHERS, pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"])),
+        "two columns named text",
+    ),
     "two types": (lambda: Experiment(TEACHERS, {"text": ["a", 1]}), "give each column one type"),
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
     "no such file": (lambda: Experiment(TEACHERS, "texts/tran.csv"), "train.csv"),

@@ -85,6 +85,10 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
     elif isinstance(given, list | tuple | Iterator) or hasattr(given, "tolist"):  # the last: an array of NumPy
         given = _table_of(given.tolist() if hasattr(given, "tolist") else list(given), corpus, part)
     elif isinstance(given, Mapping):
+        single = next((name for name, column in given.items() if isinstance(column, str | bytes)), None)
+        if single is not None:
+            what, fix = f"the {part} texts have one text as column {shown(str(single))}", "put the texts into a list"
+            raise DataError(what, where=_place(given, part), fix=fix)
         given = _arrow_of(lambda: pa.table(dict(given)), given, part)
     if not hasattr(given, "__arrow_c_stream__"):
         kinds = "a list of texts, a Polars or pandas frame, a datasets.Dataset or an Arrow table"
@@ -139,9 +143,27 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
             close = ", ".join(map(shown, nearest(name, columns) or columns[:20]))
             fix = f"set corpus.{field} to the name of the column; the columns are {close}"
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
-    table = table.select([name for name in columns if name in (*corpus.text, corpus.id, corpus.label)])
+    selected = [name for name in columns if name in (*corpus.text, corpus.id, corpus.label)]
+    twice = next((name for name in selected if selected.count(name) > 1), None)
+    if twice is not None:
+        what = f"the {part} texts have two columns named {shown(twice)}"
+        raise DataError(what, where=f"texts[{part!r}]", fix="rename or remove one of them")
+    table = _without_categories(table.select(selected))
     types = {field.name: pa.large_string() if _is_text(field.type) else field.type for field in table.schema}
     return table.cast(pa.schema(types))
+
+
+def _without_categories(table: pa.Table) -> pa.Table:
+    """Returns the table with categories as plain text; Arrow cannot cast those of Polars."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and _is_text(field.type):
+            chunks = [
+                pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(pa.large_string()))
+                for chunk in table.column(place).chunks
+            ]
+            plain = [chunk.dictionary_decode() for chunk in chunks]
+            table = table.set_column(place, field.name, pa.chunked_array(plain, pa.large_string()))
+    return table
 
 
 def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) -> None:

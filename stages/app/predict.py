@@ -204,6 +204,9 @@ class Student:
     """Predicts with a trained student."""
 
     def __init__(self, finished: StudentFolder, *, top: int, explain: bool) -> None:
+        if type(top) is not int or top < 1:
+            what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"
+            raise ExperimentError(what, where="predict", fix=fix)
         self._classifier = finished.load()
         self.labels = self._classifier.labels
         self.top = min(top, len(self.labels))

@@ -24,6 +24,7 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
+from amalgam.pipeline.paths import check_writable, user_path
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.predict import finished_student
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
@@ -64,14 +65,23 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
 
 
 def _check_folder(folder: Path, *, force: bool) -> None:
+    """Refuses, before the student loads, a folder that could not be written or is no export."""
+    user_path(str(folder), where="--out")
+    fix = "change its permissions, or name a folder elsewhere with --out"
+    check_writable(folder.absolute().parent, fix)
+    if folder.is_symlink():
+        raise ExperimentError(
+            f"{shown(folder.name)} is a link", where=str(folder.absolute()), fix="name another folder"
+        )
     if not folder.exists():
         return
-    what, fix = f"{shown(folder.name)} exists", "replace it with --force"
+    what, way_out = f"{shown(folder.name)} exists", "replace it with --force"
     if not (folder / FACTS).is_file() or not (folder / MODEL).is_file():
-        what, fix = f"{what} and is no export", "name another folder with --out"
+        what, way_out = f"{what} and is no export", "name another folder with --out"
     elif force:
+        check_writable(folder, fix)
         return
-    raise ExperimentError(what, where=str(folder.absolute()), fix=fix)
+    raise ExperimentError(what, where=str(folder.absolute()), fix=way_out)
 
 
 class _Logits(torch.nn.Module):

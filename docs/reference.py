@@ -62,6 +62,7 @@ WHEN = {
     "QualityError": "the student misses `amalgam report --fail-under` or `--fail-if-worse-than`",
     "WorkError": "a unit of work failed; earlier committed units stay",
     "DiskFullError": "the disk is full; free some space and run again",
+    "InputChangedError": "a model or a file of texts changed while it was read, eight times in a row",
     "DamagedError": "a stored file differs from its digest: it is quarantined, and the next run recomputes it",
     "OutputError": "stdout cannot be written, such as on a full disk; results in the workspace stay",
     "FaultError": "a fault of amalgam itself; `where` is a file with the traceback, without secrets, to report",

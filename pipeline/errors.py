@@ -77,7 +77,7 @@ class DiskFullError(WorkError):
 
 
 class DamagedError(AmalgamError):
-    """A committed file is absent or differs from its digest; `path` has been moved to quarantine."""
+    """A committed file is absent or differs from its digest; a present one has been moved to quarantine."""
 
     def __init__(self, what: str, *, path: str = "", where: str | None = None, fix: str | None = None) -> None:
         fix = fix or "run the command again: only the damaged part is recomputed"

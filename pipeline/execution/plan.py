@@ -106,7 +106,7 @@ def plan(stages: Sequence[Stage], run: Run) -> list[StageState]:
             if damage.path in damaged:
                 raise
             damaged.add(damage.path)
-            run.console.note(f"{damage.what}; quarantined")
+            run.console.note(damage.what)
             run.results.clear()
             run.cache.clear()
 

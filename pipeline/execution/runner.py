@@ -65,7 +65,7 @@ def update(  # noqa: PLR0913 - the options of a command
             repairs += 1
             run.results.clear()
             run.cache.clear()
-            end = f"reading it again ({fault.where})" if is_input else "quarantined, recomputing the missing units"
+            end = f"reading it again ({fault.where})" if is_input else "recomputing the missing units"
             run.console.note(f"{fault.what}; {end}")
     if keep_overrides and run.share.is_leader:
         run.store.store_overrides((state.stage for state in states), run.overrides)

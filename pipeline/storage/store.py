@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -172,8 +173,8 @@ class Store:
             fault = self.check_file(file)
             if fault:
                 self.backend.quarantine([file.path])
-                where = self.where(self.path(file))
-                raise DamagedError(f"{file.path} is damaged ({fault})", path=file.path, where=where)
+                what = "is missing" if fault == "missing" else f"is damaged ({fault}) and was quarantined"
+                raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
             self._verified.add(file.path)
         return self.backend.local_path(file.path) or self.path(file)
 
@@ -233,7 +234,9 @@ class Store:
     def _publish_files(self, temporary: Path, folder: Path, name: str, suffix: str) -> tuple[StoredFile, ...]:
         """Publishes one file as NAME-DIGEST.suffix, several files as the folder NAME-DIGEST."""
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
+        mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666  # as the umask has it; safetensors writes 0600
         for path in paths:
+            path.chmod(mode)
             sync(path)
         digests = {path: file_digest(path) for path in paths}
         suffix_digest = fingerprint([[str(p.relative_to(temporary)), d] for p, d in digests.items()])[:8]

@@ -72,7 +72,7 @@ class TokenCache:
         try:
             path = self.store.verified_path(record.files[0])
         except DamagedError as damage:
-            self.console.note(f"{damage.what}: quarantined and rebuilt")
+            self.console.note(f"{damage.what}; rebuilt")
             return None
         tokens = _read(path)
         return tokens if len(tokens) == bucket.rows else None

@@ -44,6 +44,20 @@ def test_a_unit_comes_back_as_it_went_in(tmp_path: Path) -> None:
     assert _files(tmp_path) == [record.files[0].path, "stage/abc/one.json"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_all_files_of_a_workspace_have_the_permissions_of_the_umask(tmp_path: Path, umask: int) -> None:
+    store, before = Store(tmp_path / "work"), os.umask(umask)
+    try:
+        with store.draft(store.root / "stage/abc", "model") as draft:
+            for name, mode in (("a", 0o600), ("b", 0o644), ("c", 0o400)):
+                (draft.folder / name).write_text(name)
+                (draft.folder / name).chmod(mode)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in store.root.rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(("a", "b", "c", "model.json"), 0o666 & ~umask)
+
+
 def test_a_unit_of_several_files_is_a_folder_and_keeps_their_names(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.draft(tmp_path / "stage/abc", "model") as draft:

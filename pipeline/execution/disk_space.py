@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from amalgam.pipeline.errors import DiskFullError
-from amalgam.pipeline.execution.plan import StageState, identity_of
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.errors import DataError, DiskFullError, ExperimentError
+from amalgam.pipeline.execution.plan import StageState, stage_state
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 
 GIGABYTE = 1e9
 
@@ -42,23 +41,13 @@ def check_disk_space(
 
 def _need(stage: Stage, run: Run, state: StageState | None) -> tuple[int, int]:
     """Returns the least number of bytes in the workspace, and next to the experiment file."""
-    units: Sequence[Unit] | None = None
     try:
-        if state is None or state.fingerprint is None:
-            name = fingerprint(identity_of(stage, run))
-            manifest = run.store.manifest(stage.name, name)
-            if manifest and not run.store.missing_files(manifest):
-                return 0, 0
-        elif state.state == "current":
+        state = state or stage_state(stage, run)
+        if state.fingerprint is None and run.store.last(stage.name) is not None:  # its result may be reused
             return 0, 0
-        else:
-            units = state.missing
-    except PendingDependencyError:
-        if run.store.last(stage.name) is not None:  # its result may be reused
-            return 0, 0
-    try:
-        return stage.least_bytes(run, units)
-    except PendingDependencyError:
+        missing = None if state.fingerprint is None else state.missing
+        return (0, 0) if state.state == "current" else stage.least_bytes(run, missing)
+    except (PendingDependencyError, DataError, ExperimentError):  # other checks report faulty inputs
         return 0, 0
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
@@ -19,7 +18,6 @@ from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
-from amalgam.stages.registry import STAGES
 
 
 class Check(NamedTuple):
@@ -92,7 +90,7 @@ def _folders(run: Run) -> str:
 
 
 def _space(run: Run) -> str:
-    return check_space(run, plan(STAGES, run))
+    return check_space(run, ())
 
 
 def _workspace(run: Run) -> str:

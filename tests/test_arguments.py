@@ -111,13 +111,13 @@ def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Wor
 def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
     frame, test = frame_of(shop), frame_of(shop, "test")
     labels = pl.Enum(sorted(set(test["label"])))
+    of_polars = (
+        frame.with_columns(pl.col("text").cast(pl.Categorical)),
+        test.with_columns(pl.col("label").cast(labels)),
+    )
+    of_pandas = frame.to_pandas().astype("category"), test.to_pandas().astype({"label": "category"})
     made = []
-    for kinds in (("pl", pl.Categorical, labels), ("pd", "category", "category")):
-        name, texts, kind = kinds
-        train: Any = frame.with_columns(pl.col("text").cast(texts)) if name == "pl" else frame.to_pandas().astype(texts)
-        tests: Any = (
-            test.with_columns(pl.col("label").cast(kind)) if name == "pl" else test.to_pandas().astype({"label": kind})
-        )
+    for train, tests in (of_polars, of_pandas):
         experiment = Experiment(TEACHERS, train, test=tests, quiet=True, **SETTINGS)
         experiment.run(until="read-corpus")
         made.append((experiment.texts("train").collect(), experiment.texts("test").collect()))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from amalgam.data import corpus
 from amalgam.pipeline.execution import runner
 from amalgam.pipeline.execution.runner import MAX_REPAIRS
 from amalgam.stages.common import load
-from amalgam.stages.common.models import loading
 from amalgam.stages.generate import texts as generating
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import Workspace, largest_difference, scale_weights
@@ -106,7 +106,7 @@ def test_a_teacher_written_while_it_is_loaded_is_read_again(
         assert changed != text
         (other / name).write_text(changed)
     hook = once(writing(fresh.folder / "models/first" / name, other / name))
-    kind = loading.AutoTokenizer if name == "tokenizer.json" else loading.AutoModelForSequenceClassification
+    kind = transformers.AutoTokenizer if name == "tokenizer.json" else transformers.AutoModelForSequenceClassification
     around(
         monkeypatch,
         kind,
@@ -123,7 +123,7 @@ def test_a_file_that_appears_in_a_teachers_folder_while_it_is_loaded_counts(
 ) -> None:
     added = fresh.folder / "models/first/added_tokens.json"
     hook = once(lambda: added.write_text("{}"))
-    around(monkeypatch, loading.AutoTokenizer, "from_pretrained", before=hook, after=None)
+    around(monkeypatch, transformers.AutoTokenizer, "from_pretrained", before=hook, after=None)
     assert_as_made_in_one_go(fresh, fresh("build-targets").err, added.name, tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_an_encoder_written_while_it_is_loaded_is_read_again(
     other = other_weights(fresh, tmp_path / "other", "encoder", "embeddings.word_embeddings.weight")
     weights = "model.safetensors"
     hook = once(writing(fresh.folder / "models/encoder" / weights, other / weights))
-    around(monkeypatch, loading.AutoModelForSequenceClassification, "from_pretrained", before=None, after=hook)
+    around(monkeypatch, transformers.AutoModelForSequenceClassification, "from_pretrained", before=None, after=hook)
     result = fresh("train-student")
     assert f"{weights} changed while it was read" in result.err
     alone = fresh.without_artifacts(tmp_path / "alone")

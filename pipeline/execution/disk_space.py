@@ -22,9 +22,9 @@ def check_disk_space(
     """
     needed = [stage for stage in stages if stage.is_needed(run.experiment)]
     names = [stage.name for stage in needed]
-    known = {state.stage: state for state in states}
+    state_of = {state.stage: state for state in states}
     later = needed[names.index(first) if first else 0 :]
-    by_stage = {stage.name: _need(stage, run, known.get(stage.name)) for stage in later}
+    by_stage = {stage.name: _need(stage, run, state_of.get(stage.name)) for stage in later}
     lines = []
     for folder, needs in _by_disk(run, by_stage).items():
         total, free = sum(needs.values()), shutil.disk_usage(folder).free

@@ -24,8 +24,8 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
-from amalgam.pipeline.paths import check_writable, user_path
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app.predict import finished_student
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import light_names

@@ -451,7 +451,7 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
 
             schema = arrow_schema(columns)
             # Opened here: Arrow takes a relative path such as file:x for an address.
-            with temporary.open("wb") as file, pq.ParquetWriter(file, schema, **parquet_options(schema)) as writer:
+            with temporary.open("wb") as opened, pq.ParquetWriter(opened, schema, **parquet_options(schema)) as writer:
                 yield lambda values: writer.write_table(pa.table(list(values), schema=schema))
 
 

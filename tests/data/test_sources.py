@@ -9,7 +9,7 @@ from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 import pytest
@@ -20,7 +20,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, InputChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 ODD = [
@@ -58,14 +58,18 @@ def test_an_odd_name_is_taken_literally(
     """Decoys are what a pattern, an address or a shell would find instead."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ODD", "decoy")
-    frame = {"csv": pl.DataFrame.write_csv, "jsonl": pl.DataFrame.write_ndjson, "parquet": pl.DataFrame.write_parquet}
-    write = frame.get(suffix, lambda table, file: table.write_csv(file, separator="\t"))
+    writers: dict[str, Callable[[pl.DataFrame, Any], object]] = {
+        "csv": pl.DataFrame.write_csv,
+        "tsv": lambda table, file: table.write_csv(file, separator="\t"),
+        "jsonl": pl.DataFrame.write_ndjson,
+        "parquet": pl.DataFrame.write_parquet,
+    }
     for folder in (name, *DECOYS):
         (tmp_path / folder).mkdir(exist_ok=True)
         for file in (f"{name}.{suffix}", *(f"{decoy}.{suffix}" for decoy in DECOYS)):
             text = "wanted" if (folder, file) == (name, f"{name}.{suffix}") else "decoy"
             with (tmp_path / folder / file).open("wb") as opened:
-                write(pl.DataFrame({"text": [text]}), opened)
+                writers[suffix](pl.DataFrame({"text": [text]}), opened)
     for base in (tmp_path, Path()):
         for source in (f"./{name}/{name}.{suffix}", f"{name}/{name}.{suffix}", f"./{name}/[!ac]*.{suffix}"):
             if source.startswith("~"):  # the home folder

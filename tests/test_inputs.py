@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import transformers
 
-from amalgam.data import corpus
 from amalgam.pipeline.execution import runner
 from amalgam.pipeline.execution.runner import MAX_REPAIRS
 from amalgam.stages.common import load
 from amalgam.stages.generate import texts as generating
+from amalgam.stages.read_corpus import stage as reading
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import Workspace, largest_difference, scale_weights
 
@@ -182,7 +182,7 @@ def test_texts_that_are_always_written_end_the_run_with_their_name(
         with path.open("a") as file:
             file.write("one more text,law\n")
 
-    around(monkeypatch, corpus, "read_part", before=None, after=append)
+    around(monkeypatch, reading, "read_part", before=None, after=append)
     result = fresh.attempt("run")
     assert result.code == 1, result.err
     assert result.err.count("reading it again") == MAX_REPAIRS
@@ -246,7 +246,7 @@ def test_an_edit_of_the_experiment_file_during_a_run_is_said_at_the_end(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit = once(lambda: fresh.edit("epochs: 1", "epochs: 2"))
-    around(monkeypatch, corpus, "read_part", before=edit, after=None)
+    around(monkeypatch, reading, "read_part", before=edit, after=None)
     result = fresh("run")
     assert "amalgam.yaml changed during the run" in result.err.splitlines()[-1]
     assert fresh.stale() == {"train-student", "report"}

@@ -148,7 +148,7 @@ def test_texts_written_while_they_are_read_are_read_again(
 
     around(
         monkeypatch,
-        corpus,
+        reading,
         "read_part",
         before=hook if moment == "before" else None,
         after=hook if moment == "after" else None,
@@ -164,7 +164,7 @@ def test_texts_that_are_half_written_when_they_are_read_are_read_again(
     whole = path.read_bytes()
     around(
         monkeypatch,
-        corpus,
+        reading,
         "read_part",
         before=once(lambda: path.write_bytes(whole[: len(whole) // 2] + b'"')),
         after=None,

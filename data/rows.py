@@ -27,7 +27,7 @@ from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, InputChangedError
-from amalgam.pipeline.storage.fingerprint import InputFile, file_digest
+from amalgam.pipeline.input_files import InputFile, file_digest
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed

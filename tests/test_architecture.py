@@ -17,6 +17,7 @@ LAYERS = (
     "pipeline/errors.py",
     "pipeline/secrets.py",
     "pipeline/user_paths.py",
+    "pipeline/input_files.py",
     "pipeline/console.py",
     "pipeline/notebook.py",
     "pipeline/config",

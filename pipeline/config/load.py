@@ -24,8 +24,8 @@ from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError, short_path
+from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
-from amalgam.pipeline.storage.fingerprint import FileMark, InputFile
 from amalgam.pipeline.user_paths import write_new
 
 MOST_BYTES = 1_000_000

@@ -17,7 +17,8 @@ from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
-from amalgam.pipeline.storage.fingerprint import changed_error, library_versions
+from amalgam.pipeline.input_files import changed_error
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record
 
 TIMING = "timing.json"

@@ -19,7 +19,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
-from amalgam.pipeline.storage.fingerprint import InputFile
+from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")

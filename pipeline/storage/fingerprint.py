@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from amalgam import __version__
-from amalgam.pipeline.errors import InputChangedError
+from amalgam.pipeline.input_files import FileMark, file_digest
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.storage.small_files import canonical, signed, verified
@@ -34,11 +32,6 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "polars")
 
 def fingerprint(identity: Any) -> str:
     return hashlib.sha256(canonical(identity).encode()).hexdigest()[:LENGTH]
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -71,88 +64,6 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[library] = "not installed"
     return versions
-
-
-# ---- files outside the workspace
-
-SETTLED_SECONDS = 2.0  # a newer file could change again within the clock's resolution: its digest is not stored
-
-
-@dataclass(frozen=True)
-class FileMark:
-    """Identifies a file's content without reading it."""
-
-    device: int
-    inode: int
-    bytes: int
-    written_ns: int
-    changed_ns: int
-    is_settled: bool = field(compare=False)
-    """The file is old enough that another write would change the mark."""
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        stat = path.stat()
-        settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_SECONDS
-        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, settled)
-
-    @property
-    def key(self) -> str:
-        return f"{self.device}:{self.inode}:{self.bytes}:{self.written_ns}:{self.changed_ns}"
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file outside the workspace, as it was when its digest was computed."""
-
-    path: Path
-    mark: FileMark
-    """Taken before the file was first read."""
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path, digest_of: Callable[[Path], str], mark: FileMark | None = None) -> Self:
-        mark = mark or FileMark.of(path)
-        return cls(path, mark, digest_of(path))
-
-    def has_content(self) -> bool:
-        """Returns whether the file has the content of the digest."""
-        try:
-            return file_digest(self.path) == self.sha256
-        except OSError:
-            return False
-
-    def is_unchanged(self) -> bool:
-        """Returns whether nothing was written; reads the file only if its mark does not show that."""
-        try:
-            mark = FileMark.of(self.path)
-            if mark == self.mark and self.mark.is_settled:
-                return True
-        except OSError:
-            return False
-        return (mark.bytes, mark.written_ns) == (self.mark.bytes, self.mark.written_ns) and self.has_content()
-
-
-@contextlib.contextmanager
-def unchanged(files: Iterable[InputFile]) -> Iterator[None]:
-    """Raises InputChangedError if one of the files changes in the block; it replaces an error of the block."""
-    try:
-        yield
-    except Exception as error:
-        _refuse_changed(files, error)
-        raise
-    _refuse_changed(files)
-
-
-def _refuse_changed(files: Iterable[InputFile], cause: Exception | None = None) -> None:
-    for file in files:
-        if not file.is_unchanged():
-            raise changed_error(file.path) from cause
-
-
-def changed_error(path: Path) -> InputChangedError:
-    fix = "let no other program write it, then run the same command again"
-    return InputChangedError(f"{path.name} changed while it was read", where=str(path), fix=fix)
 
 
 class FileDigests:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
-from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
 from amalgam.pipeline.storage.paths import check_path

@@ -19,7 +19,7 @@ from amalgam.data.rows import nearest
 from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable

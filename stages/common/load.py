@@ -19,7 +19,8 @@ from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit, once
-from amalgam.pipeline.storage.fingerprint import InputFile, fingerprint
+from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.stages.common.cached.coverage import UnitRequest
 from amalgam.stages.common.corpus import (

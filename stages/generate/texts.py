@@ -24,7 +24,7 @@ from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, ModelError
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.storage.fingerprint import InputFile, unchanged
+from amalgam.pipeline.input_files import InputFile, unchanged
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.load import TeacherLoader

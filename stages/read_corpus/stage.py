@@ -18,7 +18,8 @@ from amalgam.data.parquet import read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
-from amalgam.pipeline.storage.fingerprint import fingerprint, unchanged
+from amalgam.pipeline.input_files import unchanged
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import GENERATED, HELD_OUT, corpus_for, corpus_settings, gates_of, sources_of
 from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage import fingerprint as digests
-from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, differences, file_digest, fingerprint
+from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, differences, fingerprint
 from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -15,7 +15,7 @@ from typing import Any
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerShare
-from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Record, open_store
 
 LINES = "apple\navocado\nbanana\ncherry\n"

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel
 
 from amalgam.data.tokens import encode
-from amalgam.pipeline.storage.fingerprint import file_digest
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler

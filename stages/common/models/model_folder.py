@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.pipeline.storage.fingerprint import InputFile
+from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.local import atomic_write, temporary_path
 from amalgam.pipeline.user_paths import check_writable
 

@@ -1,0 +1,98 @@
+"""Files outside the workspace: their digests, and whether another program wrote them while they were read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from amalgam.pipeline.errors import InputChangedError
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SETTLED_SECONDS = 2.0  # a newer file could change again within the clock's resolution: its digest is not stored
+
+
+@dataclass(frozen=True)
+class FileMark:
+    """Identifies a file's content without reading it."""
+
+    device: int
+    inode: int
+    bytes: int
+    written_ns: int
+    changed_ns: int
+    is_settled: bool = field(compare=False)
+    """The file is old enough that another write would change the mark."""
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        stat = path.stat()
+        settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_SECONDS
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, settled)
+
+    @property
+    def key(self) -> str:
+        return f"{self.device}:{self.inode}:{self.bytes}:{self.written_ns}:{self.changed_ns}"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file outside the workspace, as it was when its digest was computed."""
+
+    path: Path
+    mark: FileMark
+    """Taken before the file was first read."""
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, digest_of: Callable[[Path], str], mark: FileMark | None = None) -> Self:
+        mark = mark or FileMark.of(path)
+        return cls(path, mark, digest_of(path))
+
+    def has_content(self) -> bool:
+        """Returns whether the file has the content of the digest."""
+        try:
+            return file_digest(self.path) == self.sha256
+        except OSError:
+            return False
+
+    def is_unchanged(self) -> bool:
+        """Returns whether nothing was written; reads the file only if its mark does not show that."""
+        try:
+            mark = FileMark.of(self.path)
+            if mark == self.mark and self.mark.is_settled:
+                return True
+        except OSError:
+            return False
+        return (mark.bytes, mark.written_ns) == (self.mark.bytes, self.mark.written_ns) and self.has_content()
+
+
+@contextlib.contextmanager
+def unchanged(files: Iterable[InputFile]) -> Iterator[None]:
+    """Raises InputChangedError if one of the files changes in the block; it replaces an error of the block."""
+    try:
+        yield
+    except Exception as error:
+        _refuse_changed(files, error)
+        raise
+    _refuse_changed(files)
+
+
+def _refuse_changed(files: Iterable[InputFile], cause: Exception | None = None) -> None:
+    for file in files:
+        if not file.is_unchanged():
+            raise changed_error(file.path) from cause
+
+
+def changed_error(path: Path) -> InputChangedError:
+    fix = "let no other program write it, then run the same command again"
+    return InputChangedError(f"{path.name} changed while it was read", where=str(path), fix=fix)

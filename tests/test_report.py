@@ -97,6 +97,7 @@ def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
     assert all(name in text for own in TEACHER_LABELS.values() for name in own)
     assert all(step["fingerprint"] in text for step in numbers["stages"])
     assert "chance" in text
+    assert "majority baseline" in text
 
 
 def test_the_page_has_the_date_size_coverage_and_calibration_of_the_student(built: Workspace) -> None:

@@ -30,7 +30,7 @@ from amalgam.stages.methods import method_name
 from amalgam.stages.report.figures import figures, spikes
 from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
 from amalgam.stages.report.tables import advice
-from amalgam.stages.report.verdict import Threshold, UnlabelledQuality
+from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -205,14 +205,14 @@ def _coverage(numbers: ReportJson) -> Row | None:
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)
-    what = "right" if quality else "with the label of the targets"
+    outcome = "right" if quality else "with the label of the targets"
     n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
-    sentence = f"{percent(everything['right'] / n)} of all answers are {what}."
+    sentence = f"{percent(everything['right'] / n)} of all answers are {outcome}."
     if chosen:
         row = next((row for row in chosen if row["right"] >= GOOD * row["n"]), chosen[-1])
         sentence = (
             f"If the student answers only with a probability of at least {row['probability']:g}, it answers "
-            f"{percent(row['n'] / n)} of the texts, {percent(row['right'] / row['n'])} of them {what}. {sentence}"
+            f"{percent(row['n'] / n)} of the texts, {percent(row['right'] / row['n'])} of them {outcome}. {sentence}"
         )
     return {
         "sentence": sentence,
@@ -227,20 +227,19 @@ def _calibration(numbers: ReportJson) -> str:
     quality, evaluation = numbers["student_quality"], numbers["evaluation"]
     bins = quality["calibration"].get(evaluation["system"]) if quality and evaluation else None
     if not bins or not evaluation:
-        return "The probabilities of this system are not calibrated: they only order the labels."
+        return "The scores of this system are no probabilities: they only order the labels."
     n = sum(row["n"] for row in bins)
     mean, accuracy = (sum(row["n"] * row[key] for row in bins) / n for key in ("confidence", "accuracy"))
     gap = 100 * (mean - accuracy)
-    finding = f"{abs(gap):.1f} points too {'high' if gap > 0 else 'low'} on average"
-    finding = "about right on average" if abs(gap) < SMALL_GAP else finding
-    numbers_of = f"mean probability {percent(mean)}, accuracy {percent(accuracy)}"
-    return f"The predicted probabilities are {finding} ({numbers_of}, n = {n:,})."
+    finding = "about right" if abs(gap) < SMALL_GAP else f"{abs(gap):.1f} points too {'high' if gap > 0 else 'low'}"
+    means = f"mean probability {percent(mean)}, accuracy {percent(accuracy)}"
+    return f"The predicted probabilities are {finding} on average ({means}, n = {n:,})."
 
 
 def _losses(numbers: ReportJson) -> list[Row]:
     """Returns each step's accuracy on training and on test texts, which cannot be subtracted from each other."""
     names = {
-        "teachers": "the right teacher, if it were always chosen",
+        "teachers": "the best possible choice of a teacher",
         "choice": "the targets",
         "fit": "the student" if numbers["learns"] else "the method",
     }
@@ -351,10 +350,11 @@ def publish_texts(base: Path, name: str, content: bytes) -> str:
 def _without_labels(path: Path, content: bytes) -> bool:
     """Returns whether the file has the columns of `content` and not a single label."""
     header = next(csv.reader(io.StringIO(content.decode())))
+    label = header[-1 - len(PREDICTED_COLUMNS)]
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
-            return rows.fieldnames == header and not any((row[header[-4]] or "").strip() for row in rows)
+            return rows.fieldnames == header and not any((row[label] or "").strip() for row in rows)
     except (OSError, ValueError, csv.Error):
         return False
 

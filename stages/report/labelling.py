@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from amalgam.stages.common.corpus import Part, fields, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.evaluation import ensemble
-from amalgam.stages.report.quality import coverage
-from amalgam.stages.report.verdict import Agreement, Coverage, LabelShare, UnlabelledQuality
+from amalgam.stages.report.quality import coverage, first_buckets, rows_at
+from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Agreement, Coverage, LabelShare, UnlabelledQuality
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -46,8 +47,6 @@ QUOTAS = {"student and ensemble disagree": 100, "small margin": 50, "random": SE
 """Most texts to label by reason, in this order; random texts fill the rest."""
 
 NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
-
-OWN_COLUMNS = ("student", "ensemble", "why")
 
 
 @dataclass(frozen=True)
@@ -129,21 +128,13 @@ def _shares(labels: LabelSpace, predicted: Array, reference: Array | None) -> li
 
 def _sample(inputs: LabellingInputs) -> _Sample:
     """Reads the first texts by key, held-out ones first, and predicts them."""
-    tables, targets, prefixes, rows = [], [], [], 0
-    target_tables = iter(inputs.targets) if inputs.targets is not None else None
-    for bucket in inputs.train.buckets:
-        tables.append(read_bucket(inputs.store, bucket))
-        prefixes.append(bucket.prefix)
-        if target_tables is not None:
-            targets.append(next(target_tables).select(["target"]))
-        rows += bucket.rows
-        if rows >= MOST_READ:
-            break
-    table = pa.concat_tables(tables)
-    is_held_out = held_out_keys(key_list(key_array(table.column("key"))), inputs.held_out)
+    buckets = first_buckets(inputs.train, MOST_READ)
+    targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
+    keys_read = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets)
+    is_held_out = held_out_keys(key_list(key_array(keys_read.column("key"))), inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: MOST_PREDICTED - len(apart)]]))
-    table = table.take(pa.array(chosen))
+    table, prefixes = rows_at(inputs.store, buckets, chosen.tolist()), [bucket.prefix for bucket in buckets]
     answers, keys = inputs.answers, pl.Series(table.column("key"), dtype=pl.Binary)
     logits = (
         {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in inputs.labels.columns}
@@ -201,7 +192,7 @@ def _margin(probabilities: Array) -> Array:
 def columns_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
     own = ["key", *([] if corpus.id == "auto" else [corpus.id]), *corpus.text, corpus.label or "label"]
-    return [*own, *(f"{name}_" if name in own else name for name in OWN_COLUMNS)]
+    return [*own, *(f"{name}_" if name in own else name for name in PREDICTED_COLUMNS)]
 
 
 def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:

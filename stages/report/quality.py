@@ -245,15 +245,21 @@ def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[Row]:
 
 def texts_at(store: Store, part: Part, rows: Sequence[int]) -> dict[int, str]:
     """Returns shortened texts by their row in the part."""
-    texts: dict[int, str] = {}
-    first = 0
-    for bucket in part.buckets:
-        inside = [row for row in rows if first <= row < first + bucket.rows]
+    if not rows:
+        return {}
+    ordered = sorted(rows)
+    return dict(zip(ordered, map(shortened, fields(rows_at(store, part.buckets, ordered))), strict=True))
+
+
+def rows_at(store: Store, buckets: Sequence[Bucket], rows: Sequence[int]) -> pa.Table:
+    """Returns the rows at ascending positions; one bucket is in memory at a time."""
+    tables, first = [], 0
+    for bucket in buckets:
+        inside = [row - first for row in rows if first <= row < first + bucket.rows]
         if inside:
-            table = read_bucket(store, bucket).take([row - first for row in inside])
-            texts |= zip(inside, map(shortened, fields(table)), strict=True)
+            tables.append(read_bucket(store, bucket).take(inside))
         first += bucket.rows
-    return texts
+    return pa.concat_tables(tables)
 
 
 def shortened(texts: tuple[str, ...]) -> str:
@@ -282,9 +288,13 @@ def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table]
 
 def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
     """Returns the first buckets in key order; fewer if there are very many teachers."""
-    wanted = min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / max(teachers**3 * labels, 1)))
+    return first_buckets(part, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / max(teachers**3 * labels, 1))))
+
+
+def first_buckets(part: Part, texts: float) -> list[Bucket]:
+    """Returns the first buckets in key order, up to the one that completes this many texts."""
     totals = accumulate(bucket.rows for bucket in part.buckets)
-    return list(part.buckets[: 1 + sum(total < wanted for total in totals)])
+    return list(part.buckets[: 1 + sum(total < texts for total in totals)])
 
 
 def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts) -> Row:

@@ -190,7 +190,7 @@ class ReportJson(TypedDict):
 
 
 class Note(TypedDict):
-    """What a stage printed about its result."""
+    """A stage's note about its result."""
 
     stage: str
     note: str
@@ -474,7 +474,7 @@ def _supervised(numbers: ReportJson) -> bool:
 
 
 REASONS = {
-    "teachers": "wrong teachers: with the right teacher always chosen, accuracy on the {where} would be {right}",
+    "teachers": "wrong teachers: the best possible choice of a teacher has {right} accuracy on the {where}",
     "choice": "the choice of the teacher: the targets have {right} accuracy, the best choice {before} (on the {where})",
     "fit": "the student's fit: {right} accuracy on the test texts, {before} for its targets on the {before_where}",
     "choice and fit": "the choice of the teacher and the student's fit, which cannot be separated here: {right} "
@@ -506,7 +506,7 @@ def _teacher_choice(targets: TargetQuality) -> str:
     if choice and choice["n"]:
         right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])
         return (
-            f"Of {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
-            f"with the right teacher always chosen, accuracy would be {oracle}."
+            f"On {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
+            f"the best possible choice of a teacher has {oracle} accuracy."
         )
     return "Accuracy losses are unknown too: no sampled training text has a gold label of a teacher."

@@ -60,6 +60,9 @@ MANY_LONG, SKEWED = 0.2, 0.8
 TO_LABEL = ".to-label.csv"
 """End of the name of the file with the texts to label."""
 
+PREDICTED_COLUMNS = ("student", "ensemble", "why")
+"""Columns of this file that follow the column to fill."""
+
 SHOWN = 5
 """Labels named in a sentence."""
 

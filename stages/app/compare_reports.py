@@ -9,15 +9,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent
+from amalgam.stages.report.blocks import ReportJson, Scores
 from amalgam.stages.report.html import FOLDER, publish, render, size
-from amalgam.stages.report.report_json import FORMAT, ReportJson, Row, total_seconds
+from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import number
 from amalgam.stages.report.verdict import Rival, difference_sentence
@@ -29,6 +30,62 @@ NAME = "comparison"
 MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 
 STEPS = ("teachers", "choice", "fit", "choice and fit")
+
+
+class Against(TypedDict):
+    """Accuracy of a run minus that of another on the same texts, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    gained: int
+    lost: int
+
+
+class ComparedRun(TypedDict):
+    """A run; its measures are None without labelled test texts."""
+
+    name: str
+    method: str
+    fingerprint: str
+    n: int | None
+    accuracy: float | None
+    macro_f1: float | None
+    nll_nats: float | None
+    nll_infinite: int | None
+    ece: float | None
+    low: float | None
+    high: float | None
+    against_first: Against | None
+    accuracy_losses: dict[str, float]
+    """By step."""
+    seconds: float | None
+    text_passes: int
+    student_bytes: int | None
+
+
+class GroupAccuracy(TypedDict):
+    """The accuracy of each run on the labels of a teacher."""
+
+    group: str
+    accuracy: list[float | None]
+
+
+class DifferingSetting(TypedDict):
+    field: str
+    values: list[str]
+
+
+class Comparison(TypedDict):
+    """comparison.json."""
+
+    amalgam_report: int
+    same_texts: bool
+    runs: list[ComparedRun]
+    chance: float | None
+    groups: list[GroupAccuracy]
+    settings: list[DifferingSetting]
+    summary: str
 
 
 @dataclass(frozen=True)
@@ -145,7 +202,7 @@ def read_report(path: Path) -> ReportJson:
     return cast("ReportJson", content)
 
 
-def comparison_of(reports: Mapping[str, ReportJson]) -> Row:
+def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
     """Returns comparison.json; the keys of `reports` are the names of the runs."""
     runs = list(reports.values())
     first, rows = runs[0], [_run_row(name, run, runs[0]) for name, run in reports.items()]
@@ -161,10 +218,10 @@ def comparison_of(reports: Mapping[str, ReportJson]) -> Row:
     }
 
 
-def _scores(run: ReportJson) -> Mapping[str, Any]:
-    """Returns the scores of the system that the report is about; empty without test texts."""
+def _scores(run: ReportJson) -> Scores | None:
+    """Returns the scores of the system that the report is about; None without test texts."""
     evaluation = run["evaluation"]
-    return evaluation["systems"][evaluation["system"]] if evaluation else {}
+    return evaluation["systems"][evaluation["system"]] if evaluation else None
 
 
 def _same_texts(a: ReportJson, b: ReportJson) -> bool:
@@ -174,15 +231,19 @@ def _same_texts(a: ReportJson, b: ReportJson) -> bool:
     return bool(a["test"]) and counts[0] == counts[1]
 
 
-def _run_row(name: str, run: ReportJson, first: ReportJson) -> Row:
+def _run_row(name: str, run: ReportJson, first: ReportJson) -> ComparedRun:
     scores = _scores(run)
     low, high = interval(scores["accuracy"], scores["n"]) if scores else (None, None)
-    measures = ("n", "accuracy", "macro_f1", "nll_nats", "nll_infinite", "ece")
     return {
         "name": name,
         "method": run["method"],
         "fingerprint": run["fingerprint"],
-        **{measure: scores.get(measure) for measure in measures},
+        "n": scores and scores["n"],
+        "accuracy": scores and scores["accuracy"],
+        "macro_f1": scores and scores["macro_f1"],
+        "nll_nats": scores and scores["nll_nats"],
+        "nll_infinite": scores and scores["nll_infinite"],
+        "ece": scores and scores["ece"],
         "low": low,
         "high": high,
         "against_first": None if run is first else difference(run, first),
@@ -193,7 +254,7 @@ def _run_row(name: str, run: ReportJson, first: ReportJson) -> Row:
     }
 
 
-def difference(run: ReportJson, other: ReportJson) -> Row | None:
+def difference(run: ReportJson, other: ReportJson) -> Against | None:
     """Compares the accuracy of two runs text by text, with its 95 % interval (McNemar, `intervals.paired`).
 
     Returns None if the texts differ or were too many to store.
@@ -202,17 +263,18 @@ def difference(run: ReportJson, other: ReportJson) -> Row | None:
     if not _same_texts(run, other) or not run["evaluation"] or not ours or not theirs:
         return None
     gained, lost = gained_lost(ours, theirs)
-    return {**paired(gained, lost, run["evaluation"]["n"])._asdict(), "gained": gained, "lost": lost}
+    mean, low, high = paired(gained, lost, run["evaluation"]["n"])
+    return {"mean": mean, "low": low, "high": high, "gained": gained, "lost": lost}
 
 
-def _groups(runs: Sequence[ReportJson]) -> list[Row]:
+def _groups(runs: Sequence[ReportJson]) -> list[GroupAccuracy]:
     """Returns the accuracy on the labels of each teacher that all runs have."""
     slices = [scores["slice_accuracy"] for run in runs if (scores := _scores(run))]
     shared = [name for name in slices[0] if all(name in accuracy for accuracy in slices)]
     return [{"group": name, "accuracy": [accuracy[name] for accuracy in slices]} for name in shared[:MOST_GROUPS]]
 
 
-def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[Row]:
+def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting]:
     settings = [dict(_leaves(run["settings"])) for run in runs]
     fields = [field for field in dict.fromkeys(key for leaves in settings for key in leaves) if field != "student.name"]
     differ = [field for field in fields if len({json.dumps(leaves.get(field)) for leaves in settings}) > 1]
@@ -234,16 +296,19 @@ def _value(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _summary(rows: Sequence[Row], runs: Sequence[ReportJson], *, same_texts: bool) -> str:
-    measured = [(row, run) for row, run in zip(rows, runs, strict=True) if row["accuracy"] is not None]
+def _summary(rows: Sequence[ComparedRun], runs: Sequence[ReportJson], *, same_texts: bool) -> str:
+    measured = [
+        (scores["accuracy"], row["name"], run) for row, run in zip(rows, runs, strict=True) if (scores := _scores(run))
+    ]
     if len(measured) < 2:
         return "No run can be called better: fewer than two have labelled test texts."
     if not same_texts:
         return "The runs have different test texts, so their accuracies cannot be compared."
-    (best, best_run), (second, second_run), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])
-    accuracies = f"{best['name']} has the highest accuracy, {percent(best['accuracy'])} on {best['n']:,} test texts"
-    accuracies += f"; {second['name']} is next with {percent(second['accuracy'])}"
-    lead = difference(best_run, second_run)
+    (best, name, run), (second, second_name, second_run), *_ = sorted(measured, key=lambda entry: -entry[0])
+    n = run["evaluation"]["n"] if run["evaluation"] else 0
+    accuracies = f"{name} has the highest accuracy, {percent(best)} on {n:,} test texts"
+    accuracies += f"; {second_name} is next with {percent(second)}"
+    lead = difference(run, second_run)
     if lead is None:
         return f"{accuracies}."
     points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"
@@ -251,13 +316,13 @@ def _summary(rows: Sequence[Row], runs: Sequence[ReportJson], *, same_texts: boo
     return f"{accuracies}. The difference, {points}, is {significant}."
 
 
-def _table(comparison: Row) -> list[list[str]]:
+def _table(comparison: Comparison) -> list[list[str]]:
     """Returns one row per measure: its name and the value of each run."""
 
-    def row(name: str, cell: Callable[[Row], str]) -> list[str]:
+    def row(name: str, cell: Callable[[ComparedRun], str]) -> list[str]:
         return [name, *map(cell, comparison["runs"])]
 
-    def change(step: str) -> Callable[[Row], str]:
+    def change(step: str) -> Callable[[ComparedRun], str]:
         return lambda run: f"{-100 * run['accuracy_losses'][step]:+.1f}" if step in run["accuracy_losses"] else "-"
 
     steps = [step for step in STEPS if any(step in run["accuracy_losses"] for run in comparison["runs"])]
@@ -279,6 +344,6 @@ def _table(comparison: Row) -> list[list[str]]:
     ]
 
 
-def _against_first(run: Row) -> str:
+def _against_first(run: ComparedRun) -> str:
     against = run["against_first"]
     return "" if against is None else f"{against['mean']:+.3f} ({against['low']:+.3f} to {against['high']:+.3f})"

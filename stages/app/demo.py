@@ -18,7 +18,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
-from amalgam.stages.report.report_json import Evaluation
+from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import header, row
 

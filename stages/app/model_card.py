@@ -25,8 +25,8 @@ from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
+from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.html import FOLDER
-from amalgam.stages.report.report_json import Evaluation
 from amalgam.stages.report.stage import EVALUATION
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"

@@ -18,8 +18,8 @@ from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
 from amalgam.stages.registry import STAGES
+from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
 from amalgam.stages.report.html import FOLDER, page_name
-from amalgam.stages.report.report_json import AuditBlock
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
 from amalgam.stages.report.verdict import Verdict
@@ -98,13 +98,7 @@ class Audit:
         """A row per teacher: labels, mean_confidence, wins, wins_by_weights, and the effect of leaving it out."""
         import polars as pl
 
-        names = ("teacher", "labels", "mean_confidence", "wins", "wins_by_weights")
-        rows = [
-            {name: teacher[name] for name in names}
-            | {f"without_{name}": (teacher["left_out"] or {}).get(name) for name in ("changed", "accuracy", "harmful")}
-            for teacher in self.block["teachers"]
-        ]
-        return pl.DataFrame(rows, infer_schema_length=None)
+        return pl.DataFrame([_audit_row(teacher) for teacher in self.block["teachers"]], infer_schema_length=None)
 
     @property
     def advice(self) -> list[str]:
@@ -123,6 +117,12 @@ class Audit:
         console = HtmlConsole()
         print_audit(console, self.block)
         return "\n".join(console.parts)
+
+
+def _audit_row(teacher: AuditedTeacher) -> dict[str, object]:
+    left_out: Mapping[str, object] = teacher["left_out"] or {}
+    own = {name: value for name, value in teacher.items() if name != "left_out"}
+    return own | {f"without_{name}": left_out.get(name) for name in ("changed", "accuracy", "harmful")}
 
 
 # ---- run

@@ -28,7 +28,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.report_json import Scores
+from amalgam.stages.report.blocks import Scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, row
 

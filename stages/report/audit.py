@@ -22,8 +22,16 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
+from amalgam.stages.report.blocks import (
+    AuditBlock,
+    AuditedGold,
+    AuditedLabel,
+    AuditedTeacher,
+    Duplicates,
+    LeftOut,
+    SharedLabels,
+)
 from amalgam.stages.report.evaluation import gold_indices
-from amalgam.stages.report.report_json import AuditBlock, Row
 from amalgam.stages.target_methods import Evidence, target_method
 
 if TYPE_CHECKING:
@@ -236,7 +244,7 @@ class AuditCounts:
 # ---- from sums to shares
 
 
-def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[Row]:
+def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[AuditedTeacher]:
     for index, (name, own) in enumerate(labels.columns.items()):
         yield {
             "teacher": name,
@@ -248,7 +256,7 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
         }
 
 
-def _left_out(counts: AuditCounts, index: int) -> Row:
+def _left_out(counts: AuditCounts, index: int) -> LeftOut:
     """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
     harmful = None
@@ -275,7 +283,7 @@ def _significant(better: int, worse: int) -> bool:
     return bool(better - worse > STANDARD_ERRORS * math.sqrt(better + worse))
 
 
-def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[SharedLabels]:
     teachers = list(labels.columns)
     for (a, b), shared in counts.shared.items():
         if shared:
@@ -287,7 +295,7 @@ def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
             }
 
 
-def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedLabel]:
     for teacher, (name, own) in enumerate(labels.columns.items()):
         for label in own:
             predicted = int(counts.predicted[teacher, label])
@@ -295,7 +303,7 @@ def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
             yield {"teacher": name, "label": labels.names[label], "predicted": predicted, "wins": wins}
 
 
-def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedGold]:
     for label, texts in enumerate(counts.gold_texts.tolist()):
         if texts:
             won = {name: _share(counts.gold_won[label, index], texts) for index, name in enumerate(labels.columns)}
@@ -303,7 +311,7 @@ def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
             yield {"label": labels.names[label], "texts": texts, "won": won, "right": right}
 
 
-def _duplicates(models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace) -> Iterator[Row]:
+def _duplicates(models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace) -> Iterator[Duplicates]:
     names = list(labels.columns)
     identical = [set(group) for group in same_models(dict(models))]
     for a, b in counts.shared:

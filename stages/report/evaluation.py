@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.report.report_json import Scores
+from amalgam.stages.report.blocks import Scores
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from amalgam.stages.report.report_json import EvaluationBlock, Histogram, ReportJson, Row, StudentQuality
+from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality
 from amalgam.stages.report.verdict import Coverage
 
 WIDTH, HEIGHT = 360, 240
@@ -61,11 +61,12 @@ def _histograms(numbers: ReportJson) -> dict[str, Mapping[str, Histogram]]:
     targets = numbers["target_quality"]
     if not targets:
         return {}
-    summary: Row = targets["targets"]["summary"]
+    summary = targets["targets"]["summary"]
     weights: Histogram = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
+    uncertainty, mixture = targets.get("uncertainty"), targets.get("mixture")
     return {
-        "uncertainty": targets.get("uncertainty") or {},
-        "mixture": targets.get("mixture") or {},
+        "uncertainty": {"right": uncertainty["right"], "wrong": uncertainty["wrong"]} if uncertainty else {},
+        "mixture": {"largest": mixture["largest"]} if mixture else {},
         "margins": targets["targets"]["margin"] or {},
         "weights": {"all": weights},
     }

@@ -10,11 +10,11 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import jinja2
 import yaml
@@ -27,10 +27,20 @@ from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.blocks import (
+    AuditedTeacher,
+    Conflicts,
+    LabelQuality,
+    LengthGroup,
+    ModelSize,
+    ReportJson,
+    TeacherLabels,
+)
 from amalgam.stages.report.figures import figures, spikes
-from amalgam.stages.report.report_json import ReportJson, Row, total_seconds
+from amalgam.stages.report.report_json import total_seconds
+from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice
-from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Threshold, UnlabelledQuality
+from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Answered, LabelShare, Rival, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -135,9 +145,81 @@ def millions(count: int) -> str:
 # ---- the rows of long lists, in the order of the page
 
 
-def _view(numbers: ReportJson) -> dict[str, Any]:
+class Shown(NamedTuple):
+    """The first rows of a list, and its length."""
+
+    rows: Sequence[Mapping[str, object]]
+    of: int
+
+
+class SystemRow(TypedDict):
+    name: str
+    reported: bool
+    accuracy: float
+    low: float
+    high: float
+    macro_f1: float
+    nll_nats: float | None
+    nll_infinite: int
+    ece: float | None
+    lead: Rival | None
+    """The student's lead over this system."""
+    remark: str | None
+
+
+class LabelRow(LabelQuality):
+    recall: float | None
+    low: float
+    high: float
+
+
+class LengthRow(LengthGroup):
+    accuracy: float
+    bound_low: float
+    bound_high: float
+
+
+class CoverageView(TypedDict):
+    sentence: str
+    caption: str
+    measure: str
+    n: int
+    rows: Sequence[Threshold]
+
+
+class Accuracy(TypedDict):
+    right: float
+    n: int
+
+
+class LossRow(TypedDict):
+    """A step's accuracy on training and on test texts, which cannot be subtracted from each other."""
+
+    name: str
+    train: Accuracy | None
+    test: Accuracy | None
+
+
+class ShareRow(LabelShare):
+    share: float
+    target: float | None
+    gap: float
+
+
+class TeacherRow(TeacherLabels):
+    audit: AuditedTeacher | None
+    weight: float | None
+    own: Answered | None
+
+
+class ConflictRow(TypedDict):
+    teachers: tuple[str, str]
+    share: float
+
+
+def _view(numbers: ReportJson) -> dict[str, object]:
     audit = (numbers["target_quality"] or {}).get("audit")
-    cut = [{"teacher": name, "n": n} for name, n in numbers["data"]["cut"].items() if n]
+    cut = [(name, n) for name, n in numbers["data"]["cut"].items() if n]
     causes = {cause["code"] for cause in numbers["verdict"]["causes"]} if numbers["verdict"] else set()
     quality = numbers["student_quality"]
     return {
@@ -149,7 +231,7 @@ def _view(numbers: ReportJson) -> dict[str, Any]:
         "costs": _first(numbers["teacher_costs"], TEACHERS_SHOWN),
         "models": _first(numbers["models"] if numbers["learns"] else [], TEACHERS_SHOWN + 1),
         "shares": _first(_shares(numbers["unlabelled"]), CLASSES_SHOWN),
-        "cut": sorted(cut, key=lambda row: -row["n"])[:TEACHERS_SHOWN],
+        "cut": sorted(cut, key=lambda row: -row[1])[:TEACHERS_SHOWN],
         "advice": advice(audit) if audit else [],
         "seconds": total_seconds(numbers),
         "coverage": _coverage(numbers),
@@ -162,11 +244,11 @@ def _view(numbers: ReportJson) -> dict[str, Any]:
     }
 
 
-def _first(rows: list[Row], most: int) -> Row:
-    return {"rows": rows[:most], "of": len(rows)}
+def _first(rows: Sequence[Mapping[str, object]], most: int) -> Shown:
+    return Shown(rows[:most], len(rows))
 
 
-def _systems(numbers: ReportJson) -> list[Row]:
+def _systems(numbers: ReportJson) -> list[SystemRow]:
     """Returns the reported system, the others and other students, the best first, and the teachers last."""
     evaluation, verdict = numbers["evaluation"], numbers["verdict"]
     if evaluation is None:
@@ -177,24 +259,35 @@ def _systems(numbers: ReportJson) -> list[Row]:
     rows = [_system(name, row, reported=name == evaluation["system"]) for name, row in evaluation["systems"].items()]
     for student in numbers["students"]:
         remark = "trained on gold labels" if student["supervised"] else student["method"]
-        rows.append(_system(f"{STUDENT}{student['name']}", student, reported=False) | {"remark": remark})
-    rows = [row | {"lead": leads.get(row["name"])} for row in rows]
+        rows.append(_system(f"{STUDENT}{student['name']}", student, reported=False, remark=remark))
+    for row in rows:
+        row["lead"] = leads.get(row["name"])
     return sorted(rows, key=lambda row: (not row["reported"], row["name"].startswith(TEACHER), -row["accuracy"]))
 
 
-def _system(name: str, scores: Mapping[str, Any], *, reported: bool) -> Row:
-    """Returns a row of the table of systems; scores of other reports lack `nll_infinite`."""
+def _system(name: str, scores: Measures, *, reported: bool, remark: str | None = None) -> SystemRow:
     low, high = interval(scores["accuracy"], scores["n"])
-    unset = {"nll_infinite": 0, "lead": None, "remark": None}
-    return {**unset, **scores, "name": name, "reported": reported, "low": low, "high": high}
+    return {
+        "name": name,
+        "reported": reported,
+        "accuracy": scores["accuracy"],
+        "low": low,
+        "high": high,
+        "macro_f1": scores["macro_f1"],
+        "nll_nats": scores["nll_nats"],
+        "nll_infinite": scores.get("nll_infinite", 0),
+        "ece": scores["ece"],
+        "lead": None,
+        "remark": remark,
+    }
 
 
-def _with_bounds(row: Row) -> Row:
+def _with_bounds(row: LengthGroup) -> LengthRow:
     low, high = interval(row["right"] / row["n"], row["n"])
     return {**row, "accuracy": row["right"] / row["n"], "bound_low": low, "bound_high": high}
 
 
-def _coverage(numbers: ReportJson) -> Row | None:
+def _coverage(numbers: ReportJson) -> CoverageView | None:
     quality, unlabelled = numbers["student_quality"], numbers["unlabelled"]
     if not numbers["learns"]:
         return None
@@ -236,17 +329,17 @@ def _calibration(numbers: ReportJson) -> str:
     return f"The predicted probabilities are {finding} on average ({means}, n = {n:,})."
 
 
-def _losses(numbers: ReportJson) -> list[Row]:
-    """Returns each step's accuracy on training and on test texts, which cannot be subtracted from each other."""
+def _losses(numbers: ReportJson) -> list[LossRow]:
     names = {
         "teachers": "the best possible choice of a teacher",
         "choice": "the targets",
         "fit": "the student" if numbers["learns"] else "the method",
     }
-    quality, rows = numbers["student_quality"], list[Row]()
+    quality, rows = numbers["student_quality"], list[LossRow]()
     for loss in numbers["accuracy_losses"]:
-        part = "test" if loss["where"] == "test texts" else "train"
-        rows.append({"name": names.get(loss["step"], names["fit"]), "train": None, "test": None, part: loss})
+        on_test = loss["where"] == "test texts"
+        name = names.get(loss["step"], names["fit"])
+        rows.append({"name": name, "train": None if on_test else loss, "test": loss if on_test else None})
     oracle = quality["teachers"]["oracle"] if quality else None
     if rows and rows[0]["train"] and quality and oracle is not None:
         n = quality["teachers"]["n"]
@@ -254,34 +347,32 @@ def _losses(numbers: ReportJson) -> list[Row]:
     return rows if len(rows) > 1 else []
 
 
-def _size(models: list[Row]) -> str:
+def _size(models: Sequence[ModelSize]) -> str:
     """Compares the student's parameters with those of all teachers, which the ensemble needs."""
-    student, *teachers = [row["parameters"] for row in models] or [None]
-    if student is None or not teachers or None in teachers:
+    counts = [row["parameters"] for row in models if row["parameters"] is not None]
+    if len(counts) < max(len(models), 2):
         return ""
+    student, *teachers = counts
     together = "the teacher" if len(teachers) == 1 else f"the {len(teachers)} teachers together"
     share = f"{percent(student / sum(teachers))} of {together} ({millions(sum(teachers))})"
     return f"The student has {millions(student)} parameters, {share}."
 
 
-def _shares(unlabelled: UnlabelledQuality | None) -> list[Row]:
+def _shares(unlabelled: UnlabelledQuality | None) -> list[ShareRow]:
     """Returns the labels whose predicted share differs most from the targets first; never predicted ones lead."""
     if not unlabelled:
         return []
-    n = max(unlabelled["n"], 1)
-    rows: list[Row] = [
-        {**row, "share": row["predicted"] / n, "target": None if row["mass"] is None else row["mass"] / n}
-        for row in unlabelled["labels"]
-    ]
-    for row in rows:
-        row["gap"] = abs(row["share"] - (row["target"] or 0.0))
+    n, rows = max(unlabelled["n"], 1), list[ShareRow]()
+    for row in unlabelled["labels"]:
+        share, target = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
+        rows.append({**row, "share": share, "target": target, "gap": abs(share - (target or 0.0))})
     return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 
-def _classes(numbers: ReportJson) -> list[Row]:
+def _classes(numbers: ReportJson) -> list[LabelRow]:
     """Returns the labels, the lowest recall first."""
     quality = numbers["student_quality"]
-    rows = [
+    rows: list[LabelRow] = [
         {**row, "recall": row["right"] / row["n"] if row["n"] else None, "low": low, "high": high}
         for row in (quality["classes"] if quality else [])
         if row["n"] or row["predicted"]
@@ -290,23 +381,25 @@ def _classes(numbers: ReportJson) -> list[Row]:
     return sorted(rows, key=lambda row: (row["recall"] is None, row["recall"] or 0.0, row["label"]))
 
 
-def _teachers(numbers: ReportJson) -> list[Row]:
+def _teachers(numbers: ReportJson) -> list[TeacherRow]:
     """Returns the teachers in the order of the file; many teachers by weight."""
     targets, quality = numbers["target_quality"] or {}, numbers["student_quality"]
     audited = {row["teacher"]: row for row in targets["audit"]["teachers"]} if "audit" in targets else {}
     means = targets["mixture"]["mean"] if "mixture" in targets else {}
     own = quality["teachers"]["own"] if quality else {}
-    rows = []
+    rows: list[TeacherRow] = []
     for labels in numbers["labels"]["teachers"]:
         name = labels["teacher"]
         rows.append({**labels, "audit": audited.get(name), "weight": means.get(name), "own": own.get(name)})
     return sorted(rows, key=lambda row: -(row["weight"] or 0.0)) if len(rows) > TEACHERS_SHOWN else rows
 
 
-def _conflicts(conflicts: Row) -> list[Row]:
+def _conflicts(conflicts: Conflicts) -> list[ConflictRow]:
     """Returns the pairs of teachers, the most conflicts first."""
     pairs = combinations(enumerate(conflicts["teachers"]), 2)
-    rows = [{"teachers": [name_a, name_b], "share": conflicts["shares"][a][b]} for (a, name_a), (b, name_b) in pairs]
+    rows: list[ConflictRow] = [
+        {"teachers": (name_a, name_b), "share": conflicts["shares"][a][b]} for (a, name_a), (b, name_b) in pairs
+    ]
     return sorted(rows, key=lambda row: -row["share"])
 
 

@@ -23,6 +23,22 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
+from amalgam.stages.report.blocks import (
+    CalibrationBin,
+    ConfidentError,
+    ConfusedPair,
+    ConfusionMatrix,
+    Confusions,
+    DisputedText,
+    Histogram,
+    LabelQuality,
+    LengthGroup,
+    ScriptCounts,
+    StudentQuality,
+    TargetCounts,
+    TargetQuality,
+    TeacherUncertainty,
+)
 from amalgam.stages.report.evaluation import (
     EvaluationInputs,
     Predictions,
@@ -30,7 +46,6 @@ from amalgam.stages.report.evaluation import (
     calibration_bin,
     gold_indices,
 )
-from amalgam.stages.report.report_json import Histogram, Row, StudentQuality, TargetQuality
 from amalgam.stages.report.verdict import Coverage, Kind, RivalCounts, Threshold
 from amalgam.stages.target_methods import target_method
 
@@ -146,13 +161,13 @@ def coverage(confidence: Array, right: Array) -> Coverage:
     return {"thresholds": thresholds, "curve": [{"n": int(n), "right": int(sums[n - 1])} for n in places]}
 
 
-def by_length(letters: Array, right: Array) -> list[Row]:
+def by_length(letters: Array, right: Array) -> list[LengthGroup]:
     """Counts the right predictions in four groups of texts of similar length; no rows for few texts."""
     if len(letters) < 4 * LEAST_GROUP:
         return []
     edges = np.unique(np.quantile(letters, (0.25, 0.5, 0.75)).round().astype(int))
     group = np.searchsorted(edges, letters)
-    rows = [
+    rows: list[LengthGroup] = [
         {
             "low": int(letters[group == index].min()),
             "high": int(letters[group == index].max()),
@@ -165,7 +180,7 @@ def by_length(letters: Array, right: Array) -> list[Row]:
     return rows if len(rows) > 1 else []
 
 
-def calibration(predictions: Predictions, gold: Array, bins: int) -> list[Row]:
+def calibration(predictions: Predictions, gold: Array, bins: int) -> list[CalibrationBin]:
     """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
     place, right = calibration_bin(predictions.confidence, bins), predictions.label == gold
     return [
@@ -181,7 +196,7 @@ def calibration(predictions: Predictions, gold: Array, bins: int) -> list[Row]:
     ]
 
 
-def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[Row]:
+def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[LabelQuality]:
     return [
         {
             "label": name,
@@ -196,12 +211,12 @@ def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | 
     ]
 
 
-def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Row:
+def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Confusions:
     """Returns the most frequent pairs of gold and predicted label."""
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
-    rows = [
+    rows: list[ConfusedPair] = [
         {
             "gold": names[gold],
             "predicted": names[label],
@@ -213,7 +228,7 @@ def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Row:
     return {"of": int((wrong > 0).sum()), "pairs": rows}
 
 
-def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> Row:
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> ConfusionMatrix:
     """Returns the counts; with many labels, those with the most errors and one last row and column for the rest."""
     if len(names) <= MATRIX:
         return {"labels": list(names), "others": 0, "counts": confusion.tolist()}
@@ -225,7 +240,7 @@ def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> Row:
     return {"labels": [names[index] for index in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[Row]:
+def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[ConfidentError]:
     """Returns the wrong predictions with the highest confidence."""
     predictions, names = answers.systems[inputs.system], inputs.labels.names
     wrong = np.flatnonzero(predictions.label != answers.gold)
@@ -297,7 +312,7 @@ def first_buckets(part: Part, texts: float) -> list[Bucket]:
     return list(part.buckets[: 1 + sum(total < texts for total in totals)])
 
 
-def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts) -> Row:
+def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts) -> TargetCounts:
     """Returns the margins, and how often the target's first label is the gold label."""
     labels, store = inputs.labels, inputs.store
     right: int | None = None
@@ -312,7 +327,8 @@ def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, fa
         leader_is_right = np.array([label in labels.columns[teacher] for teacher, label in rows])
         margins = {"all": histogram(margin, _limits(margin))}
         if labelled.any():
-            margins = _split(margin, labelled & leader_is_right, labelled & ~leader_is_right)
+            right_margin, wrong_margin = _split(margin, labelled & leader_is_right, labelled & ~leader_is_right)
+            margins = {"right": right_margin, "wrong": wrong_margin}
     return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
@@ -355,7 +371,7 @@ def _weights(inputs: AuditInputs, texts: AuditedTexts) -> Array:
     return scores if given else softmax(scores / inputs.targets.temperature)
 
 
-def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array) -> list[Row]:
+def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array) -> list[DisputedText]:
     """Returns the texts on which two teachers with different labels have the highest lower confidence."""
     strength = np.full(len(predicted), -np.inf)
     pair = np.zeros((len(predicted), 2), np.int64)
@@ -384,17 +400,18 @@ def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Ar
     ]
 
 
-def _uncertainty(confidence: Array, owns: Array) -> Row | None:
+def _uncertainty(confidence: Array, owns: Array) -> TeacherUncertainty | None:
     """Splits uncertainty, 1 - confidence, by whether the teacher has the text's gold label."""
     if not owns.any():
         return None
     values = 1 - confidence
-    return {**_split(values, owns, ~owns), "separation": separation(values, owns)}
+    right, wrong = _split(values, owns, ~owns)
+    return {"right": right, "wrong": wrong, "separation": separation(values, owns)}
 
 
-def _split(values: Array, right: Array, wrong: Array) -> dict[str, Histogram]:
+def _split(values: Array, right: Array, wrong: Array) -> tuple[Histogram, Histogram]:
     limits = _limits(values)
-    return {"right": histogram(values[right], limits), "wrong": histogram(values[wrong], limits)}
+    return histogram(values[right], limits), histogram(values[wrong], limits)
 
 
 def _limits(values: Array) -> tuple[float, float]:
@@ -432,7 +449,7 @@ SCRIPT_LETTERS = 300
 SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
 
 
-def script_counts(store: Store, part: Part) -> Row:
+def script_counts(store: Store, part: Part) -> ScriptCounts:
     """Counts the first texts in key order by writing system."""
     texts: list[str] = []
     for bucket in part.buckets:

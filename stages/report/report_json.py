@@ -1,7 +1,6 @@
-"""report.json: its types and its content, from the stored evaluation, the manifests and other students.
+"""The content of report.json, from the stored evaluation, the manifests and other students.
 
-Manifests are read again for every page, because another student may exist since the report was made. A `Row` is an
-entry of a list or table that the page prints; the function that makes it has its fields.
+Manifests are read again for every page, because another student may exist since the report was made.
 """
 
 from __future__ import annotations
@@ -9,37 +8,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.blocks import (
+    AccuracyLoss,
+    DataBlock,
+    Evaluation,
+    EvaluationBlock,
+    Findings,
+    LabelsBlock,
+    ModelSize,
+    PartCounts,
+    ReportJson,
+    StageBlock,
+    StudentBlock,
+    TargetQuality,
+    TeacherCost,
+    TeacherLabels,
+)
 from amalgam.stages.report.students import (
     OtherStudent,
-    StudentScores,
-    SweepPoint,
     best_supervised,
     named_students,
     other_students,
     student_rivals,
     temperature_sweep,
 )
-from amalgam.stages.report.verdict import (
-    TO_LABEL,
-    Coverage,
-    RivalCounts,
-    UnlabelledQuality,
-    Verdict,
-    VerdictInputs,
-    verdict,
-)
+from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, verdict
+
+if TYPE_CHECKING:
+    from amalgam.stages.train_student.training import StudentFacts
 
 FORMAT = 3
 
@@ -49,151 +56,6 @@ NOT_SETTINGS = {"execution", "schema_version"}
 
 MEASURES = ("n", "accuracy", "macro_f1", "nll_nats", "ece")
 """The scores of the reported system that its manifest has, for the reports of other students."""
-
-
-# ---- types
-
-Row = dict[str, Any]
-
-
-class Scores(TypedDict):
-    """The measures of one system; `evaluation.evaluate` defines them."""
-
-    n: int
-    accuracy: float
-    macro_f1: float
-    nll_nats: float | None
-    nll_infinite: int
-    ece: float | None
-    slice_accuracy: dict[str, float | None]
-    slice_n: dict[str, int]
-    label_f1: NotRequired[dict[str, float | None]]
-    confusion: NotRequired[list[list[int]]]
-
-
-class EvaluationBlock(TypedDict):
-    """The evaluation on the page: without confusion matrices, F1 by label and the labels of each teacher."""
-
-    n: int
-    left_out: int
-    systems: dict[str, Scores]
-    system: str  # the system that the report is about
-    selected_by: str
-    adaptive: NotRequired[AdaptiveSummary]
-
-
-class Evaluation(EvaluationBlock):
-    """evaluation.json: every system on the labelled test texts."""
-
-    labels: list[str]
-    groups: dict[str, list[str]]  # the labels of each teacher
-
-
-class Histogram(TypedDict):
-    n: int
-    low: float
-    high: float
-    counts: list[int]
-    mean: NotRequired[float | None]
-
-
-class StudentQuality(TypedDict):
-    """The reported system on the test texts: by label, by confidence, and its errors."""
-
-    classes: list[Row]
-    confusions: Row
-    matrix: Row
-    calibration: dict[str, list[Row]]
-    errors: list[Row]
-    wrong: int
-    right_hex: str | None
-    teachers: Row
-    rivals: list[RivalCounts]
-    coverage: Coverage
-    lengths: list[Row]  # `low` and `high` in letters, `n`, `right`
-
-
-class AuditBlock(TypedDict):
-    """The teachers' audit, as `amalgam audit --json` prints it."""
-
-    texts: int
-    labelled: int
-    weights: str
-    uncertainty: str
-    accuracy: float | None
-    teachers: list[Row]
-    conflicts: Row
-    shared_labels: list[Row]
-    labels: list[Row]
-    gold: list[Row]
-    duplicates: list[Row]
-
-
-class TargetQuality(TypedDict, total=False):
-    """The targets and the teachers on a sample of the training texts; only the first three exist without teachers."""
-
-    texts: int
-    sample: int
-    targets: Row
-    audit: AuditBlock
-    labelled: int
-    uncertainty: Row | None
-    choice: Row
-    mixture: Row
-    disputed: list[Row]
-
-
-class Findings(TypedDict):
-    """findings.json: everything that the page shows of texts, apart from the evaluation."""
-
-    student_quality: StudentQuality | None
-    target_quality: TargetQuality | None
-    unlabelled: UnlabelledQuality | None
-    scripts: dict[str, Row]
-
-
-class NamedStudent(StudentScores):
-    name: str
-    supervised: bool
-
-
-class ReportJson(TypedDict):
-    """reports/NAME.json; `evaluation` is None without labelled test texts."""
-
-    amalgam_report: int
-    name: str
-    date: str | None  # of the evaluation, UTC
-    method: str
-    learns: bool
-    fingerprint: str
-    evaluation: EvaluationBlock | None
-    student_quality: StudentQuality | None
-    target_quality: TargetQuality | None
-    chance: float | None
-    supervised: StudentScores | None
-    sweep: list[SweepPoint]
-    students: list[NamedStudent]  # other students of the workspace, evaluated on the same test texts
-    labels: Row
-    data: Row
-    stages: list[Row]
-    teacher_costs: list[Row]
-    models: list[Row]  # size and speed of the student and each teacher
-    student: Row | None  # size, versions and the facts of train-student
-    libraries: dict[str, str]
-    test: str | None
-    settings: Row
-    accuracy_losses: list[Row]
-    summary: list[str]
-    verdict: Verdict | None  # None if no student was trained
-    unlabelled: UnlabelledQuality | None  # without labelled test texts
-    notes: list[Note]
-
-
-class Note(TypedDict):
-    """A stage's note about its result."""
-
-    stage: str
-    note: str
 
 
 # ---- content
@@ -303,17 +165,21 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
-    systems = {
+    systems: dict[str, Any] = {
         name: {key: value for key, value in scores.items() if key not in {"confusion", "label_f1"}}
         for name, scores in evaluation["systems"].items()
     }
-    names = {"labels": len(evaluation["labels"]), "groups": list(evaluation["groups"])}
-    return cast("EvaluationBlock", {**evaluation, **names, "systems": systems})
+    return {
+        **evaluation,
+        "labels": len(evaluation["labels"]),
+        "groups": list(evaluation["groups"]),
+        "systems": systems,
+    }
 
 
-def _labels(inputs: ReportInputs) -> Row:
+def _labels(inputs: ReportInputs) -> LabelsBlock:
     labels, owners = inputs.labels, inputs.labels.owners
-    teachers = [
+    teachers: list[TeacherLabels] = [
         {
             "teacher": name,
             "n": len(columns),
@@ -327,14 +193,10 @@ def _labels(inputs: ReportInputs) -> Row:
     return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 
-def _data(inputs: ReportInputs, findings: Findings) -> Row:
+def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     facts = inputs.facts("read-corpus")
-    counts = ("rows", "texts", "duplicates", "conflicts", "over_limit", "skipped")
     return {
-        "parts": [
-            {"part": name, **{key: part[key] for key in counts}, "labels": len(part["labels"])}
-            for name, part in facts["parts"].items()
-        ],
+        "parts": [_part_counts(name, part) for name, part in facts["parts"].items()],
         "leaks": {part: count for part, (count, _) in facts["leaks"].items()},
         "cut": inputs.facts("cache-teachers").get("cut", {}),
         "cut_student": inputs.facts("train-student").get("cut"),
@@ -342,15 +204,36 @@ def _data(inputs: ReportInputs, findings: Findings) -> Row:
     }
 
 
-def _student(manifest: Record) -> Row:
+def _part_counts(name: str, facts: Mapping[str, Any]) -> PartCounts:
+    return {
+        "part": name,
+        "rows": facts["rows"],
+        "texts": facts["texts"],
+        "duplicates": facts["duplicates"],
+        "conflicts": facts["conflicts"],
+        "over_limit": facts["over_limit"],
+        "skipped": facts["skipped"],
+        "labels": len(facts["labels"]),
+    }
+
+
+def _student(manifest: Record) -> StudentBlock:
     weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
-    facts = {key: manifest.facts.get(key) for key in ("steps", "best_step", "best_score", "selected_by", "dtype")}
-    return facts | {"bytes": weights, "libraries": manifest.made.get("libraries", {})}
+    facts: StudentFacts = manifest.facts
+    return {
+        "steps": facts["steps"],
+        "best_step": facts["best_step"],
+        "best_score": facts["best_score"],
+        "selected_by": facts["selected_by"],
+        "dtype": facts.get("dtype"),
+        "bytes": weights,
+        "libraries": manifest.made.get("libraries", {}),
+    }
 
 
-def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[Row]:
+def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]:
     """Returns size and speed: texts per second of the student in this evaluation, text-passes of the teachers."""
-    speed, rows = history.get("student") or {}, []
+    speed, rows = history.get("student") or {}, list[ModelSize]()
     costs = {cost["teacher"]: cost for cost in history.get("teacher_costs", ())}
     if inputs.settings.student.learns:
         rate = speed["texts"] / speed["seconds"] if speed.get("seconds") else None
@@ -362,11 +245,11 @@ def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[Row]:
+def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
     for stage, (fingerprint, manifest) in inputs.results.items():
         record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
         seconds, units, reused = (record.facts[key] for key in ("seconds", "units", "found")) if record else [None] * 3
-        state = "made in part" if reused else "made"
+        state: Literal["made", "made in part", "reused"] = "made in part" if reused else "made"
         if stage not in executed or (record and reused == units):
             state = "reused"
         yield {
@@ -384,13 +267,13 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[Row]:
 
 def total_seconds(numbers: ReportJson) -> float | None:
     """Returns the seconds of all stages; None if those of one stage are unknown."""
-    seconds = [row["seconds"] for row in numbers["stages"]]
-    return None if None in seconds else sum(seconds)
+    seconds = [row["seconds"] for row in numbers["stages"] if row["seconds"] is not None]
+    return sum(seconds) if len(seconds) == len(numbers["stages"]) else None
 
 
-def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[Row]:
+def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[TeacherCost]:
     """Sums text-passes, tokens and seconds of the cached units of this experiment, by teacher."""
-    costs: dict[str, Row] = {
+    costs: dict[str, TeacherCost] = {
         family: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0}
         for teacher, family in families.items()
     }
@@ -440,7 +323,7 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 
-def accuracy_losses(numbers: ReportJson) -> list[Row]:
+def accuracy_losses(numbers: ReportJson) -> list[AccuracyLoss]:
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
     The steps: wrong teachers, targets that follow the wrong teacher, a student that does not fit its targets.

@@ -44,12 +44,10 @@ from amalgam.stages.common.load import (
 from amalgam.stages.common.models.model_folder import published_students
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
+from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings
 from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
 from amalgam.stages.report.report_json import (
     MEASURES,
-    AuditBlock,
-    Evaluation,
-    Findings,
     ReportInputs,
     report_json,
     teacher_costs,

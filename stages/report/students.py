@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import Store
@@ -12,16 +12,21 @@ from amalgam.stages.report.verdict import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS
 
 
-class StudentScores(TypedDict):
-    """The scores of a report, as its manifest has them."""
-
-    fingerprint: str
-    method: str
+class Measures(TypedDict):
     n: int
     accuracy: float
     macro_f1: float
     nll_nats: float | None
+    nll_infinite: NotRequired[int]
+    """Texts whose gold label has probability 0."""
     ece: float | None
+
+
+class StudentScores(Measures):
+    """The scores of a report, as its manifest has them: without `nll_infinite`."""
+
+    fingerprint: str
+    method: str
 
 
 class SweepPoint(StudentScores):

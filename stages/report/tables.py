@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
-from amalgam.stages.report.report_json import AuditBlock, Evaluation, Row, Scores
+from amalgam.stages.report.blocks import AuditBlock, AuditedLabel, AuditedTeacher, Evaluation, LeftOut, Scores
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -75,7 +75,7 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
         console.result(line)
 
 
-def _teacher_row(teacher: Row, audit: AuditBlock) -> list[str]:
+def _teacher_row(teacher: AuditedTeacher, audit: AuditBlock) -> list[str]:
     left_out, effect = teacher["left_out"], ["-", "-", "-", ""]
     if left_out is not None:
         agreement, gain = left_out["held_out_agreement"], left_out["gain"]
@@ -90,7 +90,7 @@ def _teacher_row(teacher: Row, audit: AuditBlock) -> list[str]:
     return [teacher["teacher"], str(teacher["labels"]), *map(number, shares), *effect]
 
 
-def _label_row(label: Row, audit: AuditBlock) -> list[str]:
+def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
     texts = next((gold for gold in audit["gold"] if gold["label"] == label["label"]), None)
     shares = ["-"] * 3
     if texts:
@@ -115,7 +115,7 @@ def advice(audit: AuditBlock) -> list[str]:
     return lines or ["no harmful or duplicate teacher was found"]
 
 
-def _effect(left_out: Row) -> str:
+def _effect(left_out: LeftOut) -> str:
     if left_out["gain"] is not None:
         return f"accuracy {number(left_out['accuracy'])}, {left_out['gain']:+.3f} +- {number(left_out['gain_error'])}"
     agreement = left_out["held_out_agreement"]

@@ -1,0 +1,456 @@
+"""Types of the report's JSON: evaluation.json, findings.json and reports/NAME.json.
+
+A count `right` is of texts with the gold label; a share or a mean is None where no text can decide it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from amalgam.stages.build_targets.stage import TargetSummary
+from amalgam.stages.cache_teachers.stage import AdaptiveSummary
+from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
+from amalgam.stages.report.verdict import Answered, Coverage, RivalCounts, UnlabelledQuality, Verdict
+
+# ---- the evaluation
+
+
+class Scores(Measures):
+    """The measures of one system; `evaluation.evaluate` defines them."""
+
+    slice_accuracy: dict[str, float | None]
+    slice_n: dict[str, int]
+    label_f1: NotRequired[dict[str, float | None]]
+    confusion: NotRequired[list[list[int]]]
+
+
+class EvaluatedSystems(TypedDict):
+    n: int
+    left_out: int
+    systems: dict[str, Scores]
+    system: str
+    """The system that the report is about."""
+    selected_by: str
+    adaptive: NotRequired[AdaptiveSummary]
+
+
+class Evaluation(EvaluatedSystems):
+    """evaluation.json: every system on the labelled test texts."""
+
+    labels: list[str]
+    groups: dict[str, list[str]]
+    """The labels of each teacher."""
+
+
+class EvaluationBlock(EvaluatedSystems):
+    """The evaluation on the page, without confusion matrices and F1 by label."""
+
+    labels: int
+    groups: list[str]
+
+
+# ---- the reported system on the test texts
+
+
+class LabelQuality(TypedDict):
+    label: str
+    teachers: list[str]
+    """The teachers of the label."""
+    n: int
+    right: int
+    predicted: int
+    teachers_right: int | None
+    """Texts of the label that a teacher predicts right; None without teachers."""
+
+
+class ConfusedPair(TypedDict):
+    gold: str
+    predicted: str
+    n: int
+    of: int
+    """Texts of the gold label."""
+
+
+class Confusions(TypedDict):
+    """The most frequent pairs of all `of` confused ones."""
+
+    of: int
+    pairs: list[ConfusedPair]
+
+
+class ConfusionMatrix(TypedDict):
+    labels: list[str]
+    others: int
+    """Labels in the last row and column."""
+    counts: list[list[int]]
+
+
+class CalibrationBin(TypedDict):
+    """The texts with a probability in (low, high]."""
+
+    low: float
+    high: float
+    n: int
+    confidence: float
+    """Mean probability of the predictions."""
+    accuracy: float
+
+
+class ConfidentError(TypedDict):
+    text: str
+    gold: str
+    predicted: str
+    probability: float
+    gold_probability: float
+
+
+class TeachersQuality(TypedDict):
+    n: int
+    oracle: int | None
+    """Texts that a teacher predicts right: the best possible choice of a teacher."""
+    own: dict[str, Answered]
+    """By teacher: the texts with one of its labels, predicted among its labels."""
+
+
+class LengthGroup(Answered):
+    """Texts of `low` to `high` letters."""
+
+    low: int
+    high: int
+
+
+class StudentQuality(TypedDict):
+    """The reported system on the test texts: by label, by confidence, and its errors."""
+
+    classes: list[LabelQuality]
+    confusions: Confusions
+    matrix: ConfusionMatrix
+    calibration: dict[str, list[CalibrationBin]]
+    errors: list[ConfidentError]
+    wrong: int
+    right_hex: str | None
+    """Bits of the texts with a right prediction; None for very many texts."""
+    teachers: TeachersQuality
+    rivals: list[RivalCounts]
+    coverage: Coverage
+    lengths: list[LengthGroup]
+
+
+# ---- the teachers' audit
+
+Agreements = TypedDict("Agreements", {"texts": int, "with": float | None, "without": float | None})
+"""How often the other teachers agree with the union, with the left-out teacher in it and without."""
+
+
+class LeftOut(TypedDict):
+    """The union without a teacher: the share of changed labels, its accuracy and the gain over the whole union."""
+
+    changed: float | None
+    accuracy: float | None
+    gain: float | None
+    gain_error: float | None
+    held_out_agreement: Agreements
+    harmful: bool | None
+
+
+class AuditedTeacher(TypedDict):
+    teacher: str
+    labels: int
+    mean_confidence: float | None
+    wins: float | None
+    """Share of the texts on which it is the most confident."""
+    wins_by_weights: float | None
+    left_out: LeftOut | None
+    """None for a single teacher."""
+
+
+class Conflicts(TypedDict):
+    """By pair of teachers: share of the texts on which both are confident and predict different labels."""
+
+    teachers: list[str]
+    confident_from: float
+    shares: list[list[float]]
+
+
+class SharedLabels(TypedDict):
+    """Two teachers on the `texts` for which both predict one of the labels that they share."""
+
+    teachers: list[str]
+    labels: list[str]
+    texts: int
+    disagree: float | None
+
+
+class AuditedLabel(TypedDict):
+    teacher: str
+    label: str
+    predicted: int
+    wins: float | None
+
+
+class AuditedGold(TypedDict):
+    """The texts with one gold label: shares that each teacher wins, and that the union predicts right."""
+
+    label: str
+    texts: int
+    won: dict[str, float | None]
+    right: float | None
+
+
+class Duplicates(TypedDict):
+    """Two teachers that are one model, or predict almost the same."""
+
+    teachers: list[str]
+    agreement: float | None
+    distance: float | None
+    same_model: bool
+
+
+class AuditBlock(TypedDict):
+    """The teachers' audit, as `amalgam audit --json` prints it."""
+
+    texts: int
+    labelled: int
+    weights: str
+    uncertainty: str
+    accuracy: float | None
+    teachers: list[AuditedTeacher]
+    conflicts: Conflicts
+    shared_labels: list[SharedLabels]
+    labels: list[AuditedLabel]
+    gold: list[AuditedGold]
+    duplicates: list[Duplicates]
+
+
+# ---- the targets on a sample of the training texts
+
+
+class Histogram(TypedDict):
+    n: int
+    low: float
+    high: float
+    counts: list[int]
+    mean: NotRequired[float | None]
+
+
+class TargetCounts(TypedDict):
+    labelled: int
+    right: int | None
+    """Labelled texts whose target has the gold label first; None if a target is no distribution over the labels."""
+    margin: dict[str, Histogram] | None
+    summary: TargetSummary
+
+
+class TeacherUncertainty(TypedDict):
+    """Uncertainty of teachers with and without the text's gold label."""
+
+    right: Histogram
+    wrong: Histogram
+    separation: float | None
+    """How often the former is smaller, for two teachers of one text."""
+
+
+class TeacherChoice(TypedDict):
+    """How often the leading teacher of a labelled text has its gold label."""
+
+    by: Literal["confidence", "weights"]
+    n: int
+    right: int
+    chance: float | None
+    """The same for a random teacher."""
+    oracle: int
+    """Texts that a teacher predicts right."""
+
+
+class Mixture(TypedDict):
+    mean: dict[str, float]
+    """By teacher: its mean weight."""
+    largest: Histogram
+
+
+class DisputedSide(TypedDict):
+    teacher: str
+    label: str
+    confidence: float
+
+
+class DisputedText(TypedDict):
+    """A text on which two confident teachers predict different labels."""
+
+    text: str
+    gold: str | None
+    sides: list[DisputedSide]
+
+
+class TargetQuality(TypedDict, total=False):
+    """The targets and the teachers on a sample of the training texts; only the first three exist without teachers."""
+
+    texts: int
+    sample: int
+    targets: TargetCounts
+    audit: AuditBlock
+    labelled: int
+    uncertainty: TeacherUncertainty | None
+    choice: TeacherChoice
+    mixture: Mixture
+    disputed: list[DisputedText]
+
+
+# ---- findings.json
+
+
+class ScriptCounts(TypedDict):
+    """The first n texts of a part by writing system."""
+
+    n: int
+    scripts: dict[str, int]
+
+
+class Findings(TypedDict):
+    """findings.json: everything that the page shows of texts, apart from the evaluation."""
+
+    student_quality: StudentQuality | None
+    target_quality: TargetQuality | None
+    unlabelled: UnlabelledQuality | None
+    scripts: dict[str, ScriptCounts]
+
+
+# ---- reports/NAME.json
+
+
+class TeacherLabels(TypedDict):
+    teacher: str
+    n: int
+    alone: int
+    """Labels of no other teacher."""
+    shown: list[str]
+    content: str
+    """Digest of the teacher's files."""
+
+
+class LabelsBlock(TypedDict):
+    n: int
+    shared: int
+    teachers: list[TeacherLabels]
+
+
+class PartCounts(TypedDict):
+    part: str
+    rows: int
+    texts: int
+    duplicates: int
+    conflicts: int
+    over_limit: int
+    skipped: dict[str, int]
+    labels: int
+
+
+class DataBlock(TypedDict):
+    parts: list[PartCounts]
+    leaks: dict[str, int]
+    """By part: its texts that are training texts too."""
+    cut: dict[str, int]
+    """By teacher: truncated texts."""
+    cut_student: int | None
+    scripts: dict[str, ScriptCounts]
+
+
+class StageBlock(TypedDict):
+    stage: str
+    needs: list[str]
+    fingerprint: str
+    description: str
+    bytes: int
+    seconds: float | None
+    units: int | None
+    reused_units: int | None
+    state: Literal["made", "made in part", "reused"]
+
+
+class TeacherCost(TypedDict):
+    """The work of a teacher's cached predictions."""
+
+    teacher: str
+    seconds: float
+    text_passes: int
+    tokens: int
+
+
+class ModelSize(TypedDict):
+    model: str
+    parameters: int | None
+    per_second: float | None
+    """Texts of the student, or text-passes of a teacher."""
+
+
+class StudentBlock(TypedDict):
+    """Facts of train-student, size and versions."""
+
+    steps: int
+    best_step: int
+    best_score: float
+    selected_by: str
+    dtype: str | None
+    bytes: int
+    libraries: dict[str, str]
+
+
+class NamedStudent(StudentScores):
+    name: str
+    supervised: bool
+
+
+class AccuracyLoss(TypedDict):
+    """A step from the teachers to the student: the accuracy after it, and the loss, which may be negative."""
+
+    step: str
+    right: float
+    n: int
+    where: str
+    """The texts: test texts, or training texts with gold labels."""
+    lost: float
+
+
+class Note(TypedDict):
+    """A stage's note about its result."""
+
+    stage: str
+    note: str
+
+
+class ReportJson(TypedDict):
+    """reports/NAME.json; `evaluation` is None without labelled test texts."""
+
+    amalgam_report: int
+    name: str
+    date: str | None
+    """Date of the evaluation, UTC."""
+    method: str
+    learns: bool
+    fingerprint: str
+    evaluation: EvaluationBlock | None
+    student_quality: StudentQuality | None
+    target_quality: TargetQuality | None
+    chance: float | None
+    """Accuracy of always predicting the most frequent label."""
+    supervised: StudentScores | None
+    sweep: list[SweepPoint]
+    students: list[NamedStudent]
+    """Other students of the workspace, evaluated on the same test texts."""
+    labels: LabelsBlock
+    data: DataBlock
+    stages: list[StageBlock]
+    teacher_costs: list[TeacherCost]
+    models: list[ModelSize]
+    student: StudentBlock | None
+    libraries: dict[str, str]
+    test: str | None
+    """Digest of the labelled test texts."""
+    settings: dict[str, Any]
+    accuracy_losses: list[AccuracyLoss]
+    summary: list[str]
+    verdict: Verdict | None
+    """None if no student was trained."""
+    unlabelled: UnlabelledQuality | None
+    """Without labelled test texts."""
+    notes: list[Note]

@@ -6,7 +6,7 @@ for objectives that learn from them. Families work as for predictions: appended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -64,13 +64,12 @@ class CacheFeatures(Stage):
         encoder_files(run, run.experiment.student, ENCODER)
 
     def identity(self, run: Run) -> Identity:
-        inputs: dict[str, Any] = {"texts": train_part(run).texts_digest}
+        inputs: dict[str, object] = {"texts": train_part(run).texts_digest}
         inputs |= {part.name: part.texts_digest for part in extra_parts(run)}
-        for states in required_states(run):
-            if states.teacher is None:
-                inputs["features"] = states.key
-            else:
-                inputs.setdefault("states", []).append([states.owner, states.key])
+        features = next((states.key for states in required_states(run) if states.teacher is None), None)
+        inputs |= {"features": features} if features else {}
+        of_teachers = [[states.owner, states.key] for states in required_states(run) if states.teacher]
+        inputs |= {"states": of_teachers} if of_teachers else {}
         if objective_inputs(run.experiment).states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
             inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
@@ -144,7 +143,7 @@ def _write_features(run: Run, unit: Unit) -> None:
 
 
 def _write_states(
-    run: Run, key: dict[str, Any], teacher: Teacher, tokenize: Callable[[Unit], TokenizedUnit], unit: Unit
+    run: Run, key: Mapping[str, Any], teacher: Teacher, tokenize: Callable[[Unit], TokenizedUnit], unit: Unit
 ) -> None:
     from amalgam.stages.common.inference.states import write_states
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
@@ -26,7 +26,7 @@ IN_MEMORY = "texts in memory"
 
 GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
 
-AS_GENERATED: dict[str, Any] = {
+AS_GENERATED: dict[str, object] = {
     "text": ["text"],
     "id": "auto",
     "label": None,
@@ -66,7 +66,7 @@ def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
     return experiment.corpus.model_copy(update={**(AS_GENERATED if generated else {}), "limit": limit})
 
 
-def corpus_settings(corpus: Corpus) -> dict[str, Any]:
+def corpus_settings(corpus: Corpus) -> dict[str, object]:
     """Returns the settings that parts depend on; older parts stay valid: with id_type, without an empty `rename`."""
     settings = corpus.model_dump(exclude={"train", "validation", "test"})
     if not corpus.rename:
@@ -84,7 +84,7 @@ def are_written(experiment: ExperimentConfig) -> bool:
     return experiment.generate is not None and experiment.generate.writes
 
 
-def gates_of(experiment: ExperimentConfig) -> dict[str, Any]:
+def gates_of(experiment: ExperimentConfig) -> dict[str, object]:
     return experiment.generate.model_dump(include=GATES) if experiment.generate else {}
 
 
@@ -99,24 +99,58 @@ class Bucket:
     file: StoredFile
 
 
+class StoredBucket(TypedDict):
+    prefix: str
+    rows: int
+    keys_digest: str
+    file: str
+
+
+class PartFacts(TypedDict):
+    """The facts of a part in the manifest: the fields of `data.corpus.PartFacts`, and the counts of generated texts."""
+
+    rows: int
+    texts: int
+    duplicates: int
+    over_limit: int
+    conflicts: int
+    skipped: dict[str, int]
+    labels: dict[str, int]
+    """Texts by gold label."""
+    texts_digest: str
+    labels_digest: str | None
+    buckets: list[StoredBucket]
+    failed: NotRequired[dict[str, int]]
+    """Generated texts that fail each filter."""
+    accepted: NotRequired[dict[str, list[int]]]
+    """By class: generated texts that pass all filters, and all."""
+
+
+class CorpusFacts(TypedDict):
+    """The facts of read-corpus."""
+
+    parts: dict[str, PartFacts]
+    leaks: dict[str, tuple[int, list[str]]]
+    """By part: how many of its texts are training texts too, and the first of them."""
+
+
 @dataclass(frozen=True)
 class Part:
     name: str
-    facts: dict[str, Any]
+    facts: PartFacts
     buckets: tuple[Bucket, ...]
 
     @property
     def texts(self) -> int:
-        return int(self.facts["texts"])
+        return self.facts["texts"]
 
     @property
     def texts_digest(self) -> str:
-        return str(self.facts["texts_digest"])
+        return self.facts["texts_digest"]
 
     @property
     def labels_digest(self) -> str | None:
-        digest = self.facts["labels_digest"]
-        return None if digest is None else str(digest)
+        return self.facts["labels_digest"]
 
     @property
     def labels(self) -> list[str]:

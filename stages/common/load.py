@@ -28,6 +28,7 @@ from amalgam.stages.common.corpus import (
     HELD_OUT,
     REMOTE,
     Bucket,
+    CorpusFacts,
     Part,
     gates_of,
     part_name,
@@ -293,12 +294,13 @@ def token_cache(run: Run, new: NewClassifier) -> TokenCache:
 def part_of(run: Run, name: str) -> Part | None:
     """Returns the part, or None if the experiment has no such part."""
     manifest = run.result("read-corpus")
-    facts = manifest.facts["parts"].get(name)
+    corpus: CorpusFacts = manifest.facts
+    facts = corpus["parts"].get(name)
     if facts is None:
         return None
     inside = {PurePosixPath(file.path).name: file for file in manifest.files if part_name(file) == name}
     buckets = tuple(
-        Bucket(bucket["prefix"], int(bucket["rows"]), bucket["keys_digest"], inside[bucket["file"]])
+        Bucket(bucket["prefix"], bucket["rows"], bucket["keys_digest"], inside[bucket["file"]])
         for bucket in facts["buckets"]
     )
     return Part(name, facts, buckets)

@@ -125,13 +125,13 @@ def sampling_choices(settings: Generate) -> dict[str, Choices]:
     return {name: getattr(settings, name) or defaults[name] for name in defaults}
 
 
-def fingerprint_config(settings: Generate) -> dict[str, Any]:
+def fingerprint_config(settings: Generate) -> dict[str, object]:
     """Returns the settings that the texts depend on; fields that the source ignores are left out."""
     choices = sampling_choices(settings) if settings.writes else {}
     return {"source": settings.source, **settings.model_dump(include=IDENTITY_FIELDS[settings.source]), **choices}
 
 
-def teacher_identity(teacher: ResolvedTeacher) -> dict[str, Any]:
+def teacher_identity(teacher: ResolvedTeacher) -> dict[str, object]:
     """Returns the teacher's identity without dropout, which is off during generation."""
     return {"content": teacher.files.digest, "max_tokens": teacher.max_tokens}
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -76,7 +76,7 @@ class Generate(Stage):
         teachers = {
             teacher.name: {**teacher_identity(teacher), "labels": list(teacher.labels)} for teacher in plan.teachers
         }
-        inputs: dict[str, Any] = {"teachers": teachers}
+        inputs: dict[str, object] = {"teachers": teachers}
         if plan.settings.writes:
             inputs["language_model"] = plan.language_model
         if plan.settings.source == "cross-domain":
@@ -108,7 +108,7 @@ class Generate(Stage):
             if not isinstance(unit.payload, Block) and not pending_units(run, text_plan(run).units(run.store)):
                 with_retries(partial(_collect, run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
         collected = next(record for record in records if record.name == ALL_TEXTS)
         families = [family.name for family in text_plan(run).families]
         return {"families": families, "file": collected.files[0].path, **collected.facts}

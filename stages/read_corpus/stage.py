@@ -21,7 +21,16 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.input_files import unchanged
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.corpus import GENERATED, HELD_OUT, corpus_for, corpus_settings, gates_of, sources_of
+from amalgam.stages.common.corpus import (
+    GENERATED,
+    HELD_OUT,
+    CorpusFacts,
+    PartFacts,
+    corpus_for,
+    corpus_settings,
+    gates_of,
+    sources_of,
+)
 from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
@@ -46,7 +55,7 @@ class ReadCorpus(Stage):
             fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
-        settings: dict[str, Any] = {"corpus": corpus_settings(run.experiment.corpus)}
+        settings: dict[str, object] = {"corpus": corpus_settings(run.experiment.corpus)}
         if run.experiment.generate and reads_texts(run.experiment):
             settings["generate"] = gates_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
@@ -67,7 +76,7 @@ class ReadCorpus(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         files, sources = _files(run, unit.name), sources_of(run.experiment)[unit.name]
         with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
-            gates: dict[str, Any] = {}
+            gates: dict[str, object] = {}
             if GENERATED in sources and run.experiment.generate:
                 gates = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
                 files = [draft.folder / KEPT]
@@ -81,7 +90,7 @@ class ReadCorpus(Stage):
             draft.facts = {"part": unit.name, **asdict(facts), **gates}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
         leaked = {
@@ -92,21 +101,25 @@ class ReadCorpus(Stage):
         return {"parts": parts, "leaks": leaked}
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
-        for part, facts in manifest.facts["parts"].items():
+        corpus: CorpusFacts = manifest.facts
+        for part, facts in corpus["parts"].items():
             yield f"{part}: {_counts(facts)}"
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         # A held-out part is small, so its classes without texts get no note.
-        yield from _poor_classes(manifest.facts["parts"].get("train", {}).get("accepted", {}))
-        for part, (count, which) in manifest.facts["leaks"].items():
+        corpus: CorpusFacts = manifest.facts
+        train = corpus["parts"].get("train")
+        yield from _poor_classes(train.get("accepted", {}) if train else {})
+        for part, (count, which) in corpus["leaks"].items():
             if count:
                 more = ", ..." if count > len(which) else ""
                 yield f"{count} {part} texts are also in train: {', '.join(which)}{more}"
 
     def describe(self, manifest: Record) -> str:
-        return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in manifest.facts["parts"].items())
+        corpus: CorpusFacts = manifest.facts
+        return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in corpus["parts"].items())
 
 
 def _files(run: Run, part: str) -> list[Path]:
@@ -124,7 +137,7 @@ def train_needs_label(experiment: ExperimentConfig) -> bool:
     return trains or target_method(experiment.targets).reads_gold
 
 
-def _counts(facts: Mapping[str, Any]) -> str:
+def _counts(facts: PartFacts) -> str:
     skipped = sum(facts["skipped"].values())
     counts = {
         f"{facts['duplicates']:,} duplicate rows": facts["duplicates"],
@@ -139,7 +152,7 @@ def _counts(facts: Mapping[str, Any]) -> str:
 # ---- generated texts
 
 
-def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, Any]:
+def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, object]:
     """Writes the generated texts that pass all filters; returns the counts by filter and by class.
 
     A text without a class probability passes that filter, and a text may fail several.
@@ -182,7 +195,7 @@ def _failures(failed: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in failed.items() if count)
 
 
-def _passed_texts(facts: Mapping[str, Any]) -> str:
+def _passed_texts(facts: PartFacts) -> str:
     kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
     failures = _failures(facts["failed"])
     return f"{kept:,} of {total:,} generated texts pass the gates" + (f" (fail: {failures})" if failures else "")

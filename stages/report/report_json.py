@@ -15,6 +15,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.cached.coverage import family_in
+from amalgam.stages.common.corpus import CorpusFacts, PartFacts
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
@@ -194,7 +195,7 @@ def _labels(inputs: ReportInputs) -> LabelsBlock:
 
 
 def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
-    facts = inputs.facts("read-corpus")
+    facts: CorpusFacts = inputs.results["read-corpus"][1].facts
     return {
         "parts": [_part_counts(name, part) for name, part in facts["parts"].items()],
         "leaks": {part: count for part, (count, _) in facts["leaks"].items()},
@@ -204,7 +205,7 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     }
 
 
-def _part_counts(name: str, facts: Mapping[str, Any]) -> PartCounts:
+def _part_counts(name: str, facts: PartFacts) -> PartCounts:
     return {
         "part": name,
         "rows": facts["rows"],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
@@ -85,7 +85,7 @@ class Report(Stage):
         check_page(run.base, page_name(run.experiment))
 
     def identity(self, run: Run) -> Identity:
-        test, inputs = part_of(run, "test"), dict[str, Any]()
+        test, inputs = part_of(run, "test"), dict[str, object]()
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
         if teachers_of(run):
@@ -93,7 +93,7 @@ class Report(Stage):
             if run.experiment.cache.adaptive:
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        config: dict[str, Any] = {"report": run.experiment.report.model_dump()}
+        config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
         inputs |= {"train": _train_identity(run)}
@@ -115,7 +115,7 @@ class Report(Stage):
             return
         evaluated = _evaluate(run)
         evaluation, quality = evaluated.evaluation, evaluated.findings["student_quality"]
-        facts: dict[str, Any] = {}
+        facts: dict[str, object] = {}
         if evaluation and quality:
             system = evaluation["systems"][evaluation["system"]]
             facts["scores"] = {name: value for name, value in system.items() if name in MEASURES}
@@ -136,7 +136,7 @@ class Report(Stage):
                 "date": datetime.now(UTC).date().isoformat(),
             }
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:
+    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
         return {"method": method_name(run.experiment), **records[-1].facts}
 
     def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
@@ -205,6 +205,13 @@ def _file(run: Run, name: str) -> StoredFile | None:
 # ---- inputs of the units
 
 
+class Speed(TypedDict):
+    """Texts that the student predicted, and the seconds that this took."""
+
+    texts: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """Everything that the unit stores."""
@@ -214,8 +221,7 @@ class Evaluated:
     findings: Findings
     to_label: str | None
     """The texts to label as csv; None with labelled test texts."""
-    speed: dict[str, Any] | None
-    """Texts that the student predicted, and the seconds that this took."""
+    speed: Speed | None
 
 
 def _evaluate(run: Run) -> Evaluated:
@@ -241,7 +247,7 @@ def _evaluate(run: Run) -> Evaluated:
         if adaptive:
             scores["adaptive"] = adaptive
         quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
-        speed = {"texts": len(answers.gold), "seconds": round(answers.seconds, 3)} if learns else None
+        speed = Speed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
     elif train:
         unlabelled, to_label = _unlabelled(run, train)
     if train:
@@ -315,12 +321,12 @@ def _compared_by(targets: Targets) -> Targets:
     return Targets(passes=targets.passes)
 
 
-def _train_identity(run: Run) -> dict[str, Any]:
+def _train_identity(run: Run) -> dict[str, object]:
     """Returns the inputs of the target description that are not inputs of the student."""
     part = _train_part(run)
     if part is None:
         return {}
-    inputs: dict[str, Any] = {"gold": part.labels_digest}
+    inputs: dict[str, object] = {"gold": part.labels_digest}
     if teachers_of(run):
         targets = _compared_by(run.experiment.targets)
         method = target_method(targets)
@@ -334,7 +340,7 @@ def _train_identity(run: Run) -> dict[str, Any]:
 # ---- zero-shot
 
 
-def _zero_shot_identity(run: Run) -> dict[str, Any]:
+def _zero_shot_identity(run: Run) -> dict[str, object]:
     """Identifies the student's encoder before training, with all layers: `student.layers` is not part of it."""
     student = run.experiment.student
     digest = encoder_digest(run, student, ENCODER)

@@ -72,7 +72,7 @@ class TrainTeachers(Stage):
         settings = settings_of(run).model_dump(exclude=NOT_IDENTITY) | _schedules(run)
         return Identity({"train_teachers": settings}, inputs)
 
-    def chosen(self, run: Run) -> dict[str, Any]:
+    def chosen(self, run: Run) -> dict[str, object]:
         return chosen_fields("train_teachers", settings_of(run), _schedules(run))
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - all experiments share a teacher
@@ -202,10 +202,10 @@ def texts_of(run: Run, name: str) -> int:
     return sum(int(counts[label]) for label in groups_of(run)[name])
 
 
-def _schedules(run: Run) -> dict[str, Any]:
+def _schedules(run: Run) -> dict[str, object]:
     """Returns each value of the schedules, or one by teacher where they differ."""
     by_teacher = {name: asdict(schedule(run, name)) for name in groups_of(run)}
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for field in next(iter(by_teacher.values())):
         values = {name: values[field] for name, values in by_teacher.items()}
         fields[field] = values if len(set(values.values())) > 1 else next(iter(values.values()))

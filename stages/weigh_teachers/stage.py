@@ -55,8 +55,8 @@ class WeighTeachers(Stage):
             if targets.weight_signal != "all":
                 settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
         run.result("cache-teachers")
-        inputs = {"texts": train_part(run).texts_digest, "families": families_of(run), "dtype": dtype_of(run)}
-        inputs |= passes_counted(run)
+        inputs: dict[str, object] = {"texts": train_part(run).texts_digest, **passes_counted(run)}
+        inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
         upstream = ["cache-features"] if target_method(targets).reads_features else []

@@ -88,10 +88,10 @@ def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any
 # ---- predictions
 
 
-def passes_counted(run: Run) -> dict[str, Any]:
+def passes_counted(run: Run) -> dict[str, int]:
     """Returns the number of cached passes that are used, for the identities of dependent stages."""
     counted_passes = run.experiment.targets.passes
-    facts: dict[str, Any] = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
+    facts = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
     return facts | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
 
 
@@ -128,12 +128,12 @@ def families_of(run: Run) -> dict[str, str]:
     return {teacher.name: family_name(family_key(run, teacher)) for teacher in teachers_of(run)}
 
 
-def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, Any]:
+def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, object]:
     return _key_of(run, teacher, dtype_of(run))
 
 
-def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, Any]:
-    key: dict[str, Any] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
+def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]:
+    key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.execution.on_version_change == "strict":
         key["libraries"] = library_versions()
     return key
@@ -169,7 +169,7 @@ def answer_reader(run: Run) -> AnswerReader:
 class CachedStates:
     """The identity of one family of states: the student's encoder where `teacher` is None, else that teacher."""
 
-    key: dict[str, Any]
+    key: Mapping[str, Any]
     teacher: ResolvedTeacher | None = None
 
     @property

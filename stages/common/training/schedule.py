@@ -60,7 +60,7 @@ def evaluate_every_for(steps: int, epochs: int) -> int:
     return max(1, steps // min(max(epochs, fewest), most))
 
 
-def chosen_fields(section: str, settings: Student | TrainTeachers, values: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_fields(section: str, settings: Student | TrainTeachers, values: Mapping[str, Any]) -> dict[str, object]:
     """Returns the values of the fields that the experiment leaves to auto, by their names in it."""
     auto = [name for name in values if name in type(settings).model_fields and getattr(settings, name) is None]
     return {f"{section}.{name}": values[name] for name in auto}

@@ -322,12 +322,22 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
     show_status(config, overrides or [], as_json=as_json)
 
 
-@app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam verify"))
-def verify(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
-    """Check every stored file against its digest; damaged ones are quarantined, and the next run recomputes them."""
+@app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam verify", "amalgam verify --repair"))
+def verify(
+    overrides: Overrides = None,
+    config: Config = FILE,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Also copy damaged delivered files again from the workspace.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check every file of amalgam against its digest, and print the cost of each damage.
+
+    Damaged results are quarantined, and the next run recomputes them.
+    """
     from amalgam.stages.app.commands import verify_workspace
 
-    verify_workspace(config, overrides or [], as_json=as_json)
+    verify_workspace(config, overrides or [], repair=repair, as_json=as_json)
 
 
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam gc", "amalgam gc --unused --yes"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,9 +13,14 @@ from typing import Self
 
 from amalgam.pipeline.errors import InputChangedError
 
+SMALL = 1 << 20
+"""Bytes of a file that is read at once."""
+
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size <= SMALL:  # without the buffer of file_digest, which takes longer
+            return hashlib.sha256(file.read()).hexdigest()
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -163,7 +163,7 @@ def test_a_stored_file_without_permission_is_named_and_stays(workspace: Workspac
         assert unit.name in err
         assert "chmod" in err
     assert unit.exists()
-    assert workspace.attempt("verify").code == 1  # --force has quarantined the manifest
+    assert workspace("verify").code == 0  # --force has quarantined the manifest, which is no damage
     workspace("run")
     workspace("verify")
 

@@ -249,3 +249,100 @@ def test_verify_restores_small_files_and_names_them(workspace: Workspace) -> Non
     assert "HEAD.json" in result.err
     assert [path.read_bytes() for path in paths] == before
     assert workspace("verify", "--json").json["damaged"] == []
+
+
+# ---- checkpoints
+
+
+def add_checkpoint(workspace: Workspace, result: str) -> Path:
+    """Writes a checkpoint as a training does that was killed."""
+    from amalgam.pipeline.input_files import file_digest
+    from amalgam.pipeline.storage.fingerprint import fingerprint
+
+    folder = workspace.artifacts / "train-student" / result / "checkpoint" / "step-000002"
+    folder.mkdir(parents=True)
+    (folder / "weights.safetensors").write_bytes(b"weights")
+    digests = {"weights": file_digest(folder / "weights.safetensors")}
+    body = {"format": 2, "step": 2, "files": digests, "state": {}}
+    (folder / "state.json").write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))
+    return folder
+
+
+def test_checkpoints_of_abandoned_trainings_go_after_a_day(workspace: Workspace) -> None:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    abandoned, complete = add_checkpoint(workspace, "f" * 20), add_checkpoint(workspace, head)
+    (abandoned / "mine.txt").write_text("mine")
+    own = add_checkpoint(workspace, workspace.plan("student.seed=5")["train-student"]["fingerprint"])
+    assert workspace("gc", "--json", "student.seed=5").json["items"] == []
+    age(workspace.artifacts)
+    items = workspace("gc", "--yes", "--json", "student.seed=5").json["items"]
+    assert {item["kind"] for item in items} == {"checkpoint"}
+    assert [path.name for path in abandoned.iterdir()] == ["mine.txt"]
+    assert not complete.exists()
+    assert {path.name for path in own.iterdir()} == {"state.json", "weights.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
+def test_verify_finds_damaged_checkpoints(workspace: Workspace, name: str) -> None:
+    folder = add_checkpoint(workspace, "f" * 20)
+    assert workspace("verify", "--json").json["damaged"] == []
+    flip_bit(folder / name, 5)
+    [damage] = workspace.attempt("verify", "--json").json["damaged"]
+    assert damage["path"] == f"train-student/{'f' * 20}/checkpoint/step-000002/{name}"
+    assert not (folder / name).exists()
+    workspace("verify")
+
+
+# ---- verify
+
+
+def test_a_manifest_that_a_failed_force_quarantined_is_no_damage(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from amalgam.pipeline.errors import WorkError
+    from amalgam.stages.build_targets.stage import BuildTargets
+
+    def fail(*_: object) -> None:
+        raise WorkError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BuildTargets, "run_unit", fail)
+        assert workspace.attempt("build-targets", "--force").code == 1
+    assert not list((workspace.artifacts / "build-targets").glob("*/MANIFEST.json"))
+    assert workspace("verify", "--json").json["damaged"] == []
+    workspace("build-targets")
+    [manifest] = (workspace.artifacts / "build-targets").glob("*/MANIFEST.json")
+    manifest.unlink()
+    assert workspace.attempt("verify").code == 1
+
+
+def test_verify_names_the_cost_of_each_damage(workspace: Workspace) -> None:
+    paths = {
+        next(workspace.artifacts.glob("cache-teachers/*/units/*.parquet")): "predicted again: ",
+        next(workspace.artifacts.glob("train-student/*/*/model.safetensors")): "trained again, about ",
+        next(workspace.artifacts.glob("build-targets/*/MANIFEST.json")): "written again; no unit is computed",
+        next(workspace.artifacts.glob("read-corpus/part-*/train-*/*.parquet")): "read again: part train",
+        workspace.artifacts / "HEAD.json": "restored from its copy",
+    }
+    for path in paths:
+        flip_bit(path)
+    damaged = {row["path"]: row for row in workspace.attempt("verify", "--json").json["damaged"]}
+    for path, repair in paths.items():
+        assert damaged[str(path.relative_to(workspace.artifacts))]["repair"].startswith(repair)
+    assert [row["path"] for row in damaged.values() if row["mended"]] == ["HEAD.json"]
+
+
+def test_texts_from_python_are_verified(workspace: Workspace) -> None:
+    folder = workspace.artifacts / "given"
+    folder.mkdir()
+    source = workspace.units()[0]
+    from amalgam.pipeline.input_files import file_digest
+
+    path = folder / f"{file_digest(source)[:20]}.parquet"
+    shutil.copy(source, path)
+    (folder / "mine.parquet").write_text("mine")
+    assert workspace("verify", "--json").json["damaged"] == []
+    flip_bit(path)
+    [damage] = workspace.attempt("verify", "--json").json["damaged"]
+    assert damage["path"] == f"given/{path.name}"
+    assert "Python" in damage["repair"]

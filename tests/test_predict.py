@@ -18,8 +18,8 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import DataError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.predict import checked_texts
-from amalgam.stages.common.models.model_folder import METADATA
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, write_texts
+from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, rewrite_mark, write_texts
 
 TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]
 
@@ -77,9 +77,7 @@ def test_explain_sums_what_each_teachers_labels_hold(desk: Workspace, right: dic
 
 def test_a_label_that_two_teachers_share_counts_for_each(desk: Workspace, tmp_path: Path) -> None:
     shutil.copytree(desk.folder / "students/student", tmp_path / "student")
-    mark = json.loads((tmp_path / "student" / METADATA).read_text())
-    mark["teachers"] = {"one": ["banking", "law"], "other": ["law"]}
-    (tmp_path / "student" / METADATA).write_text(json.dumps(mark))
+    rewrite_mark(tmp_path / "student", teachers={"one": ["banking", "law"], "other": ["law"]})
     [entry] = desk(
         "predict", TEXTS[1], "--explain", "--json", "--top", "99", "--student", str(tmp_path / "student")
     ).json
@@ -162,7 +160,8 @@ def taken(desk: Workspace) -> None:
 
 def unmarked(desk: Workspace) -> None:
     shutil.copytree(desk.folder / "students/student", desk.folder / "bare", dirs_exist_ok=True)
-    (desk.folder / "bare" / METADATA).unlink(missing_ok=True)
+    for name in MARKS:
+        (desk.folder / "bare" / name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +215,7 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     path = workspace.folder / "students/student" / METADATA
     mark = json.loads(path.read_text())
     path.write_text(json.dumps({"fingerprint": mark["fingerprint"]}))
+    path.with_name(COPY_OF_MARK).unlink()
     weights = (workspace.folder / "students/student/model.safetensors").stat().st_ino
     workspace("train-student")
     assert json.loads(path.read_text()) == mark

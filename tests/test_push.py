@@ -15,9 +15,9 @@ import yaml
 from huggingface_hub import ModelCardData, constants
 
 from amalgam.stages.app.model_card import CardInfo, card
-from amalgam.stages.common.models.model_folder import METADATA
+from amalgam.stages.common.deliveries import MARKS, METADATA
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, rewrite_mark, write_model
 
 NAME = "me/desk"
 FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
@@ -66,6 +66,8 @@ def test_weights_go_apart_from_the_commit_by_lfs(workspace: Workspace, hub: Fake
 
     weights = workspace.folder / "students/student/model.safetensors"
     save_file({**load_file(weights), "more": zeros(3_000_000)}, weights, metadata={"format": "pt"})
+    for name in MARKS:  # a user's own weights
+        (weights.parent / name).unlink()
     workspace("push", NAME, "--yes")
     content = weights.read_bytes()
     oid = hashlib.sha256(content).hexdigest()
@@ -112,12 +114,13 @@ def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> 
         text = workspace("push", NAME, "--card", *arguments).out
         assert re.search(rf"\*\*student.*\*\*{accuracy:.3f}\*\*", text)
         assert "learning_rate: 0.01" in text
-    metadata = workspace.folder / "students/student" / METADATA
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "fingerprint": "0" * 20}))
+    student = workspace.folder / "students/student"
+    rewrite_mark(student, fingerprint="0" * 20)
     text = workspace("push", NAME, "--card").out
     assert "No evaluation: the workspace has no report on this student" in text
     assert "model-index" not in text
-    metadata.unlink()
+    for name in MARKS:
+        (student / name).unlink()
     assert "No evaluation: " in workspace("push", NAME, "--card", "--student", "students/student").out
 
 

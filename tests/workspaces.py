@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.data.demo_corpus import generate
+from amalgam.pipeline.storage.small_files import signed, verified
 from amalgam.pipeline.storage.store import Record, canonical_record
+from amalgam.stages.common.deliveries import MARKS, METADATA
 from amalgam.tests.forking import Forked
 
 TEACHER_LABELS = {
@@ -278,6 +280,14 @@ def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
 def rewrite(path: Path, change: Callable[[Record], Record]) -> None:
     """Change a record and its digest."""
     path.write_text(canonical_record(change(Record.from_json(path.read_text()))))
+
+
+def rewrite_mark(folder: Path, **changes: Any) -> None:
+    """Change the mark of a delivered folder, with its digest, and its copy."""
+    mark = verified((folder / METADATA).read_bytes())
+    assert mark is not None
+    for name in MARKS:
+        (folder / name).write_bytes(signed({**mark, **changes}))
 
 
 def flip_bit(path: Path, place: int = -100) -> None:

@@ -159,6 +159,7 @@ def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
     if state.fingerprint is None:
         return state
     folder = run.store.folder(stage.name, state.fingerprint)
+    run.store.mark_rebuilding(stage.name, state.fingerprint)
     run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
     run.results.pop(stage.name, None)
     return replace(stage_state(stage, run), reason="forced", detail="--force")

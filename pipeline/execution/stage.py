@@ -272,6 +272,10 @@ class Stage:
         """Returns remarks for the user on the result; the runner prints them once, the report repeats them."""
         return ()
 
+    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - a default for subclasses
+        """Returns how a damaged unit is replaced, for `amalgam verify`; None: its record cannot be read."""
+        return "computed again"
+
     def describe(self, manifest: Record) -> str:  # noqa: ARG002 - a default for subclasses
         """Returns the line about the result in `amalgam status`."""
         return ""

@@ -50,22 +50,14 @@ class LocalStorage:
         below = cache(lambda folder: is_below(folder, self.root))
         for path in paths:
             local = self.root / path
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 if is_regular(local) and below(local.parent):
                     values[path] = value_of(local)
         return values
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
-        if not is_below(self.root / folder, self.root):
-            return
-        for parent, folders, names in os.walk(self.root / folder):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(parent) / name
-                with contextlib.suppress(OSError):
-                    if is_regular(path):
-                        status = path.lstat()
-                        yield FileInfo(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+        if is_below(self.root / folder, self.root):
+            yield from _list(str(self.root / folder), f"{folder}/" if folder else "")
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         target = inside(self.root, path)
@@ -107,6 +99,21 @@ class LocalStorage:
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             inside(self.root, path).unlink(missing_ok=True)
+
+
+def _list(folder: str, inside: str) -> Iterator[FileInfo]:
+    """Yields the regular files below a folder, by name; links are not followed."""
+    entries = list[os.DirEntry[str]]()
+    with contextlib.suppress(OSError), os.scandir(folder) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
+    for entry in entries:
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            if entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                yield FileInfo(inside + entry.name, status.st_size, status.st_mtime)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _list(entry.path, f"{inside}{entry.name}/")
 
 
 def remove_empty_folders(root: Path, paths: Iterable[str]) -> None:

@@ -118,12 +118,54 @@ class PackedStorage:
         names = [f"{path}.gz", f"{path}.copy.gz"]
         texts = self.inner.read(names)
         contents = (_parsed(texts[name]) for name in names if name in texts)
-        return next((content for content in contents if content is not None), _content()) if texts else None
+        if not texts:
+            return None
+        return next((content for content in contents if content is not None), None) or self._rebuilt(path)
+
+    def _rebuilt(self, path: str) -> dict[str, Any]:
+        """Returns the content of a lost index from the packs that no other index names."""
+        folder, indexed = path.rpartition("/")[0], set[str]()
+        entries = [entry for entry in self.inner.list(folder) if entry.path.startswith(f"{folder}/")]
+        for name in [entry.path for entry in entries if entry.path.endswith(".gz")]:
+            indexed |= (_parsed(self.inner.read([name]).get(name, b"")) or _content())["packs"].keys()
+        content = _content()
+        for entry in entries:
+            if entry.path.endswith(".pack") and entry.path not in indexed:
+                records = self._records_in(entry.path)
+                content["texts"] |= records.get("texts", {})
+                content["pieces"] |= records.get("pieces", {})
+                content["packs"] |= {entry.path: entry.bytes} if records else {}
+        return content
+
+    def _records_in(self, pack: str) -> dict[str, Any]:
+        """Returns the records at the end of a pack, with the places of their files."""
+        path = self.local_path(pack)
+        data = path.read_bytes() if path else b""
+        size = int.from_bytes(data[-8:], "big")
+        if size + 8 > len(data):
+            return {}
+        return _parsed(data[-8 - size : -8], pack) or {}
+
+    def mend_indexes(self, folder: str) -> dict[str, bool]:
+        """Writes damaged indexes and copies again; returns their paths, True if the other one was readable."""
+        mended: dict[str, bool] = {}
+        paths = {entry.path for entry in self.inner.list(f"{folder}/{FOLDER}") if entry.path.endswith(".gz")}
+        for path in sorted({path.removesuffix(".gz").removesuffix(".copy") for path in paths}):
+            names = [f"{path}.gz", f"{path}.copy.gz"]
+            texts = self.inner.read(names)
+            damaged = [name for name in names if name not in texts or _parsed(texts[name]) is None]
+            if damaged:
+                whole = next((texts[name] for name in names if name not in damaged), None)
+                text = whole or _packed(self._rebuilt(path))
+                self.inner.put(dict.fromkeys(damaged, text))
+                mended |= dict.fromkeys(damaged, whole is not None)
+        if mended:
+            self._indexes.pop(folder, None)
+        return mended
 
     def add(self, folder: str, **content: Any) -> None:
         """Publishes an index under the next free number."""
-        body = json.dumps(_content(**content), ensure_ascii=False).encode()
-        text = gzip.compress(_digest(body) + b"\n" + body, mtime=0)
+        text = _packed(_content(**content))
         while True:
             number = self.index(folder, refresh=True).read
             if self.inner.put_if_absent(f"{folder}/{FOLDER}/{number:06}.gz", text):
@@ -311,12 +353,28 @@ def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Returns None if the index is damaged, or names a path outside the workspace."""
+def _packed(content: Mapping[str, Any]) -> bytes:
+    """Returns an index as its file has it."""
+    texts = {path: text.decode() if isinstance(text, bytes) else text for path, text in content["texts"].items()}
+    body = json.dumps({**content, "texts": texts}, ensure_ascii=False).encode()
+    return gzip.compress(_digest(body) + b"\n" + body, mtime=0)
+
+
+def pack_end(texts: Mapping[str, str], places: Mapping[str, tuple[int, int]]) -> bytes:
+    """Returns the end of a pack: its records and the places of their files, from which a lost index is rebuilt."""
+    pieces = {path: ("-", *place) for path, place in places.items()}
+    records = _packed(_content(texts=texts, pieces=pieces))
+    return records + len(records).to_bytes(8, "big")
+
+
+def _parsed(text: bytes, pack: str | None = None) -> dict[str, Any] | None:
+    """Returns None if the index is damaged, or names a path outside the workspace; `pack` is that of its entries."""
     try:
         digest, _, body = gzip.decompress(text).partition(b"\n")
         content = json.loads(body) if _digest(body) == digest else {}
-        pieces = {check_path(path): PackEntry(*entry) for path, entry in content["pieces"].items()}
+        pieces = {
+            check_path(path): PackEntry(pack or entry[0], *entry[1:]) for path, entry in content["pieces"].items()
+        }
         return {
             "texts": {check_path(path): text.encode() for path, text in content["texts"].items()},
             "pieces": {path: _checked(entry) for path, entry in pieces.items()},

@@ -26,6 +26,10 @@ PACK = re.compile(r"[0-9a-f]{20}\.pack")
 QUARANTINED = re.compile(r"[0-9a-f]{8}-.+")
 CACHED_TOKENS = "tokens"
 """Folder of the token cache, which has units but is no stage."""
+GIVEN = "given"
+"""Folder of texts that Python passed as an object."""
+GIVEN_NAME = 20
+"""Hexadecimal digits of the digest in the name of such a file."""
 IN_UNIT = re.compile(
     r"\w[\w.-]*\.(parquet|safetensors|npy|model)|(vocab|merges)\.txt|chat_template\.jinja"
     r"|(config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|evaluation|findings)\.json"

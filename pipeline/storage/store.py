@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
-from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed
+from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed, pack_end
 from amalgam.pipeline.storage.paths import check_path
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.user_paths import user_path
@@ -75,6 +75,8 @@ class HeadEntry(TypedDict):
 
     fingerprint: str
     overrides: dict[str, Any]
+    rebuilding: NotRequired[bool]
+    """`--force` has quarantined the result, and the new one is not complete."""
 
 
 @dataclass
@@ -349,6 +351,12 @@ class Store:
         before = self.head().get(stage)
         self._write_head({stage: HeadEntry(fingerprint=name, overrides=before["overrides"] if before else {})})
 
+    def mark_rebuilding(self, stage: str, name: str) -> None:
+        """Records that the last result is computed again although it was complete."""
+        entry = self.head().get(stage)
+        if entry and entry["fingerprint"] == name:
+            self._write_head({stage: {**entry, "rebuilding": True}})
+
     def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
         """Stores the overrides of a complete command for the later commands of single stages."""
         head, kept = self.head(), dict(overrides)
@@ -500,7 +508,7 @@ def compact(store: Store, folder: str, loose: LooseUnits) -> int:
     packs: dict[str, int] = {}
     index = store.backend.index(folder)
     for group in _groups(_small_units(store, loose.new)):
-        content = b"".join(data for _, _, _, data in group)
+        content = _pack(group)
         pack = f"{folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
         store.backend.put({pack: content})
         packs[pack], offset = len(content), 0
@@ -528,6 +536,16 @@ def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
         for path, file in files.items():
             if store.check_file(file) is None:
                 yield path, texts[path], file, store.verified_path(file).read_bytes()
+
+
+def _pack(group: Sequence[SmallUnit]) -> bytes:
+    """Returns the content of a pack: the files, and their records at the end."""
+    places, offset = dict[str, tuple[int, int]](), 0
+    for _, _, file, data in group:
+        places[file.path] = offset, len(data)
+        offset += len(data)
+    records = {path: text.decode() for path, text, _, _ in group}
+    return b"".join([*(data for _, _, _, data in group), pack_end(records, places)])
 
 
 def _groups(units: Iterable[SmallUnit]) -> Iterator[list[SmallUnit]]:

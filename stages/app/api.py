@@ -25,6 +25,7 @@ from amalgam.pipeline.notebook import console_of_python, table_html
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import maintenance
+from amalgam.stages.app import verify as verification
 from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
@@ -278,9 +279,12 @@ class Experiment:
         """Returns every result in the workspace, and marks the last one of each stage."""
         return maintenance.list_artifacts(self._run)
 
-    def verify(self) -> maintenance.Verification:
-        """Verifies every stored file against its digest, and quarantines damaged ones."""
-        return maintenance.verify(self._run)
+    def verify(self, *, repair: bool = False) -> verification.Verification:
+        """Verifies every file that amalgam wrote; damaged results go to quarantine.
+
+        `repair` copies delivered files again from the workspace.
+        """
+        return verification.verify(self._run, repair=repair)
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""

@@ -20,8 +20,8 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
+from amalgam.stages.common.deliveries import read_metadata
 from amalgam.stages.common.load import check_encoder, labels_by_teacher
-from amalgam.stages.common.models.model_folder import read_metadata
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method

@@ -17,7 +17,7 @@ from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.app.maintenance import RESTORED
+from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
@@ -138,27 +138,39 @@ def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
         console.note(note)
 
 
-def verify_workspace(config: Path, overrides: list[str], *, as_json: bool) -> None:
+def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    results = experiment.verify()
+    results = experiment.verify(repair=repair)
     damaged = results["damaged"]
     if as_json:
         console.json(results)
     else:
-        for fault in damaged:
-            console.result(
-                f"{fault['path']}: {fault['fault']}{'' if fault['fault'] in {'missing', RESTORED} else '; quarantined'}"
-            )
+        for damage in damaged:
+            state = "mended" if damage["mended"] else "to mend"
+            console.result(f"{damage['path']}: {damage['fault']}; {state}: {damage['repair']}")
         megabytes = f"{results['bytes'] / 1e6:,.1f} MB"
         console.result(f"{results['files']:,} files, {megabytes} checked, {len(damaged)} damaged")
-    if damaged:
-        lost = [fault for fault in damaged if fault["fault"] != RESTORED]
+    left = [damage for damage in damaged if not damage["mended"]]
+    if left or (damaged and not repair):
         raise DamagedError(
-            f"{len(lost)} stored files are damaged and quarantined" if lost else f"{len(damaged)} files were restored",
+            f"{_files(len(left))} damaged" if left else f"{_files(len(damaged))} restored",
             path=damaged[0]["path"],
-            where=results["quarantine"] if lost else damaged[0]["path"],
-            fix="run `amalgam run`: it recomputes only these" if lost else "check the disk if it happens often",
+            where=f"damaged results are in {results['quarantine']}" if left else damaged[0]["path"],
+            fix=_fix(left),
         )
+
+
+def _files(count: int) -> str:
+    return "1 file is" if count == 1 else f"{count} files are"
+
+
+def _fix(left: Sequence[Damage]) -> str:
+    """Returns the commands that mend the damages."""
+    commands = {damage["command"] for damage in left}
+    steps = [f"run `{REPAIR}`, which copies delivered files again"] if REPAIR in commands else []
+    steps += [f"run `{RUN}`, which recomputes only the damaged results"] if RUN in commands else []
+    steps += ["mend the others as their lines state"] if "" in commands else []
+    return ", then ".join(steps) or "check the disk if it happens often"
 
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:

@@ -24,9 +24,9 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
-from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app.predict import finished_student
+from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import light_names
 
@@ -50,15 +50,17 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
     _check_folder(folder, force=force)
     classifier = finished.load()
     classifier.model.to("cpu")
-    with atomic_write(folder) as temporary:
-        temporary.mkdir()
+    facts: dict[str, Any] = {}
+
+    def write(temporary: Path) -> None:
         write_model(classifier, temporary / MODEL)
-        facts = check_parity(classifier, temporary / MODEL)
+        facts.update(check_parity(classifier, temporary / MODEL))
         for name in light_names([path.name for path in finished.folder.iterdir()]):
             shutil.copy2(finished.folder / name, temporary / name)
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
+        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), {}, EXPORT))
+
+    replace_folder(folder, write)
     console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
     console.result(str(folder))

@@ -21,6 +21,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.local import temporary_path
+from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import IN_MEMORY
@@ -29,7 +30,6 @@ from amalgam.stages.methods import load_with_methods
 PARTS = ("train", "validation", "test")
 LABELLED = ("validation", "test")
 ROWS = 65_536
-NAME_LENGTH = 20
 
 
 def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[str, Any]) -> dict[str, Path]:
@@ -42,7 +42,7 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}={IN_MEMORY}" for part in texts)])
     store = open_store(loaded.experiment.execution.workspace, loaded.base)
     store.claim()
-    folder = store.root / "given"
+    folder = store.root / GIVEN
     check_writable(folder, "change its permissions, or set execution.workspace=DIR")
     folder.mkdir(parents=True, exist_ok=True)
     corpus = loaded.experiment.corpus
@@ -64,7 +64,7 @@ def _store(given: Any, corpus: Corpus, folder: Path, part: str) -> Path:
             fix = "add rows, or leave the part out"
             raise DataError(f"the {part} texts have no rows", where=_place(given, part), fix=fix)
         writer.close()
-        path = folder / f"{file_digest(temporary)[:NAME_LENGTH]}.parquet"
+        path = folder / f"{file_digest(temporary)[:GIVEN_NAME]}.parquet"
         if not path.exists():
             temporary.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Lists the workspace's results, verifies its files, packs small ones, and finds garbage."""
+"""Lists the workspace's results, packs small files, and finds garbage."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import CACHED_TOKENS, QUARANTINED, TEMPORARY_NAME, is_pack, temporary_part, unit_of
-from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
-from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record, Store
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record
+from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
+from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, checkpoint_folders, files_of
 from amalgam.stages.registry import STAGES
 
 OLD_SECONDS = 24 * 3600.0
@@ -31,9 +32,6 @@ READ_AT_ONCE = 4096
 
 OTHER_ROOMS = ("pins", QUARANTINE, "training-logs", "given", "failed-units", "divergence")
 """Folders of the workspace without units."""
-
-DELIVERIES = ("students", "teachers", "reports")
-"""Folders next to the experiment file into which results are copied."""
 
 PIN = re.compile(r"[a-z]+-.+\.json")
 
@@ -111,61 +109,13 @@ def _newer_models(run: Run) -> Iterator[str]:
             yield f"teacher {teacher.name}: the Hub has a newer version, {newer[:12]}; revision: {newer} takes it"
 
 
-# ---- verification and packing
-
-
-class Damage(TypedDict):
-    path: str
-    fault: str
-
-
-class Verification(TypedDict):
-    files: int
-    bytes: int
-    damaged: list[Damage]
-    quarantine: str
+# ---- packing
 
 
 class Packing(TypedDict):
     units: int
     folders: list[str]
     loose: bool
-
-
-def verify(run: Run) -> Verification:
-    """Verifies every file that a record names, every record and every small file; quarantines the damaged ones."""
-    store, entries = run.store, list(run.store.backend.list())
-    faults = _faults_of_small_files(store, [entry.path for entry in entries])
-    records = dict(_records(run, entries, STAGES))
-    files = {file.path: file for record in records.values() for file in record.files}
-    unread = [path for path in _record_paths(entries, STAGES) if path not in records and path not in files]
-    paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
-    faults |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
-    heads = (store.folder(stage, entry["fingerprint"]) / MANIFEST for stage, entry in store.head().items())
-    faults |= {store.inside(path): "missing" for path in heads if not store.has(path)}
-    faults |= {path: fault for path, file in files.items() if (fault := store.check_file(file, refetch=True))}
-    store.quarantine(*(store.root / path for path, fault in faults.items() if fault != RESTORED))
-    size = sum(file.bytes for file in files.values())
-    quarantine = store.where(store.root / QUARANTINE)
-    damaged = [Damage(path=path, fault=fault) for path, fault in faults.items()]
-    return {"files": len(files), "bytes": size, "damaged": damaged, "quarantine": quarantine}
-
-
-RESTORED = "its content did not match its digest; restored"
-
-
-def _faults_of_small_files(store: Store, paths: Iterable[str]) -> dict[str, str]:
-    """Restores damaged files from their copies, and damaged copies from their files."""
-    faults = {}
-    small = [path for path in paths if path.rpartition("/")[2] in SMALL_FILES]
-    for path, text in store.backend.read(small).items():
-        if verified(text) is None and without_digest(text) is None:
-            original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
-            content = store.read_json(store.root / original)
-            faults[path] = "its content does not match its digest" if content is None else RESTORED
-            if content is not None:
-                store.replace(store.root / original, content, copy=True)
-    return faults
 
 
 def compact(run: Run, *, write: bool) -> Packing:
@@ -192,6 +142,7 @@ KINDS = {
     "packed": "packed, over a day ago",
     "orphan": "no record names it, over a day old",
     "copy": "local copy of a deleted file, over a day old",
+    "checkpoint": "of a training that this experiment does not continue, over a day old",
     "unused": "neither the last builds nor this experiment use it",
 }
 
@@ -202,8 +153,9 @@ def find_garbage(run: Run, *, unused: bool, delete: bool = False, stages: Sequen
     Only names that amalgam gives to its files count; every file stays for a day.
     """
     entries = list(run.store.backend.list())
-    records = list(_records(run, entries, stages))
+    records = list(records_in(run, entries, stages))
     leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
+    leftovers += _checkpoints(run, stages)
     garbage = {row["path"]: row for row in leftovers}
     if unused:
         garbage |= {row["path"]: row for row in _unused(run, entries, records, stages)}
@@ -265,9 +217,9 @@ def _is_in_unit(parts: Sequence[str], complete: Collection[str]) -> bool:
 def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Stage]) -> Iterator[Garbage]:
     """Yields the temporary entries of deliveries and of local caches, and cached copies of deleted objects."""
     backend, stored = run.store.backend, {entry.path for entry in entries}
-    for folder in (run.base / name for name in DELIVERIES):
+    for folder in (run.base / name for name in FOLDERS):
         for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
-            if TEMPORARY_NAME.fullmatch(path.name) and _is_old(_newest(path)):
+            if TEMPORARY_NAME.fullmatch(path.name) and _is_old(_newest(path)) and not files_of_user(path):
                 yield _row(str(path), sum(file.lstat().st_size for file in _below(path)), "temporary")
     cache = LocalStorage(backend.unpacked)
     if not backend.is_remote and not any(entry.packed for entry in entries):
@@ -280,6 +232,24 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
             yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
         elif unit_of(parts, _rooms(stages)):
             yield _row(str(cache.root / entry.path), entry.bytes, "copy")
+        elif parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]):
+            yield _row(str(cache.root / entry.path), entry.bytes, "quarantined")
+
+
+def _checkpoints(run: Run, stages: Sequence[Stage]) -> Iterator[Garbage]:
+    """Yields the checkpoints of trainings that are complete, or not of this experiment; they are on this machine."""
+    old = {
+        folder: files
+        for folder in checkpoint_folders(run.store.root)
+        if (files := files_of(folder)) and all(_is_old(path.lstat().st_mtime) for path in files)
+    }
+    if not old:
+        return
+    units = [unit for state in plan(stages, run) for unit in state.missing]
+    continued = {unit.folder / CHECKPOINT for unit in units}
+    for path in (path for folder, files in old.items() if folder not in continued for path in files):
+        name = str(path) if run.store.backend.is_remote else run.store.inside(path)
+        yield _row(name, path.lstat().st_size, "checkpoint")
 
 
 def _newest(path: Path) -> float:
@@ -299,7 +269,7 @@ def _rooms(stages: Iterable[Stage]) -> list[str]:
     return [*(stage.name for stage in stages), CACHED_TOKENS]
 
 
-def _record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[str]:
+def record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[str]:
     """Yields the paths of pins, manifests and of the records of units whose files exist."""
     rooms, paths = _rooms(stages), [entry.path for entry in entries]
     units = {f"{unit}.json" for path in paths if (unit := unit_of(path.split("/"), rooms))}
@@ -310,7 +280,7 @@ def _record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Itera
             yield path
 
 
-def _records(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[tuple[str, Record]]:
+def records_in(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[tuple[str, Record]]:
     """Yields all records of units and results, read in batches."""
     rooms = _rooms(stages)
     named = [(entry.path, entry.path.split("/")) for entry in entries if entry.path.endswith(".json")]

@@ -31,7 +31,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
-from amalgam.stages.common.models.model_folder import METADATA, read_metadata
+from amalgam.stages.common.deliveries import METADATA, check_delivered, read_metadata
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
@@ -106,6 +106,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
 def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
     if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
+    check_delivered(folder)
     metadata = read_metadata(folder) or {}
     limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
     if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):

@@ -25,6 +25,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
+from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import CARD
 from amalgam.stages.common.models.read_card import read_card
@@ -85,13 +86,13 @@ def _check_licence(licence: str | None, folder: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Returns all files of the folder; refuses links, which could publish other files."""
+    """Returns all files of the folder but the copy of the mark; refuses links, which could publish other files."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             fix = "put the file itself there, or remove the link"
             raise ModelError("the student's folder contains a link", where=str(path), fix=fix)
-        if path.is_file():
+        if path.is_file() and path.name != COPY_OF_MARK:
             files[path.relative_to(folder).as_posix()] = path
     return files
 

@@ -117,6 +117,10 @@ class CacheFeatures(Stage):
             families.setdefault(states.owner, []).append(states.family)
         return {"families": families}
 
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
+        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        return f"computed again: hidden states of {texts}{f' of teacher {teacher}' if teacher else ''}"
+
     def describe(self, manifest: Record) -> str:
         return f"states of {', '.join(manifest.facts['families'])}"
 

@@ -158,6 +158,10 @@ class CacheTeachers(Stage):
         if "adaptive" in manifest.facts:
             yield from audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes)
 
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
+        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        return f"predicted again: {texts} of teacher {teacher}" if teacher else f"computed again: {texts}"
+
     def describe(self, manifest: Record) -> str:
         passes, dtype = manifest.identity["config"]["cache"]["passes"], manifest.facts["dtype"]
         return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"

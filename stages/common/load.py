@@ -36,6 +36,7 @@ from amalgam.stages.common.corpus import (
     sources_of,
     texts_file,
 )
+from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device, tokens_at_once
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
@@ -206,9 +207,16 @@ def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
 
 def trained_folder(run: Run, name: str) -> Path:
     """Returns the Hugging Face folder of a teacher that train-teachers made, after verifying every file."""
-    manifest = run.result("train-teachers")
-    files = [file for file in manifest.files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
-    return run.store.verified_folder(files)
+    return run.store.verified_folder(trained_files(run, name))
+
+
+def trained_files(run: Run, name: str) -> list[StoredFile]:
+    files = run.result("train-teachers").files
+    return [file for file in files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
+
+
+def delivery_services(run: Run) -> DeliveryServices:
+    return DeliveryServices(run.store, run.digest_of, run.console.note)
 
 
 @once

@@ -117,6 +117,10 @@ class Generate(Stage):
         where = run.store.where(run.store.path(texts_file(manifest)))
         yield f"{manifest.facts['texts']:,} texts ({manifest.facts['source']}) -> {where}"
 
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
+        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        return f"generated again: {texts}{f' of teacher {teacher}' if teacher else ''}"
+
     def describe(self, manifest: Record) -> str:
         return f"{manifest.facts['texts']:,} texts, {manifest.facts['source']}"
 

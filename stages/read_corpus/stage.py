@@ -117,6 +117,9 @@ class ReadCorpus(Stage):
                 more = ", ..." if count > len(which) else ""
                 yield f"{count} {part} texts are also in train: {', '.join(which)}{more}"
 
+    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+        return f"read again: part {unit.name}" if unit else "read again: one part"
+
     def describe(self, manifest: Record) -> str:
         corpus: CorpusFacts = manifest.facts
         return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in corpus["parts"].items())

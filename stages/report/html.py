@@ -25,6 +25,7 @@ from amalgam.pipeline.console import duration, printable
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
+from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
@@ -63,7 +64,7 @@ MILLION = 10**6
 STUDENT = "student "
 """Start of another student's row."""
 
-FOLDER = "reports"
+FOLDER = REPORTS
 
 MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json": '"amalgam_report": '}
 """Text near the start of every file that amalgam writes here."""
@@ -416,16 +417,23 @@ def check_page(base: Path, name: str) -> None:
     """Refuses, before any work, a page that `publish` could not write."""
     check_writable(base / FOLDER, "change its permissions")
     for suffix in MARKERS:
-        _target(base, name + suffix)
+        _check_file(base, name, suffix, marked=True)
 
 
-def publish(base: Path, name: str, page: str, numbers: Mapping[str, Any]) -> str:
+def publish(  # noqa: PLR0913 - a page and its mark
+    base: Path,
+    name: str,
+    page: str,
+    numbers: Mapping[str, Any],
+    fingerprint: str = "",
+    services: DeliveryServices | None = None,
+) -> str:
     """Writes reports/NAME.html and NAME.json, leaves equal files untouched, and returns the page's path."""
-    for suffix, text in ((".html", page), (".json", json.dumps(numbers, indent=1) + "\n")):
-        target = _target(base, name + suffix)
-        if not target.exists() or target.read_bytes() != text.encode():
-            with atomic_write(target) as temporary:
-                temporary.write_bytes(text.encode())
+    texts = {".html": page, ".json": json.dumps(numbers, indent=1) + "\n"}
+    for suffix in texts:
+        _check_file(base, name, suffix, marked=services is not None)
+    contents = {name + suffix: text.encode() for suffix, text in texts.items()}
+    deliver_page(base / FOLDER, name, fingerprint, contents, services)
     return f"{FOLDER}/{name}.html"
 
 
@@ -452,15 +460,16 @@ def _without_labels(path: Path, content: bytes) -> bool:
         return False
 
 
-def _target(base: Path, name: str) -> Path:
-    target = base / FOLDER / name
+def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
+    """Refuses a file that neither looks like one of amalgam nor, if `marked` counts, is in the mark of the page."""
+    name = page + suffix
+    target, mark = base / FOLDER / name, read_mark(base / FOLDER / PAGES / page) if marked else None
     if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
         what = f"{FOLDER}/{name} is a link or outside the experiment's folder"
         raise ExperimentError(what, where=str(target), fix="remove the link")
-    if target.exists() and not _is_ours(target):
+    if target.exists() and not _is_ours(target) and name not in (mark.files or {} if mark else {}):
         what = f"{FOLDER}/{name} exists and was not made by amalgam"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another student.name")
-    return target
 
 
 def _is_ours(path: Path) -> bool:

@@ -31,7 +31,9 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
 )
 from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.load import (
+    delivery_services,
     encoder_digest,
     encoder_files,
     label_space,
@@ -41,7 +43,6 @@ from amalgam.stages.common.load import (
     tokenized_buckets,
     train_part,
 )
-from amalgam.stages.common.models.model_folder import published_students
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings
@@ -157,10 +158,10 @@ class Report(Stage):
             descriptions=run.descriptions,
             labels=label_space(run),
             teachers={teacher.name: teacher.files for teacher in teachers_of(run)},
-            student=run.base / "students" / run.experiment.student.name,
+            student=run.base / STUDENTS / run.experiment.student.name,
             notes=run.notes,
             needs=run.needs,
-            names=published_students(run.base),
+            names=delivered_students(run.base),
             overrides=run.overrides,
         )
         numbers = report_json(inputs, scores, findings, name)
@@ -169,7 +170,8 @@ class Report(Stage):
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
-        run.console.say(f"report: {publish(run.base, name, page(numbers), numbers)}")
+        mark = run.fingerprint(self.name), delivery_services(run)
+        run.console.say(f"report: {publish(run.base, name, page(numbers), numbers, *mark)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])

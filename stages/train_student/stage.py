@@ -15,7 +15,9 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.common.corpus import Part, hub_datasets, sources_of
+from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.load import (
+    delivery_services,
     encoder_digest,
     encoder_files,
     label_space,
@@ -28,7 +30,6 @@ from amalgam.stages.common.load import (
     train_part,
     training_services,
 )
-from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
@@ -67,7 +68,7 @@ class TrainStudent(Stage):
         encoder_files(run, run.experiment.student, ENCODER)
 
     def check_output(self, run: Run) -> None:
-        check_publishable(run.base, "students", run.experiment.student.name)
+        check_deliverable(run.base, STUDENTS, run.experiment.student.name)
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
@@ -137,12 +138,15 @@ class TrainStudent(Stage):
             "sources": [asdict(source) for source in _sources(run)],
             "training": asdict(_training(run, manifest)),
         }
-        target = check_target(run.base, "students", student.name)
-        publish_folder(student_folder(run), target, run.fingerprint(self.name), about)
+        target = check_target(run.base, STUDENTS, student.name)
+        deliver(delivery_services(run), target, Mark(run.fingerprint(self.name), named(manifest.files), about))
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         yield from few_steps(manifest.facts, "student")
+
+    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+        return "trained again"
 
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts

@@ -20,17 +20,18 @@ from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import (
+    delivery_services,
     encoder_digest,
     encoder_files,
     load_new_classifier,
     part_of,
     tokenized_buckets,
-    trained_folder,
+    trained_files,
     training_services,
 )
-from amalgam.stages.common.models.model_folder import check_publishable, check_target, publish_folder
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
 
@@ -59,9 +60,9 @@ class TrainTeachers(Stage):
             encoder_files(run, settings, where)
 
     def check_output(self, run: Run) -> None:
-        check_writable(run.base / "teachers", "change its permissions")
+        check_writable(run.base / TEACHERS, "change its permissions")
         for name in groups_of(run):
-            check_publishable(run.base, "teachers", name)
+            check_deliverable(run.base, TEACHERS, name)
 
     def identity(self, run: Run) -> Identity:
         inputs = {
@@ -126,12 +127,16 @@ class TrainTeachers(Stage):
 
     def publish(self, run: Run, manifest: Record) -> None:
         for name in manifest.facts["teachers"]:
-            folder = trained_folder(run, name)
-            publish_folder(folder, check_target(run.base, "teachers", name), folder.name)
+            files = named(trained_files(run, name))
+            mark = Mark(next(iter(files.values())).path.split("/")[-2], files, {})
+            deliver(delivery_services(run), check_target(run.base, TEACHERS, name), mark)
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():
             yield from (f"{name}: {note}" for note in few_steps(facts, "train_teachers"))
+
+    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+        return f"trained again: teacher {unit.name}" if unit else "trained again: one teacher"
 
     def describe(self, manifest: Record) -> str:
         return ", ".join(f"{name} ({_accuracy(facts)})" for name, facts in manifest.facts["teachers"].items())

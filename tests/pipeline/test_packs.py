@@ -305,3 +305,38 @@ def test_an_index_that_names_a_path_outside_is_damaged(tmp_path: Path, path: str
         index = opened(str(tmp_path / "artifacts")).backend.index(FOLDER)
         assert (index.read, index.texts, index.pieces) == (number + 1, {}, {})
     assert (tmp_path / "mine.bin").read_bytes() == b"mine"
+
+
+def damage(store: Store, *paths: str) -> None:
+    for path in paths:
+        store.backend.inner.put({path: store.backend.inner.read([path])[path][:-9] + b"\0" * 9})
+
+
+@pytest.mark.parametrize("lost", ["000000.gz", "000000.copy.gz"])
+def test_a_damaged_index_is_restored_from_the_other(workspace: str, lost: str) -> None:
+    records = filled(workspace)
+    pack_all(workspace)
+    path = f"{FOLDER}/packs/{lost}"
+    store = opened(workspace)
+    before = store.backend.inner.read([path])
+    damage(store, path)
+    assert store.backend.mend_indexes(FOLDER) == {path: True}
+    assert store.backend.inner.read([path]) == before
+    assert opened(workspace).backend.mend_indexes(FOLDER) == {}
+    assert_whole(store, records)
+
+
+def test_a_lost_index_is_rebuilt_from_its_packs(workspace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PACK_BYTES", 500)
+    filled(workspace, 20)
+    pack_all(workspace)
+    records = filled(workspace)
+    pack_all(workspace)
+    without_loose_files(opened(workspace))
+    paths = [f"{FOLDER}/packs/000000.gz", f"{FOLDER}/packs/000000.copy.gz"]
+    damage(opened(workspace), *paths)
+    assert_whole(opened(workspace), records)  # a reader needs no repair
+    store = opened(workspace)
+    assert store.backend.mend_indexes(FOLDER) == dict.fromkeys(paths, False)
+    assert_whole(opened(workspace), records)
+    assert opened(workspace).backend.mend_indexes(FOLDER) == {}

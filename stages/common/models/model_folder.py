@@ -1,7 +1,7 @@
 """Reads a model's folder: its configuration, the weights that would be loaded, and the digest of its files.
 
 The digest covers configuration, weights, tokenizer, and trusted code. READMEs, optimizer states and exports to other
-formats do not change it. Finished models are published to students/NAME and teachers/NAME.
+formats do not change it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.input_files import InputFile
-from amalgam.pipeline.storage.local import atomic_write, temporary_path
-from amalgam.pipeline.user_paths import check_writable
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -46,8 +43,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
 CARD = "README.md"
-METADATA = ".amalgam.json"
-"""File that marks a published folder."""
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -183,69 +178,6 @@ def check_weights(path: Path, *, where: str) -> None:
     except (SafetensorError, OSError) as error:
         what, fix = f"{path.name} is damaged: {error}", "copy or download the file again"
         raise ModelError(what, where=f"{where}: {path}", fix=fix) from None
-
-
-# ---- published folders
-
-
-def publish_folder(source: Path, target: Path, fingerprint: str, about: Mapping[str, Any] | None = None) -> None:
-    """Copies a finished model out of the workspace, which changes to the copy then cannot damage.
-
-    `about` holds facts for users of the model; they are stored in the metadata file. A README.md in the target stays.
-    """
-    metadata, present = {"fingerprint": fingerprint, **(about or {})}, read_metadata(target)
-    text = json.dumps(metadata, ensure_ascii=False) + "\n"
-    if present is not None and present["fingerprint"] == fingerprint:
-        if present != metadata:
-            with atomic_write(target / METADATA) as temporary:
-                temporary.write_text(text, "utf-8")
-        return
-    replaced = temporary_path(target.parent)
-    with atomic_write(target) as temporary:
-        shutil.copytree(source, temporary)
-        (temporary / METADATA).write_text(text, "utf-8")
-        if (target / CARD).is_file() and not (temporary / CARD).exists():
-            shutil.copy2(target / CARD, temporary / CARD)
-        if target.exists():
-            target.rename(replaced)
-    if replaced.exists():
-        shutil.rmtree(replaced)
-
-
-def check_target(base: Path, folder: str, name: str) -> Path:
-    """Returns base/folder/name; raises an error, before any work, if amalgam did not make the present folder."""
-    target = base / folder / name
-    if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
-        what = f"{folder}/{name} is a link to a folder outside the experiment's folder"
-        raise ExperimentError(what, where=str(target), fix="remove the link, or choose another name")
-    if target.exists() and read_metadata(target) is None:
-        what = f"{folder}/{name} exists and was not made by amalgam"
-        raise ExperimentError(what, where=str(target), fix="move it away, or choose another name")
-    return target
-
-
-def check_publishable(base: Path, folder: str, name: str) -> None:
-    """Refuses, before any work, a folder that `publish_folder` could not write or replace."""
-    check_writable(base / folder, "change its permissions")
-    target = check_target(base, folder, name)
-    if target.exists():
-        check_writable(target, "change its permissions")
-
-
-def read_metadata(folder: Path) -> dict[str, Any] | None:
-    """Returns the metadata of a published folder, or None."""
-    try:
-        metadata = json.loads((folder / METADATA).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return metadata if isinstance(metadata, dict) and isinstance(metadata.get("fingerprint"), str) else None
-
-
-def published_students(base: Path) -> dict[str, str]:
-    """Returns the names of the folders in students/ by the fingerprints of their students."""
-    folders = sorted((folder for folder in (base / "students").glob("*") if folder.is_dir()), reverse=True)
-    metadata = {folder.name: read_metadata(folder) for folder in folders}
-    return {str(content["fingerprint"]): name for name, content in metadata.items() if content}
 
 
 def count_parameters(folder: Path) -> int | None:

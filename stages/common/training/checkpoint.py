@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +23,8 @@ from safetensors.torch import load, save_file
 from amalgam.pipeline.errors import DiskFullError, is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
+from amalgam.stages.common.training.checkpoint_files import FORMAT, STATE, STEP, BrokenError, read_state
 
-FORMAT = 2
-STATE = "state.json"
-FOLDER = re.compile(r"step-(\d{6,})")
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 Tensors = dict[str, torch.Tensor]
@@ -40,10 +37,6 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
     tensors: dict[str, Tensors]
-
-
-class BrokenError(Exception):
-    """A checkpoint that cannot be resumed."""
 
 
 def save(folder: Path, snapshot: Checkpoint) -> None:
@@ -93,10 +86,7 @@ def read(folder: Path, step: int) -> Checkpoint:
     """Reads and verifies a checkpoint; raises BrokenError if a byte has changed."""
     path, tensors = folder / f"step-{step:06d}", {}
     try:
-        content = json.loads((path / STATE).read_text("utf-8"))
-        body: dict[str, Any] = content["checkpoint"]
-        if content["fingerprint"] != fingerprint(body) or body["format"] != FORMAT:
-            raise BrokenError(f"{STATE} has changed since it was written, or has another format than {FORMAT}")
+        body = read_state(path)
         for name, digest in body["files"].items():
             table = (path / f"{name}.safetensors").read_bytes()
             if hashlib.sha256(table).hexdigest() != digest:
@@ -133,7 +123,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
 
 def _folders(folder: Path) -> list[tuple[int, Path]]:
     """Returns steps and folders, latest first."""
-    named = [(FOLDER.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
+    named = [(STEP.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
     return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
 

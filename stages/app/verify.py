@@ -1,0 +1,269 @@
+"""Verifies every file that amalgam wrote, names the cost of each damage, and mends it (`amalgam verify --repair`).
+
+Small files are restored from their copies at once. Damaged results go to quarantine, and the next run computes them
+again; delivered files are copied from the workspace with `repair`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypedDict
+
+from amalgam.pipeline.console import duration
+from amalgam.pipeline.execution.runner import TIMING
+from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
+from amalgam.pipeline.storage.packing import may_be_packed
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular
+from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
+from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile
+from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in
+from amalgam.stages.common.deliveries import (
+    EXPORT,
+    REPORTS,
+    DeliveryServices,
+    Mark,
+    faults,
+    marked_folders,
+    mend,
+    read_mark,
+    set_aside,
+    unreadable_marks,
+    write_mark,
+)
+from amalgam.stages.common.load import delivery_services
+from amalgam.stages.common.training.checkpoint_files import checkpoint_folders, damaged_files
+from amalgam.stages.registry import STAGES
+
+FROM_COPY = "restored from its copy"
+FROM_STORE = "copied from the workspace"
+FROM_PACKS = "rebuilt from its packs"
+NO_MATCH = "its content does not match its digest"
+
+
+class Damage(TypedDict):
+    path: str
+    """Inside the workspace; of a delivered file relative to the experiment's folder."""
+    fault: str
+    repair: str
+    """How the file is mended, with the cost."""
+    mended: bool
+    command: str
+    """The command that mends it; empty if the file is mended, or cannot be."""
+
+
+class Verification(TypedDict):
+    files: int
+    bytes: int
+    damaged: list[Damage]
+    quarantine: str
+
+
+RUN, REPAIR = "amalgam run", "amalgam verify --repair"
+
+PIN_PATH = re.compile(f"pins/{PIN.pattern}")
+
+
+def verify(run: Run, *, repair: bool = False) -> Verification:
+    """Verifies stored, delivered and small files, and mends them; a damaged result goes to quarantine."""
+    entries = list(run.store.backend.list())
+    damages = [
+        *_small_files(run.store, [entry.path for entry in entries]),
+        *_indexes(run.store, entries),
+        *_checkpoints(run.store),
+        *_given_texts(run.store),
+    ]
+    results = _Results(run, entries)
+    damages += results.damages()
+    delivered = _Deliveries(run, repair=repair)
+    damages += delivered.damages()
+    files = [*results.files.values(), *delivered.files]
+    size = sum(file.bytes for file in files)
+    return {
+        "files": len(files),
+        "bytes": size,
+        "damaged": damages,
+        "quarantine": run.store.where(run.store.root / QUARANTINE),
+    }
+
+
+def _mended(path: str, fault: str, repair: str) -> Damage:
+    return Damage(path=path, fault=fault, repair=repair, mended=True, command="")
+
+
+def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
+    return Damage(path=path, fault=fault, repair=repair, mended=False, command=command)
+
+
+# ---- small files
+
+
+def _small_files(store: Store, paths: Iterable[str]) -> Iterator[Damage]:
+    """Restores damaged files from their copies, and damaged copies from their files."""
+    small = [path for path in paths if path.rpartition("/")[2] in SMALL_FILES or PIN_PATH.fullmatch(path)]
+    for path, text in store.backend.read(small).items():
+        if verified(text) is None and without_digest(text) is None:
+            original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
+            content = store.read_json(store.root / original)
+            if content is None:
+                store.quarantine(store.root / path)
+                yield _unmended(path, NO_MATCH, "written again", RUN)
+            else:
+                store.replace(store.root / original, content, copy=True)
+                yield _mended(path, NO_MATCH, FROM_COPY)
+
+
+def _indexes(store: Store, entries: Iterable[FileInfo]) -> Iterator[Damage]:
+    """Restores the indexes of packed units."""
+    folders = {entry.path.rpartition("/packs/")[0] for entry in entries if "/packs/" in entry.path}
+    for folder in sorted(filter(may_be_packed, folders)):
+        for path, is_copied in store.backend.mend_indexes(folder).items():
+            yield _mended(path, NO_MATCH, FROM_COPY if is_copied else FROM_PACKS)
+
+
+def _checkpoints(store: Store) -> Iterator[Damage]:
+    for folder in checkpoint_folders(store.root):
+        for path, fault in damaged_files(folder).items():
+            set_aside(store, path)
+            repair = "a training resumes from the checkpoint before, or begins again"
+            yield _unmended(path.relative_to(store.root).as_posix(), fault, repair, RUN)
+
+
+def _given_texts(store: Store) -> Iterator[Damage]:
+    """Texts that Python passed as an object are in files with the names of their digests."""
+    folder = store.root / GIVEN
+    for path in sorted(folder.glob("*.parquet")) if folder.is_dir() else ():
+        if is_regular(path) and len(path.stem) == GIVEN_NAME and file_digest(path)[:GIVEN_NAME] != path.stem:
+            set_aside(store, path)
+            yield _unmended(f"{GIVEN}/{path.name}", NO_MATCH, "pass the texts from Python again")
+
+
+# ---- results
+
+
+@dataclass
+class _Results:
+    """Verifies units and manifests."""
+
+    run: Run
+    entries: Sequence[FileInfo]
+
+    @cached_property
+    def records(self) -> dict[str, Record]:
+        return dict(records_in(self.run, self.entries, STAGES))
+
+    @cached_property
+    def files(self) -> dict[str, StoredFile]:
+        return {file.path: file for record in self.records.values() for file in record.files}
+
+    def damages(self) -> list[Damage]:
+        store, faults = self.run.store, dict[str, str]()
+        verified_paths = self.records.keys() | self.files.keys()
+        unread = [path for path in record_paths(self.entries, STAGES) if path not in verified_paths]
+        paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
+        faults |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
+        heads = {stage: entry for stage, entry in store.head().items() if not entry.get("rebuilding")}
+        manifests = (store.folder(stage, entry["fingerprint"]) / MANIFEST for stage, entry in heads.items())
+        faults |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
+        faults |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
+        damages = [_unmended(path, fault, self._repair(path), RUN) for path, fault in faults.items()]
+        store.quarantine(*map(store.root.joinpath, faults))
+        return damages
+
+    @cached_property
+    def _records_of_files(self) -> dict[str, Record]:
+        """Returns the units' records by their files."""
+        units = (record for path, record in self.records.items() if not path.endswith(MANIFEST))
+        return {file.path: record for record in units for file in record.files}
+
+    def _repair(self, path: str) -> str:
+        """Returns how a result is computed again, with the seconds of the last build."""
+        room, _, name = path.split("/", 2) if path.count("/") > 1 else (path.partition("/")[0], "", path)
+        stage = next((stage for stage in STAGES if stage.name == room), None)
+        if stage is None:
+            return "computed when it is needed" if room == CACHED_TOKENS else "decided again"
+        if name in {MANIFEST, TIMING}:
+            return "written again; no unit is computed"
+        store, family = self.run.store, store_folder(path)
+        key = store.read_json(store.root / family / "family.json") or {}
+        seconds = _seconds(store, stage.name)
+        again = stage.recomputed(self._records_of_files.get(path), str(key.get("teacher", "")))
+        return f"{again}, about {duration(seconds)}" if seconds else again
+
+
+def store_folder(path: str) -> str:
+    """Returns the folder of the result or the family that a file belongs to."""
+    return "/".join(path.split("/")[:2])
+
+
+def _seconds(store: Store, stage: str) -> float:
+    """Returns the seconds of one unit in the last build of the stage; 0 if they are not known."""
+    last = store.last(stage)
+    timing = store.record(store.folder(stage, last) / TIMING) if last else None
+    facts = timing.facts if timing else {}
+    units = int(facts.get("units", 0)) - int(facts.get("found", 0))
+    return float(facts.get("seconds", 0.0)) / units if units > 0 else 0.0
+
+
+# ---- deliveries
+
+
+@dataclass
+class _Deliveries:
+    """Verifies delivered folders and pages."""
+
+    run: Run
+    repair: bool
+    files: list[StoredFile] = field(default_factory=list)
+
+    @cached_property
+    def _services(self) -> DeliveryServices:
+        services = delivery_services(self.run)
+        return DeliveryServices(services.store, services.digest_of, lambda _: None)
+
+    def damages(self) -> Iterator[Damage]:
+        for folder, target in marked_folders(self.run.base):
+            mark = read_mark(folder)
+            yield from self._marks(folder, mark)
+            if mark is not None and mark.files:
+                self.files += mark.files.values()
+                yield from self._files(target, mark, mark.files)
+
+    def _marks(self, folder: Path, mark: Mark | None) -> Iterator[Damage]:
+        for name in unreadable_marks(folder):
+            path = self._shown(folder / name)
+            if mark is None:
+                repair = f"move {self._shown(folder)} away; the next run delivers it again"
+                yield _unmended(path, "it cannot be read, and neither can its copy", repair)
+            else:
+                yield _mended(path, NO_MATCH if (folder / name).exists() else "missing", FROM_COPY)
+        if mark is not None and mark.files is not None:
+            write_mark(folder, mark)
+
+    def _files(self, target: Path, mark: Mark, files: Mapping[str, StoredFile]) -> Iterator[Damage]:
+        damaged = faults(target, files)
+        if target == self.run.base / REPORTS and len(damaged) == len(files) and set(damaged.values()) == {"missing"}:
+            return  # a user has deleted the page
+        for name, fault in damaged.items():
+            path, file = self._shown(target / name), files[name]
+            if file.path and self.run.store.has(self.run.store.path(file)) and not self.run.store.check_file(file):
+                if self.repair:
+                    mend(self._services, target, {name: file}, {name: fault})
+                    yield _mended(path, fault, FROM_STORE)
+                else:
+                    yield _unmended(path, fault, FROM_STORE, REPAIR)
+            elif target == self.run.base / REPORTS:
+                yield _unmended(path, fault, f"written again by `{RUN}`", RUN)
+            elif mark.kind == EXPORT:
+                yield _unmended(path, fault, "exported again by `amalgam export --onnx --force`")
+            else:
+                repair = "the workspace no longer has it: train it again, or restore a backup"
+                yield _unmended(path, fault, repair)
+
+    def _shown(self, path: Path) -> str:
+        return path.relative_to(self.run.base).as_posix()

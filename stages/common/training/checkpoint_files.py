@@ -1,0 +1,71 @@
+"""Names and digests of the files of checkpoints; needs no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.paths import is_regular
+
+FORMAT = 2
+STATE = "state.json"
+CHECKPOINT = "checkpoint"
+"""Folder of the checkpoints in the folder of a result."""
+STEP = re.compile(r"step-(\d{6,})")
+FILES = {STATE, "weights.safetensors", "optimizer.safetensors", "best.safetensors"}
+TRAINING_STAGES = ("train-teachers", "train-student")
+
+
+class BrokenError(Exception):
+    """A checkpoint that cannot be resumed."""
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Returns the content of state.json; raises BrokenError if it has changed since it was written."""
+    try:
+        content = json.loads((folder / STATE).read_text("utf-8"))
+        body: dict[str, Any] = content["checkpoint"]
+        if content["fingerprint"] != fingerprint(body) or body["format"] != FORMAT:
+            raise BrokenError(f"{STATE} has changed since it was written, or has another format than {FORMAT}")
+    except OSError as error:
+        raise BrokenError(f"{Path(error.filename or folder).name}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BrokenError(f"{STATE} is no checkpoint") from error
+    return body
+
+
+def checkpoint_folders(root: Path) -> Iterator[Path]:
+    """Yields the folder `checkpoint` of each training below a workspace."""
+    for stage in TRAINING_STAGES:
+        for folder in sorted((root / stage).iterdir()) if (root / stage).is_dir() else ():
+            if (folder / CHECKPOINT).is_dir() and not folder.is_symlink():
+                yield folder / CHECKPOINT
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Returns the files of checkpoints below a folder `checkpoint`, also of phases; other files are the user's."""
+    paths = [path for path in (*folder.glob("*/*"), *folder.glob("*/*/*")) if STEP.fullmatch(path.parent.name)]
+    return sorted(path for path in paths if path.name in FILES and is_regular(path))
+
+
+def damaged_files(folder: Path) -> dict[Path, str]:
+    """Returns the damaged files of complete checkpoints, with their faults."""
+    damaged: dict[Path, str] = {}
+    for path in files_of(folder):
+        if path.name != STATE:
+            continue
+        try:
+            digests = read_state(path.parent)["files"]
+            files = {path.parent / f"{name}.safetensors": digest for name, digest in digests.items()}
+            changed = [file for file, digest in files.items() if is_regular(file) and file_digest(file) != digest]
+            damaged |= {file: f"{file.name} has changed since it was written" for file in changed}
+        except BrokenError as error:
+            damaged |= {path: str(error)} if path.exists() else {}
+        except FileNotFoundError:  # a training has replaced the checkpoint meanwhile
+            continue
+    return damaged

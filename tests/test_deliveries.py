@@ -1,0 +1,226 @@
+"""Delivered folders and pages: damage is found and mended, and a user's own files stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amalgam.tests.workspaces import Workspace, age, flip_bit
+
+Change = Callable[[Path], object]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES: dict[str, Change] = {"flip": flip_bit, "cut": cut, "delete": Path.unlink}
+DELIVERED = ("model.safetensors", "config.json", "tokenizer.json")
+
+
+def student(workspace: Workspace) -> Path:
+    return workspace.folder / "students/student"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and "students" in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def damaged(workspace: Workspace, *options: str) -> dict[str, dict[str, str]]:
+    return {row["path"]: row for row in workspace.attempt("verify", "--json", *options).json["damaged"]}
+
+
+# ---- students
+
+
+@pytest.mark.parametrize("name", DELIVERED)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_student_is_found_by_verify_and_mended_by_run(workspace: Workspace, how: str, name: str) -> None:
+    path = student(workspace) / name
+    before = path.read_bytes()
+    DAMAGES[how](path)
+    result = workspace.attempt("verify")
+    assert result.code == 1
+    assert f"students/student/{name}" in result.out
+    assert "copied" in result.out
+    err = workspace("run").err
+    assert f"students/student/{name}" in err
+    assert "train-student: reused" in err
+    assert path.read_bytes() == before
+    assert damaged(workspace) == {}
+
+
+def test_verify_finds_damage_that_keeps_size_and_time(workspace: Workspace) -> None:
+    path = student(workspace) / "model.safetensors"
+    workspace("run")
+    status = path.stat()
+    flip_bit(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert list(damaged(workspace)) == ["students/student/model.safetensors"]
+
+
+def test_verify_repair_mends_a_student_from_the_store(workspace: Workspace) -> None:
+    path = student(workspace) / "model.safetensors"
+    before = path.read_bytes()
+    flip_bit(path)
+    changed = path.read_bytes()
+    [row] = damaged(workspace, "--repair").values()
+    assert row["repair"] == "copied from the workspace"
+    assert path.read_bytes() == before
+    assert workspace("verify").code == 0
+    [kept] = (workspace.artifacts / "quarantine").glob("*-model.safetensors")
+    assert kept.read_bytes() == changed
+
+
+def test_a_student_that_the_store_no_longer_has_is_damage_without_repair(workspace: Workspace) -> None:
+    workspace("run", "student.name=other", "student.seed=5")
+    shutil.rmtree(workspace.artifacts / "train-student")
+    flip_bit(student(workspace) / "model.safetensors")
+    result = workspace.attempt("verify", "--repair", "--json")
+    assert result.code == 1
+    [row] = [row for row in result.json["damaged"] if row["path"].startswith("students/student/")]
+    assert not row["mended"]
+
+
+@pytest.mark.parametrize("command", [("predict", "a text"), ("push", "me/student")])
+def test_a_damaged_student_is_not_used(workspace: Workspace, command: tuple[str, ...]) -> None:
+    flip_bit(student(workspace) / "model.safetensors")
+    result = workspace.attempt(*command)
+    assert result.code == 2
+    assert "model.safetensors" in result.err
+    assert "amalgam verify --repair" in result.err
+
+
+@pytest.mark.parametrize("name", [".amalgam.json", ".amalgam.copy.json"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_mark_is_restored_from_its_copy(workspace: Workspace, how: str, name: str) -> None:
+    before = contents(workspace.folder)
+    DAMAGES[how](student(workspace) / name)
+    assert list(damaged(workspace)) == [f"students/student/{name}"]
+    workspace("run")
+    assert contents(workspace.folder) == before
+    DAMAGES[how](student(workspace) / name)
+    workspace("verify", "--repair")
+    assert contents(workspace.folder) == before
+
+
+def test_without_mark_and_copy_a_folder_is_not_replaced(workspace: Workspace) -> None:
+    for path in student(workspace).glob(".amalgam*.json"):
+        path.write_text("{")
+    result = workspace.attempt("run")
+    assert result.code == 2
+    assert "students/student" in result.err
+    assert "students/student/.amalgam.json" in damaged(workspace)
+
+
+def test_a_mark_that_names_files_outside_is_damaged(workspace: Workspace) -> None:
+    from amalgam.pipeline.storage.small_files import signed
+
+    (workspace.folder / "mine.txt").write_text("mine")
+    for name in (".amalgam.json", ".amalgam.copy.json"):
+        path = student(workspace) / name
+        mark = json.loads(path.read_text())
+        mark.pop("sha256")
+        mark["files"]["../../mine.txt"] = {"bytes": 1, "sha256": "0" * 64, "stored": "../../mine.txt"}
+        path.write_bytes(signed(mark))
+    for words in (("verify",), ("verify", "--repair"), ("run",)):
+        assert workspace.attempt(*words).code in {1, 2}
+        assert (workspace.folder / "mine.txt").read_text() == "mine"
+
+
+# ---- teachers and pages
+
+
+def test_a_damaged_trained_teacher_is_mended(workspace: Workspace) -> None:
+    text = workspace.config.read_text()
+    teachers = text[text.index("teachers:") : text.index("cache:")]
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 24\n"
+    workspace.config.write_text(text.replace(teachers, trained))
+    workspace("train-teachers")
+    path = workspace.folder / "teachers/teacher-1/model.safetensors"
+    before = path.read_bytes()
+    flip_bit(path)
+    assert list(damaged(workspace)) == ["teachers/teacher-1/model.safetensors"]
+    workspace("train-teachers")
+    assert path.read_bytes() == before
+    flip_bit(path)
+    workspace("verify", "--repair")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("place", [-100, 120])
+@pytest.mark.parametrize("name", ["student.html", "student.json"])
+def test_a_damaged_page_is_written_again(workspace: Workspace, name: str, place: int) -> None:
+    path = workspace.folder / "reports" / name
+    before = path.read_bytes()
+    flip_bit(path, place)
+    changed = path.read_bytes()
+    row = damaged(workspace)[f"reports/{name}"]
+    assert "amalgam run" in row["repair"]
+    workspace("run")
+    assert path.read_bytes() == before
+    assert damaged(workspace) == {}
+    assert changed in [kept.read_bytes() for kept in (workspace.artifacts / "quarantine").iterdir()]
+
+
+def test_pages_that_a_user_deletes_are_no_damage(workspace: Workspace) -> None:
+    for path in (workspace.folder / "reports").glob("student.*"):
+        path.unlink()
+    assert damaged(workspace) == {}
+
+
+# ---- a user's files
+
+MINE = {"README.md": "my card", "scores.csv": "a,b\n", "notes/deep/a.txt": "mine", "vocab.txt": "mine"}
+
+
+def add_mine(folder: Path) -> None:
+    for name, text in MINE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "empty").mkdir()
+    (folder / "link").symlink_to("../../texts")
+
+
+def assert_mine(folder: Path) -> None:
+    assert {name: (folder / name).read_text() for name in MINE} == MINE
+    assert (folder / "empty").is_dir()
+    assert (folder / "link").readlink() == Path("../../texts")
+
+
+def test_a_users_files_in_a_delivered_folder_stay_and_are_no_damage(workspace: Workspace) -> None:
+    add_mine(student(workspace))
+    before = (student(workspace) / "model.safetensors").read_bytes()
+    assert damaged(workspace) == {}
+    for words in (("run",), ("verify", "--repair"), ("run", "student.seed=5"), ("gc", "--yes")):
+        workspace(*words)
+        assert_mine(student(workspace))
+        age(student(workspace))
+    assert (student(workspace) / "model.safetensors").read_bytes() != before
+    assert damaged(workspace) == {}
+    assert not list((workspace.folder / "students").glob(".tmp-*"))
+
+
+def test_a_users_change_of_a_delivered_file_is_kept_in_quarantine(workspace: Workspace) -> None:
+    (student(workspace) / "config.json").write_text('{"my": "change"}')
+    result = workspace("run", "student.seed=5")
+    assert "students/student/config.json" in result.err
+    [kept] = (workspace.artifacts / "quarantine").glob("*-config.json")
+    assert kept.read_text() == '{"my": "change"}'
+
+
+def test_two_deliveries_at_once_end_well(workspace: Workspace) -> None:
+    add_mine(student(workspace))
+    seeds = [workspace.process("run", f"student.seed={seed}") for seed in (5, 6)]
+    for process in seeds:
+        out, err = process.communicate(timeout=150)
+        assert process.wait() == 0, out + err
+    assert_mine(student(workspace))
+    assert damaged(workspace) == {}
+    assert not list((workspace.folder / "students").glob(".tmp-*"))

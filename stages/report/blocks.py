@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
-from amalgam.stages.report.verdict import Answered, Coverage, RivalCounts, UnlabelledQuality, Verdict
+from amalgam.stages.report.verdict import Answered, Coverage, LabelCounts, RivalCounts, UnlabelledQuality, Verdict
 
 # ---- the evaluation
 
@@ -52,13 +52,9 @@ class EvaluationBlock(EvaluatedSystems):
 # ---- the reported system on the test texts
 
 
-class LabelQuality(TypedDict):
-    label: str
+class LabelQuality(LabelCounts):
     teachers: list[str]
     """The teachers of the label."""
-    n: int
-    right: int
-    predicted: int
     teachers_right: int | None
     """Texts of the label that a teacher predicts right; None without teachers."""
 

@@ -48,13 +48,19 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
     drawn, evaluation, quality = {}, numbers["evaluation"], numbers["student_quality"]
     if evaluation and quality:
         drawn["calibration"] = calibration(evaluation, quality)
-    measured = quality["coverage"] if quality else numbers["unlabelled"] and numbers["unlabelled"]["coverage"]
+    measured = coverage_of(numbers)
     if measured:
         drawn["coverage"] = coverage(measured, "accuracy" if quality else "agreement with the targets")
     for name, block in _histograms(numbers).items():
         label, unit, names = HISTOGRAMS[name]
         drawn[name] = histogram(label, unit, names, block)
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def coverage_of(numbers: ReportJson) -> Coverage | None:
+    """Returns the coverage on the test texts, or on the training texts without labels; None without a student."""
+    measured = (numbers["student_quality"] or numbers["unlabelled"]) if numbers["learns"] else None
+    return measured["coverage"] if measured and measured["coverage"]["curve"] else None
 
 
 def _histograms(numbers: ReportJson) -> dict[str, Mapping[str, Histogram]]:

@@ -37,7 +37,7 @@ from amalgam.stages.report.blocks import (
     ReportJson,
     TeacherLabels,
 )
-from amalgam.stages.report.figures import figures, spikes
+from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice
@@ -289,11 +289,8 @@ def _with_bounds(row: LengthGroup) -> LengthRow:
 
 
 def _coverage(numbers: ReportJson) -> CoverageView | None:
-    quality, unlabelled = numbers["student_quality"], numbers["unlabelled"]
-    if not numbers["learns"]:
-        return None
-    measured = quality["coverage"] if quality else unlabelled["coverage"] if unlabelled else None
-    if not measured or not measured["curve"]:
+    quality, measured = numbers["student_quality"], coverage_of(numbers)
+    if not measured:
         return None
     everything, distinct = measured["thresholds"][0], list[Threshold]()
     for row in measured["thresholds"]:

@@ -288,7 +288,8 @@ def shortened(texts: tuple[str, ...]) -> str:
 
 def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: TargetFacts) -> TargetQuality:
     """Describes the targets, one table for each bucket of `train`."""
-    buckets = sample_of(train, len(inputs.labels.columns), len(inputs.labels.names))
+    work = max(len(inputs.labels.columns) ** 3 * len(inputs.labels.names), 1)
+    buckets = first_buckets(train, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / work)))
     quality: TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
@@ -299,11 +300,6 @@ def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table]
         quality["audit"] = audit_texts(inputs, blocks)
         quality |= _teachers(inputs, train, blocks)
     return quality
-
-
-def sample_of(part: Part, teachers: int, labels: int) -> list[Bucket]:
-    """Returns the first buckets in key order; fewer if there are very many teachers."""
-    return first_buckets(part, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / max(teachers**3 * labels, 1))))
 
 
 def first_buckets(part: Part, texts: float) -> list[Bucket]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from amalgam.data.keys import shown_names
 from amalgam.stages.common.intervals import (
-    Difference,
     bounds,
     errors_of,
     interval,
@@ -35,6 +34,8 @@ Kind = Literal[
     "supervised student",
     "most frequent label",
 ]
+
+Standing = Literal["better", "worse", "not clearly different"]
 
 BLOCKING: tuple[Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
 """Rivals that cost nothing more than the student: a significantly better one decides against the student."""
@@ -89,7 +90,7 @@ class Rival(RivalCounts):
     mean: float
     low: float
     high: float
-    student_is: Literal["better", "worse", "not clearly different"]
+    student_is: Standing
 
 
 class Cause(TypedDict):
@@ -171,6 +172,15 @@ class UnlabelledQuality(TypedDict):
     """Texts in the file to label."""
 
 
+class LabelCounts(TypedDict):
+    """The test texts of a label, those predicted right, and all that are predicted as it."""
+
+    label: str
+    n: int
+    right: int
+    predicted: int
+
+
 @dataclass(frozen=True)
 class VerdictInputs:
     """Everything that the verdict depends on."""
@@ -178,8 +188,7 @@ class VerdictInputs:
     n: int
     """Labelled test texts."""
     rivals: Sequence[RivalCounts] = ()
-    labels: Sequence[Mapping[str, Any]] = ()
-    """By label: `label`, `n`, `right`, `predicted`, on the test texts."""
+    labels: Sequence[LabelCounts] = ()
     unlabelled: UnlabelledQuality | None = None
     teachers: int = 0
     steps: int | None = None
@@ -240,16 +249,13 @@ def lines(verdict: Verdict) -> list[str]:
 def _compared(counts: RivalCounts, rivals: Sequence[RivalCounts]) -> Rival:
     """Adds the difference; of several rivals of one kind the interval holds for all together."""
     errors = errors_of(sum(rival["kind"] == counts["kind"] for rival in rivals))
-    difference = difference_of(counts, errors)
-    student_is: Any = "better" if difference.low > 0 else "worse" if difference.high < 0 else "not clearly different"
-    return {**counts, **difference._asdict(), "student_is": student_is}  # type: ignore[typeddict-item]
-
-
-def difference_of(counts: RivalCounts, errors: float) -> Difference:
     gained, lost, n = counts["gained"], counts["lost"], counts["n"]
     if gained is None or lost is None:
-        return unpaired(counts["student_right"] / max(n, 1), counts["right"] / max(n, 1), n, errors)
-    return paired(gained, lost, n, errors)
+        mean, low, high = unpaired(counts["student_right"] / max(n, 1), counts["right"] / max(n, 1), n, errors)
+    else:
+        mean, low, high = paired(gained, lost, n, errors)
+    student_is: Standing = "better" if low > 0 else "worse" if high < 0 else "not clearly different"
+    return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is}
 
 
 def _baseline(rivals: Sequence[Rival]) -> Rival | None:
@@ -269,12 +275,8 @@ def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, l
     if baseline["low"] > -EQUAL:
         reason = f"The student is at most 1 point worse than {name_of(baseline)} ({_numbers(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
-    needed = texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n, EQUAL)
-    return (
-        "cannot say",
-        [f"The student and {name_of(baseline)} are not clearly different ({_numbers(baseline)})."],
-        needed,
-    )
+    reason = f"The student and {name_of(baseline)} are not clearly different ({_numbers(baseline)})."
+    return "cannot say", [reason], texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n, EQUAL)
 
 
 # ---- do not ship
@@ -288,7 +290,7 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
     for kind, (rival, *more) in best.items():
         also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
         yield f"{difference_sentence(rival)}{also}."
-    lost = _lost_labels(inputs)
+    lost = [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
     if lost:
         never = f"{_labels(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
         yield f"{never}: {shown_names(lost, SHOWN)}."
@@ -301,10 +303,6 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
         useless = rival["high"] < (1 - rival["right"] / max(rival["n"], 1)) / 2
         if rival["kind"] == "most frequent label" and rival["student_is"] == "not clearly different" and useless:
             yield f"The student is no better than always predicting {rival['name']} ({_numbers(rival)})."
-
-
-def _lost_labels(inputs: VerdictInputs) -> list[str]:
-    return [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
 
 
 def _lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
@@ -450,8 +448,7 @@ def _next(
 
 
 def _remedy(inputs: VerdictInputs, codes: set[str]) -> Next:
-    """Returns the remedy of the most likely cause."""
-    look: Next = {"text": "Look at the teachers: one may be wrong or not needed.", "command": "amalgam audit"}
+    """Returns the remedy of the most likely cause; the teachers need a look where it is None."""
     remedies: dict[str, tuple[str, dict[str, str]] | None] = {
         "few-steps": ("Train long enough.", {"student.epochs": "auto", "student.name": "longer"}),
         "choice-not-trusted": None,
@@ -462,11 +459,12 @@ def _remedy(inputs: VerdictInputs, codes: set[str]) -> Next:
     }
     if inputs.method == "amalgam":
         remedies["wrong-choice"] = None
-    longer = {"student.epochs": f"{2 * inputs.epochs}", "student.name": "longer"}
-    remedy = next((remedies[code] for code in remedies if code in codes), ("Train longer.", longer))
-    if remedy is None:
-        return look if inputs.teachers else {"text": "Train longer.", "command": _run(inputs, longer)}
-    return {"text": remedy[0], "command": _run(inputs, remedy[1])}
+    longer = "Train longer.", {"student.epochs": f"{2 * inputs.epochs}", "student.name": "longer"}
+    remedy = next((remedies[code] for code in remedies if code in codes), longer)
+    if remedy is None and inputs.teachers:
+        return {"text": "Look at the teachers: one may be wrong or not needed.", "command": "amalgam audit"}
+    text, overrides = remedy or longer
+    return {"text": text, "command": _run(inputs, overrides)}
 
 
 def _label_texts(inputs: VerdictInputs) -> Next:
@@ -504,14 +502,15 @@ def difference_sentence(rival: Rival) -> str:
     name, points = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
     if rival["mean"] >= 0:
         return f"The student is {points} {name} ({_numbers(rival)})"
-    accuracies = f"{_share(rival['right'], rival['n'])} against {_share(rival['student_right'], rival['n'])}"
-    numbers = f"{accuracies}, 95 % interval {-100 * rival['high']:+.1f} to {-100 * rival['low']:+.1f}"
-    return f"{name[0].upper()}{name[1:]} is {points} the student ({numbers}, n = {rival['n']:,})"
+    return f"{name[0].upper()}{name[1:]} is {points} the student ({_numbers(rival, rival_first=True)})"
 
 
-def _numbers(rival: Rival) -> str:
-    accuracies = f"{_share(rival['student_right'], rival['n'])} against {_share(rival['right'], rival['n'])}"
-    return f"{accuracies}, 95 % interval {100 * rival['low']:+.1f} to {100 * rival['high']:+.1f}, n = {rival['n']:,}"
+def _numbers(rival: Rival, *, rival_first: bool = False) -> str:
+    n, low, high = rival["n"], rival["low"], rival["high"]
+    first, second = _share(rival["student_right"], n), _share(rival["right"], n)
+    if rival_first:
+        first, second, low, high = second, first, -high, -low
+    return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}"
 
 
 def _labels(names: Sequence[str], verb: str, plural: str) -> str:

@@ -67,7 +67,7 @@ def made(
         name: Predictions(labels_of, np.ones(len(gold)), np.ones(len(gold))) for name, labels_of in answers.items()
     }
     test = Answers(everything, gold, teacher_answers, systems, everything, 0.0)
-    counts = [
+    counts: list[Any] = [
         {"label": NAMES[at], "n": int((gold == at).sum()), "right": int(((ours == at) & (gold == at)).sum())}
         | {"predicted": int((ours == at).sum())}
         for at in range(labels)

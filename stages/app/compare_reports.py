@@ -115,8 +115,9 @@ def report(  # noqa: PLR0913 - the options of a command
     names = [argument for argument in arguments if "=" not in argument]
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file, tables = Path(names[0]) if names else config, not requirements.as_json
-        options = {"only": only, "force": force, "part": part, "quiet": quiet, "tables": tables}
-        experiment = run_stages(file, overrides, target="report", **options)  # type: ignore[arg-type]
+        experiment = run_stages(
+            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables
+        )
         if requirements != Requirements():
             _check(experiment.report.with_suffix(".json"), requirements)
     elif not 2 <= len(names) <= MOST_RUNS:

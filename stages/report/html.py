@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -102,19 +102,23 @@ def _environment() -> jinja2.Environment:
         finalize=_printed,
     )
     environment.filters |= {
-        "count": lambda value: NO_VALUE if value is None else f"{value:,}",
-        "nats": lambda value: NO_VALUE if value is None else f"{value:.2f}",
-        "percent": lambda value: NO_VALUE if value is None else percent(value),
+        "count": _optional("{:,}".format),
+        "nats": _optional("{:.2f}".format),
+        "percent": _optional(percent),
         "bounds": lambda row: bounds(row["low"], row["high"]),
-        "millions": lambda value: NO_VALUE if value is None else millions(value),
-        "points": lambda value: NO_VALUE if value is None else f"{100 * value:+.1f}",
+        "millions": _optional(millions),
+        "points": _optional(lambda share: f"{100 * share:+.1f}"),
         "unbroken": lambda text: as_html(text).replace(" %", "\N{NO-BREAK SPACE}%"),
         "size": size,
-        "time": lambda value: NO_VALUE if value is None else duration(value),
+        "time": _optional(duration),
         "as_yaml": lambda value: Markup("\n").join(map(as_html, yaml.safe_dump(value, allow_unicode=True).split("\n"))),
         "shade": lambda share: f"h{min(9, int(10 * share))}",
     }
     return environment
+
+
+def _optional(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: NO_VALUE if value is None else form(value)
 
 
 def _printed(value: Any) -> Any:

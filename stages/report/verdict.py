@@ -173,7 +173,7 @@ class UnlabelledQuality(TypedDict):
 
 
 class LabelCounts(TypedDict):
-    """The test texts of a label, those predicted right, and all that are predicted as it."""
+    """The test texts of a label, its right predictions and all predictions of it."""
 
     label: str
     n: int

@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 import yaml
 
+from amalgam.benchmarks.gallery import Entry, make_page
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub
+from amalgam.tests.test_notebook import MACHINE_PATH
 from amalgam.tests.workspaces import (
     EXPERIMENT,
     CommandResult,
@@ -274,6 +276,32 @@ def test_every_test_that_the_security_page_names_exists() -> None:
     named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs/security.md").read_text("utf-8"))
     assert len(named) > 5
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_the_gallery_links_every_report_page_with_its_verdict() -> None:
+    row = r"^\| \[([\w-]+)\]\(gallery/\1\.html\) \| .+ \| (?:`(.+?)`)? \| .* \|$"
+    decisions = dict(re.findall(row, (ROOT / "docs/gallery.md").read_text("utf-8"), re.MULTILINE))
+    pages = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/gallery").iterdir()}
+    assert set(decisions) == set(pages)
+    assert set(decisions.values()) == {"ship", "do not ship", "cannot say", ""}
+    for name, page in pages.items():
+        assert '<meta name="generator" content="amalgam report">' in page
+        assert not MACHINE_PATH.search(page), name
+        decision = re.findall(r'<p class="decision">(.*?)</p>', page)
+        assert decision == ([decisions[name].capitalize()] if decisions[name] else [])
+        assert ("Disputed texts" in page) == (name in {"demo", "demo-muka-soft"}), name  # no text of a data set
+
+
+def test_a_page_of_the_gallery_is_that_of_a_run_without_its_texts(workspace: Workspace, tmp_path: Path) -> None:
+    row = make_page(workspace.folder, Entry("shop", "A shop"), tmp_path, texts=False)
+    assert re.match(r"\| \[shop\]\(gallery/shop\.html\) \| A shop \| `[a-z ]+` \| .+ \|$", row)
+    own = (workspace.folder / "reports/student.html").read_text("utf-8")
+    page = (tmp_path / "shop.html").read_text("utf-8")
+    assert "Accuracy of every system" in page
+    assert "Disputed texts" in own
+    assert "Disputed texts" not in page
+    assert "Most confident errors" not in page
+    assert str(workspace.folder) not in page
 
 
 def test_reference_pages_are_made_from_the_code() -> None:

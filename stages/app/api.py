@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import Any, Self, TypedDict
 
+from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
@@ -24,19 +25,20 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage,
 from amalgam.pipeline.notebook import console_of_python, table_html
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app import maintenance
+from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
+from amalgam.stages.app.arguments import experiment_of, with_texts, write_file
 from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
+from amalgam.stages.app.in_memory_texts import store_texts
+from amalgam.stages.app.oracle import show_divergence
+from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
 from amalgam.stages.report.stage import audit
-
-if TYPE_CHECKING:
-    import polars as pl
 
 # ---- runs
 
@@ -74,11 +76,8 @@ def working(run: Run) -> Iterator[None]:
 
 def _leave_group() -> None:
     """Leaves the process group of torchrun, because torch warns of a leak otherwise."""
-    if "torch" in sys.modules:
-        from torch import distributed
-
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+    if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class QuietTables(Console):
@@ -126,8 +125,6 @@ class Experiment:
         `workspace`: the folder or address of all results.
         `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
         """
-        from amalgam.stages.app.arguments import experiment_of, with_texts
-
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
         source, in_memory = experiment_of(teachers, given, workspace, sections)
@@ -159,8 +156,6 @@ class Experiment:
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
         assignments = _assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
         if texts:
-            from amalgam.stages.app.in_memory_texts import store_texts
-
             stored = store_texts(Path(path), assignments, texts)
             assignments += _assignments({f"corpus.{part}": str(file) for part, file in stored.items()})
         return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
@@ -185,8 +180,6 @@ class Experiment:
         if isinstance(self._source, Path):
             fix = "copy it; give overrides on the command line: amalgam run targets.temperature=0.5"
             raise ExperimentError("this experiment has a file", where=str(self._source), fix=fix)
-        from amalgam.stages.app.arguments import write_file
-
         return write_file(self._source, Path(path))
 
     @property
@@ -268,8 +261,6 @@ class Experiment:
 
     def compare_targets(self, oracle: Path) -> None:
         """Shows how far the targets are from the predictions of the model in this folder."""
-        from amalgam.stages.app.oracle import show_divergence
-
         with working(self._run):
             show_divergence(self._run, oracle)
 
@@ -298,27 +289,19 @@ class Experiment:
 
     def texts(self, part: str = "train") -> pl.LazyFrame:
         """key, text, text_2, id, label: each distinct text once."""
-        from amalgam.stages.app import frames
-
         return frames.texts(self._current("read-corpus"), part)
 
     def logits(self, teacher: str) -> pl.LazyFrame:
         """key, tokens, cut, logits of every text with dropout off, by the teacher's own labels."""
-        from amalgam.stages.app import frames
-
         return frames.logits(self._current("cache-teachers"), teacher)
 
     def passes(self, teacher: str) -> pl.LazyFrame:
         """key, first, last, passes (the logits of each pass), and their mean probability, entropy and confidence."""
-        from amalgam.stages.app import frames
-
         return frames.passes(self._current("cache-teachers"), teacher)
 
     @property
     def targets(self) -> pl.LazyFrame:
         """key, target (over `labels`), weight, teacher, margin, confidence."""
-        from amalgam.stages.app import frames
-
         return frames.targets(self._current("build-targets"))
 
     @property
@@ -329,15 +312,10 @@ class Experiment:
     @property
     def evaluation(self) -> pl.DataFrame:
         """system, accuracy, macro_f1, nll_nats, ece, and on_GROUP: accuracy on the labels of each teacher."""
-        from amalgam.stages.app import frames
-
         return frames.evaluation(self._current("report"))
 
     def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.DataFrame:
         """The student's labels and probabilities; `explain`: also mass_TEACHER, the probability of its labels."""
-        from amalgam.stages.app import frames
-        from amalgam.stages.app.predict import Student, finished_in
-
         finished = replace(finished_in(self.student), device=self.config.execution.device)
         return frames.predictions(Student(finished, top=top, explain=explain), texts)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import polars as pl
-
+from amalgam.data.lazy import pl
 from amalgam.data.parquet import predictions as prediction_columns
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run

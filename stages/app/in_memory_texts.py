@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from amalgam.data.keys import shown
+from amalgam.data.lazy import pa, pc, pq
 from amalgam.data.rows import nearest
 from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.schema import Corpus

@@ -6,18 +6,15 @@ KL(target || oracle) is finite because an oracle's softmax is never zero.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from amalgam.data.arrays import Array
+from amalgam.data.lazy import np
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.load import load_student, train_part
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def show_divergence(run: Run, folder: Path) -> None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import shown, text_key
+from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
@@ -188,8 +188,8 @@ class Predictions:
     """Predictions in the order of the texts, the most likely labels first."""
 
     labels: list[list[str]]
-    probabilities: np.ndarray[Any, np.dtype[Any]]
-    masses: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+    probabilities: Array
+    masses: Mapping[str, Array]
     """The summed probability of each teacher's labels, with `explain`."""
 
     @property
@@ -447,9 +447,6 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
             with temporary.open("w", encoding="utf-8", newline="") as file:
                 yield csv_writer(file, columns)
         else:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
             schema = arrow_schema(columns)
             # Opened here: Arrow takes a relative path such as file:x for an address.
             with temporary.open("wb") as opened, pq.ParquetWriter(opened, schema, **parquet_options(schema)) as writer:

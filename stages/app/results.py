@@ -9,24 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from amalgam.data.lazy import pl
 from amalgam.pipeline.console import Console, aligned, duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
+from amalgam.stages.app import frames
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
 from amalgam.stages.report.html import FOLDER, page_name
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
 from amalgam.stages.report.verdict import Verdict
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 # ---- plan
 
@@ -60,8 +58,6 @@ class Plan(list[StageState]):
     @property
     def frame(self) -> pl.DataFrame:
         """stage, state, done and total units, reason, detail."""
-        import polars as pl
-
         fields = ("stage", "state", "done", "total", "reason", "detail")
         types = dict.fromkeys(fields, pl.String) | dict.fromkeys(("done", "total"), pl.Int64)
         return pl.DataFrame([{name: getattr(state, name) for name in fields} for state in self], schema=types)
@@ -96,8 +92,6 @@ class Audit:
     @property
     def frame(self) -> pl.DataFrame:
         """A row per teacher: labels, mean_confidence, wins, wins_by_weights, and the effect of leaving it out."""
-        import polars as pl
-
         return pl.DataFrame([_audit_row(teacher) for teacher in self.block["teachers"]], infer_schema_length=None)
 
     @property
@@ -172,15 +166,11 @@ class RunResult:
     @property
     def frame(self) -> pl.DataFrame:
         """A row per stage."""
-        import polars as pl
-
         return pl.DataFrame([asdict(stage) for stage in self.stages], infer_schema_length=None)
 
     @cached_property
     def evaluation(self) -> pl.DataFrame | None:
         """The scores of all systems; None without labelled test texts, or if this run ends before the report."""
-        from amalgam.stages.app import frames
-
         return frames.evaluation(self._run) if "report" in self._run.results and evaluation_if_any(self._run) else None
 
     @cached_property

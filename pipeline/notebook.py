@@ -38,9 +38,8 @@ def console_of_python(*, quiet: bool) -> Console:
 def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table without styles of its own, except that columns of text are aligned at the left."""
     cells = [[str(cell) for cell in row] for row in rows]
-    sides = [RIGHT if _is_number_column(column) else LEFT for column in zip(*cells, strict=True)] or [LEFT] * len(
-        header
-    )
+    columns = list(zip(*cells, strict=True)) or [()] * len(header)
+    sides = [RIGHT if _is_number_column(column) else LEFT for column in columns]
     lines = [_row("th", header, sides), "</thead>", "<tbody>", *(_row("td", row, sides) for row in cells)]
     caption = f"<p>{escape(printable(title.strip()))}</p>\n" if title else ""
     return caption + "\n".join(["<table>", "<thead>", *lines, "</tbody>", "</table>"])

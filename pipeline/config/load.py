@@ -400,13 +400,10 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
-                message = f"{message[0].lower()}{message[1:]} (given {_as_written(given, raw)})"
+                is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
+                written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else repr(given)
+                message = f"{message[0].lower()}{message[1:]} (given {written})"
     return message
-
-
-def _as_written(given: Any, raw: str | None) -> str:
-    """Returns the value for a message; YAML reads yes, no, on and off as true and false."""
-    return f"{raw}, which YAML reads as {json.dumps(given)}" if isinstance(given, bool) and raw else repr(given)
 
 
 def _nearest(word: str, choices: Iterable[str], *, listed: bool = True) -> str:

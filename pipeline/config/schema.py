@@ -87,13 +87,10 @@ MaxTokens = Annotated[
 ]
 
 
-def _auto_as_none(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
 def _or_auto(kind: Any) -> BeforeValidator:
     """Reads auto as null: the stage then chooses the value by its inputs, and `plan` names it."""
-    return BeforeValidator(_auto_as_none, json_schema_input_type=kind | Literal["auto"] | None)
+    types = kind | Literal["auto"] | None
+    return BeforeValidator(lambda value: None if value == "auto" else value, json_schema_input_type=types)
 
 
 PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]

@@ -136,20 +136,15 @@ def as_error(error: BaseException) -> AmalgamError:
         name = f"{place.rpartition('/')[2]}: " if place else ""
         kind = DiskFullError if is_disk_full(error) else WorkError
         return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
-    return fault_of(error)
+    line = masked(f"{type(error).__name__}{_first_line(error)}")
+    fix = "report it with this file; --debug prints the traceback instead"
+    return FaultError(f"this is a fault of amalgam: {line}", where=_write_traceback(error), fix=fix)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
     )
-
-
-def fault_of(error: BaseException) -> FaultError:
-    """Returns the error of a fault in amalgam, and writes its traceback to a file."""
-    line = masked(f"{type(error).__name__}{_first_line(error)}")
-    fix = "report it with this file; --debug prints the traceback instead"
-    return FaultError(f"this is a fault of amalgam: {line}", where=_write_traceback(error), fix=fix)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Defines the commands: options and help. Heavy libraries are imported when a stage runs."""
+"""Defines the commands: options and help. The modules that do the work are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from amalgam import __version__
+from amalgam.data.lazy import LazyModule
+from amalgam.pipeline.console import Console, printing
+from amalgam.pipeline.errors import ExperimentError, InterruptedRunError
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
+
+if TYPE_CHECKING:
+    from amalgam.stages.app import commands, compare_reports, export_onnx
+else:
+    modules = ("commands", "compare_reports", "export_onnx")
+    commands, compare_reports, export_onnx = (LazyModule(f"amalgam.stages.app.{name}") for name in modules)
 
 START, STAGES, WHOLE, STUDENT, WORKSPACE = (
     "Start",
@@ -164,9 +173,7 @@ def _stage_command(name: str) -> Callable[..., None]:
         part: Part = None,
         quiet: Quiet = False,
     ) -> None:
-        from amalgam.stages.app.commands import run_stages
-
-        run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
+        commands.run_stages(config, overrides or [], target=name, only=only, force=force, part=part, quiet=quiet)
 
     return command
 
@@ -186,10 +193,10 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Adds the options of targets to the command of their stage."""
-    from amalgam.stages.app.commands import run_stages
-
     fields = [*(overrides or []), *([f"targets.mode={mode}"] if mode else [])]
-    run_stages(config, fields, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle)
+    commands.run_stages(
+        config, fields, target="build-targets", only=only, force=force, part=part, quiet=quiet, oracle=oracle
+    )
 
 
 def report(  # noqa: PLR0913 - the options of a command
@@ -222,11 +229,8 @@ def report(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Adds the comparison of reports, and requirements, to the command of their stage."""
-    from amalgam.stages.app.compare_reports import Requirements
-    from amalgam.stages.app.compare_reports import report as make
-
-    requirements = Requirements(fail_under, worse_than, as_json)
-    make(config, arguments or [], requirements, only=only, force=force, part=part, quiet=quiet)
+    requirements = compare_reports.Requirements(fail_under, worse_than, as_json)
+    compare_reports.report(config, arguments or [], requirements, only=only, force=force, part=part, quiet=quiet)
 
 
 _OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, "report": report}
@@ -246,9 +250,7 @@ def run(
     overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
 ) -> None:
     """Run every stage that is not current. Running again resumes."""
-    from amalgam.stages.app.commands import run_stages
-
-    run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
+    commands.run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
 
 
 @app.command(
@@ -296,9 +298,7 @@ def plan(
     tree: Annotated[bool, typer.Option("--tree", help="Print the stages as a tree instead of a table.")] = False,
 ) -> None:
     """Print the stages that `run` would run, with reasons and costs. Nothing runs."""
-    from amalgam.stages.app.commands import show_plan
-
-    show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
+    commands.show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
 
 @app.command(rich_help_panel=WHOLE, epilog=examples("amalgam explain build-targets targets.temperature=0.5"))
@@ -309,17 +309,13 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Print why a stage would run: the fields that differ from its last result."""
-    from amalgam.stages.app.commands import show_explanation
-
-    show_explanation(stage, config, overrides or [], as_json=as_json)
+    commands.show_explanation(stage, config, overrides or [], as_json=as_json)
 
 
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam status", "amalgam status --json"))
 def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """List the results in the workspace, and the last one of each stage."""
-    from amalgam.stages.app.commands import show_status
-
-    show_status(config, overrides or [], as_json=as_json)
+    commands.show_status(config, overrides or [], as_json=as_json)
 
 
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam verify", "amalgam verify --repair"))
@@ -335,9 +331,7 @@ def verify(
 
     Damaged results are quarantined, and the next run recomputes them.
     """
-    from amalgam.stages.app.commands import verify_workspace
-
-    verify_workspace(config, overrides or [], repair=repair, as_json=as_json)
+    commands.verify_workspace(config, overrides or [], repair=repair, as_json=as_json)
 
 
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam gc", "amalgam gc --unused --yes"))
@@ -352,34 +346,27 @@ def gc(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
-    from amalgam.stages.app.commands import collect_garbage, compact_workspace
-
     if compact:
-        compact_workspace(config, overrides or [], yes=yes, as_json=as_json)
+        commands.compact_workspace(config, overrides or [], yes=yes, as_json=as_json)
     else:
-        collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
+        commands.collect_garbage(config, overrides or [], yes=yes, unused=unused, as_json=as_json)
 
 
 @app.command(rich_help_panel=WHOLE, epilog=examples("amalgam audit", "amalgam audit --json"))
 def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Compare the teachers from the cache, without labels: confidence, wins, conflicts, duplicates. Takes seconds."""
-    from amalgam.stages.app.commands import show_audit
-
-    show_audit(config, overrides or [], as_json=as_json)
+    commands.show_audit(config, overrides or [], as_json=as_json)
 
 
 @app.command(rich_help_panel=START, epilog=examples("amalgam methods", "amalgam methods --json"))
 def methods(as_json: AsJson = False) -> None:
     """List the amalgamation methods."""
-    from amalgam.stages.app.commands import show_methods
-
-    show_methods(as_json=as_json)
+    commands.show_methods(as_json=as_json)
 
 
 @app.command(rich_help_panel=START, epilog=examples("amalgam schema"))
 def schema() -> None:
     """Print the experiment file's JSON Schema."""
-    from amalgam.pipeline.console import Console
     from amalgam.stages.methods import experiment_schema
 
     Console().json(experiment_schema())
@@ -388,9 +375,7 @@ def schema() -> None:
 @app.command(rich_help_panel=START, epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
 def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
     """Print versions, device and disk, and the missing pieces with their fixes."""
-    from amalgam.stages.app.commands import show_health
-
-    show_health(config, overrides or [], as_json=as_json)
+    commands.show_health(config, overrides or [], as_json=as_json)
 
 
 # ---- the student
@@ -500,12 +485,8 @@ def export(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Export the student to ONNX and compare it with torch."""
-    from amalgam.pipeline.errors import ExperimentError
-
     if not onnx:
         raise ExperimentError("no format is given", where="amalgam export", fix="run `amalgam export --onnx`")
-    from amalgam.stages.app import export_onnx
-
     export_onnx.export(config, student, out, force=force, quiet=quiet)
 
 
@@ -551,8 +532,6 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        from amalgam.pipeline.console import Console
-        from amalgam.pipeline.errors import InterruptedRunError
         from amalgam.pipeline.execution.faults import as_error
 
         shown = as_error(error)
@@ -563,8 +542,6 @@ def main() -> None:
 
 
 def _run_command(arguments: list[str]) -> None:
-    from amalgam.pipeline.console import printing
-
     try:
         app(arguments, prog_name="amalgam")
     except (SystemExit, OSError) as leaving:

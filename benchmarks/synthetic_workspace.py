@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.corpus import Bucket, PartFacts
+from amalgam.data.corpus import BucketFacts, PartFacts
 from amalgam.data.keys import KEY_BYTES, bits_for, keys_digest, prefix_name
 from amalgam.data.parquet import CACHE_TEXTS, CORPUS, TARGETS, arrow_schema, key_column, read_keys, write_table
 from amalgam.pipeline.console import Console
@@ -142,7 +142,7 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
     for number, keys in enumerate(_keys(texts, more, bits, seed)):
         if len(keys):
             prefix = prefix_name(number, bits)
-            bucket = Bucket(prefix, len(keys), keys_digest(keys.tobytes()), f"{prefix}.parquet")
+            bucket = BucketFacts(prefix, len(keys), keys_digest(keys.tobytes()), f"{prefix}.parquet")
             write_table(_corpus_table(keys, letters, "label 0 0" if part == "test" else None), folder / bucket.file)
             digest.update(keys.tobytes())
             buckets.append(bucket)

@@ -34,7 +34,7 @@ from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
-Part = Literal["train", "validation", "test", "teachers", "held-out"]
+PartName = Literal["train", "validation", "test", "teachers", "held-out"]
 
 SKIPPED_FILE = "skipped.parquet"
 SKIPPED_ROWS = 10_000
@@ -47,7 +47,7 @@ SUSPECTS = 100_000
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketFacts:
     prefix: str
     rows: int
     keys_digest: str
@@ -69,12 +69,12 @@ class PartFacts:
     texts_digest: str
     labels_digest: str | None
     bits: int
-    buckets: list[Bucket]
+    buckets: list[BucketFacts]
     files: list[str]
 
 
 def read_part(
-    sources: Sequence[Path], corpus: Corpus, *, part: Part, folder: Path, require_label: bool = False
+    sources: Sequence[Path], corpus: Corpus, *, part: PartName, folder: Path, require_label: bool = False
 ) -> PartFacts:
     """Reads local files (find_files, fetch_remote) into an existing, empty folder."""
     labelled = require_label or part not in {"train", "held-out"}
@@ -174,7 +174,7 @@ class _PartReader:
 
     names: dict[Path, str]
     corpus: Corpus
-    part: Part
+    part: PartName
     require_label: bool
     skipped_file: _SkippedFile
     rows: int = 0
@@ -269,7 +269,7 @@ class _BucketWriter:
         self.conflicts = 0
         self.labels: Counter[str] = Counter()
         self.texts_digest, self.labels_digest = sha256(), sha256()
-        self.written: list[Bucket] = []
+        self.written: list[BucketFacts] = []
 
     def write(self, spill: ExternalKeySort, most: int) -> None:
         """Writes the first `most` texts."""
@@ -325,6 +325,6 @@ class _BucketWriter:
         for start, stop in pairwise(edges):
             prefix = prefix_name(int(numbers[start]), self.bits)
             digest = keys_digest(keys[start:stop].tobytes())
-            bucket = Bucket(prefix, stop - start, digest, f"{prefix}.parquet")
+            bucket = BucketFacts(prefix, stop - start, digest, f"{prefix}.parquet")
             write_table(final.slice(start, stop - start), self.folder / bucket.file)
             self.written.append(bucket)

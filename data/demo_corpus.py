@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-Part = Literal["train", "validation", "test"]
+PartName = Literal["train", "validation", "test"]
 
 Words = Mapping[str, tuple[str, ...]]
 
@@ -51,7 +51,7 @@ OWN_DEED = 0.50  # of the objects of a topic, how many come with a verb of that 
 WITH_ADJECTIVE = 0.30
 
 # Which part a text belongs to is read off the text itself, so no two seeds can share a text across parts.
-_SLICES: dict[Part, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+_SLICES: dict[PartName, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 
 # Sentences for any position, and sentences that only open a text or follow a full stop.
 _PLAIN = (
@@ -81,7 +81,7 @@ def topics() -> list[str]:
     return sorted(TOPICS)
 
 
-def generate(n: int, seed: int, part: Part = "train") -> list[tuple[str, str]]:
+def generate(n: int, seed: int, part: PartName = "train") -> list[tuple[str, str]]:
     """The first n distinct (text, label) of a part: a pure function, where a smaller n is a prefix of a larger one.
 
     Labels come evenly. A text of one part never occurs in another, whatever the seeds.
@@ -111,7 +111,7 @@ def mixture(n: int, seed: int) -> list[str]:
     return list(texts)
 
 
-def _in_part(text: str, part: Part) -> bool:
+def _in_part(text: str, part: PartName) -> bool:
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 10 in _SLICES[part]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.demo_corpus import Part, generate, mixture
+from amalgam.data.demo_corpus import PartName, generate, mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.app.api import run_without_tables
@@ -22,7 +22,7 @@ from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import header, row
 
-TEXTS: dict[str, tuple[int, int, Part]] = {
+TEXTS: dict[str, tuple[int, int, PartName]] = {
     "train": (4000, 0, "train"),
     "teachers": (4000, 100, "train"),
     "test": (1000, 0, "test"),

@@ -26,7 +26,7 @@ from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
-from amalgam.stages.common.training.batches import Bucket, Examples, TrainingData, split
+from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
@@ -78,7 +78,7 @@ def targeted(
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
 
-    def read(rows: pa.Table, tokens: TokenRows, own: pa.Table) -> Bucket:
+    def read(rows: pa.Table, tokens: TokenRows, own: pa.Table) -> BucketArrays:
         if not rows.column("key").equals(own.column("key")):
             fix = "run `amalgam verify`, then `amalgam build-targets --force`"
             raise WorkError("texts and targets do not have the same keys", fix=fix)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from amalgam.data.corpus import Part
+    from amalgam.data.corpus import PartName
 
 Rows = list[tuple[Any, ...]]
 
@@ -45,7 +45,9 @@ def _write(path: Path, rows: Rows, columns: Sequence[str] = ("id", "text", "labe
     return path
 
 
-def _take(folder: Path, *sources: Path, part: Part = "train", require_label: bool = False, **corpus: Any) -> PartFacts:
+def _take(
+    folder: Path, *sources: Path, part: PartName = "train", require_label: bool = False, **corpus: Any
+) -> PartFacts:
     folder.mkdir()
     settings = Corpus(train=["x"], label="label", **corpus)
     return read_part(sources, settings, part=part, folder=folder, require_label=require_label)
@@ -269,7 +271,7 @@ def test_a_file_of_bad_rows_alone_leaves_nothing(tmp_path: Path) -> None:
 def test_labels_are_insisted_on_where_they_are_measured(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.csv", [("a",)], ["text"])
     assert _take(tmp_path / "train", source).labels == {}
-    parts: list[tuple[Part, bool]] = [("validation", False), ("test", False), ("teachers", False), ("train", True)]
+    parts: list[tuple[PartName, bool]] = [("validation", False), ("test", False), ("teachers", False), ("train", True)]
     for part, require in parts:
         with pytest.raises(DataError, match="no column label"):
             _take(tmp_path / f"{part}{require}", source, part=part, require_label=require)

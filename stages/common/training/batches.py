@@ -102,7 +102,7 @@ class TrainingData:
     """Keys of the texts in `learn`, in their order."""
 
 
-Bucket = tuple[Array, TokenRows, Array, Array]
+BucketArrays = tuple[Array, TokenRows, Array, Array]
 """Keys, tokens, targets and weights of a bucket's texts."""
 
 
@@ -113,7 +113,7 @@ def labelled(
     index_of = {label: index for index, label in enumerate(labels)}
     one_hot = np.eye(len(labels), dtype=np.float32)
 
-    def read(rows: pa.Table, tokens: TokenRows) -> Bucket:
+    def read(rows: pa.Table, tokens: TokenRows) -> BucketArrays:
         gold = np.array([index_of.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
         kept = np.flatnonzero(gold >= 0)
         keys, targets = key_array(rows.column("key"))[kept], one_hot[gold[kept]]
@@ -127,7 +127,7 @@ def held_out_keys(keys: Sequence[bytes], share: float) -> Array:
     return np.array([int.from_bytes(key[8:], "big") < share * 2**64 for key in keys], dtype=bool)
 
 
-def split(buckets: Iterable[Bucket], held_out: float) -> TrainingData:
+def split(buckets: Iterable[BucketArrays], held_out: float) -> TrainingData:
     """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
     columns = [*zip(*buckets, strict=True)]
     tokens = join(columns[1])

@@ -210,7 +210,7 @@ def test_a_plan_shows_the_remarks_and_the_problems(fresh: Workspace) -> None:
     for text in (repr(plan), plan._repr_html_()):
         assert "note: without dropout passes" in text
         assert "error: no column body in test.csv" in text
-    with pytest.raises(AmalgamError, match="models has encoder"):
+    with pytest.raises(AmalgamError, match="models, such as encoder"):
         Experiment.load(fresh.config, ["student.encoder=./models/encodr"], quiet=True).plan()
 
 

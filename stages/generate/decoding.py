@@ -359,15 +359,16 @@ class _Turn(NamedTuple):
     sampler: LazySampler
 
 
+@dataclass(eq=False)
 class Writer:
     """Generates texts with one language model, steered by one teacher."""
 
-    def __init__(
-        self, model: LanguageModel, scorer: Scorer, steering: SteeringParams, sampler: type[LazySampler] = LazySampler
-    ) -> None:
-        self.model, self.scorer, self.steering, self.sampler = model, scorer, steering, sampler
-        self.ties_broken = 0
-        """Tokens that were computed again because rounding could decide them."""
+    model: LanguageModel
+    scorer: Scorer
+    steering: SteeringParams
+    sampler: type[LazySampler] = LazySampler
+    ties_broken: int = 0
+    """Tokens that were computed again because rounding could decide them."""
 
     def write(self, requests: Iterable[TextRequest]) -> Iterator[tuple[Tag, GeneratedText]]:
         """Yields each text as soon as it is finished."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -262,12 +263,13 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
         return 0
 
 
+@dataclass(eq=False)
 class SingleText:
     """Gives each text its own cache, or none if the model returns no cache."""
 
-    def __init__(self, model: Any, count: int) -> None:
-        self.model, self.count = model, count
-        self.caches: dict[int, Any] = {}
+    model: Any
+    count: int
+    caches: dict[int, Any] = field(default_factory=dict)
 
     def begin(self, slot: int, given: Sequence[int]) -> None:  # noqa: ARG002  the first step reads them
         self.caches.pop(slot, None)

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -102,25 +102,18 @@ class Captured:
         return self.output.clone()
 
 
+@dataclass(eq=False)
 class Graphs:
     """Holds the captured launches of a teacher, and captures more of them."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        *,
-        close_enough: Callable[[torch.Tensor, torch.Tensor], bool],
-        kept: Callable[[], Sequence[torch.Tensor]],
-        note: Callable[[str], None],
-    ) -> None:
-        self._capture = capture
-        self._close_enough = close_enough
-        self._kept = kept
-        self._note = note
-        self.captured: dict[Shape, Captured] = {}
-        self._seen: OrderedDict[Shape, None] = OrderedDict()
-        self._closed: set[Kind] | None = set()
-        """Kinds of launches that cannot be captured; None once capturing has stopped."""
+    capture: Capture
+    close_enough: Callable[[torch.Tensor, torch.Tensor], bool]
+    kept: Callable[[], Sequence[torch.Tensor]]
+    note: Callable[[str], None]
+    captured: dict[Shape, Captured] = field(default_factory=dict)
+    _seen: OrderedDict[Shape, None] = field(default_factory=OrderedDict)
+    _closed: set[Kind] | None = field(default_factory=set)
+    """Kinds of launches that cannot be captured; None once capturing has stopped."""
 
     def run(self, kind: str, inputs: Inputs, forward: Forward) -> torch.Tensor:
         """Logits of a launch whose first axes are its rows (of words the last): replayed if there is a capture."""
@@ -143,7 +136,7 @@ class Graphs:
         if self._closed is not None:
             self.captured.clear()
             self._closed = None
-            self._note(f"launches are not captured: {why}")
+            self.note(f"launches are not captured: {why}")
 
     def _pays(self, shape: Shape) -> bool:
         """It has come before, lately."""
@@ -159,7 +152,7 @@ class Graphs:
     def _try(self, shape: Shape, inputs: Inputs, forward: Forward, result: torch.Tensor) -> None:
         try:
             captured = self._new(inputs, forward)
-            right = self._close_enough(captured.answer(inputs), result)
+            right = self.close_enough(captured.answer(inputs), result)
         except HostReadError as error:
             self._leave(shape[0], str(error))
         except RuntimeError as error:  # a capture may fail in as many ways as CUDA itself
@@ -175,7 +168,7 @@ class Graphs:
         if self._closed is None:
             return
         if kind[0] not in {closed[0] for closed in self._closed}:
-            self._note(f"launches with {kind[0]} are not captured: {why}")
+            self.note(f"launches with {kind[0]} are not captured: {why}")
         self._closed.add(kind)
 
     def _new(self, inputs: Inputs, forward: Forward) -> Captured:
@@ -183,8 +176,8 @@ class Graphs:
         own = {name: tensor.roll(1, -1 if name == WORDS else 0) for name, tensor in inputs.items()}
         with NoHostReads(next(iter(own.values())).device):
             forward(own)
-        replay, output = self._capture(lambda: forward(own))
-        return Captured(own, replay, output, tuple(self._kept()))
+        replay, output = self.capture(lambda: forward(own))
+        return Captured(own, replay, output, tuple(self.kept()))
 
 
 class CudaCapture:

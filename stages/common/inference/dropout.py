@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -91,15 +91,15 @@ def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype
     return mask.to(dtype).mul_(1 / (1 - share) if share < 1 else 0.0)
 
 
+@dataclass(eq=False)
 class Bank:
     """Masks (0 where dropped, else 1 / (1 - rate)) on one device and in one dtype, all from the same numbers."""
 
-    def __init__(self, seed: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self._masks: dict[float, torch.Tensor] = {}
-        self._steps: dict[int, torch.Tensor] = {}
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+    _masks: dict[float, torch.Tensor] = field(default_factory=dict)
+    _steps: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, words: torch.Tensor, axes: Sequence[Axis], rate: float, shape: Sequence[int]) -> torch.Tensor:
         """The mask of one site for rows with these words."""

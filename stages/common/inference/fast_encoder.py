@@ -60,20 +60,20 @@ class Layer:
             one.bias.data = self.bias[number * width : (number + 1) * width]
 
 
+@dataclass(eq=False)
 class Buffers:
     """Tensors that stay from launch to launch: fresh memory costs more than the numbers written into it."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device = device
-        self._dtype = dtype
-        self._flat: dict[str, torch.Tensor] = {}
+    device: torch.device
+    dtype: torch.dtype
+    _flat: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size:
             self._flat.pop(name, None)
-            flat = self._flat[name] = torch.empty(size, device=self._device, dtype=self._dtype)
+            flat = self._flat[name] = torch.empty(size, device=self.device, dtype=self.dtype)
         return flat[:size].view(shape)
 
     def tensors(self) -> list[torch.Tensor]:

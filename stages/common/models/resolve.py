@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -290,32 +290,26 @@ def read_model(
 ) -> ModelFiles:
     """Checks all files of a model's folder; the digest is empty without `digest_of`."""
     with readable(folder, ModelError, where):
-        return _read_model(folder, where, digest_of, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-
-
-def _read_model(
-    folder: Path, where: str, digest_of: Callable[[Path], str] | None, *, allow_pickle: bool, trust_remote_code: bool
-) -> ModelFiles:
-    marks = {path.name: FileMark.of(path) for path in folder.iterdir() if path.is_file()}  # before a file is read
-    config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
-    present = list(marks)
-    chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
-    weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
-    for name in weights:
-        model_folder.check_weights(folder / name, where=where)
-    if not any(model_folder.matches(name, model_folder.VOCABULARIES) for name in present):
-        fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
-        raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
-    names = {"config.json", *weights, *model_folder.light_names(present)}
-    for name in names if digest_of is None else ():  # a digest reads each of them
-        (folder / name).open("rb").close()
-    if trust_remote_code:
-        names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-    if digest_of is None:
-        return ModelFiles(str(folder), folder, "", None, kind, config, trust_remote_code)
-    inputs = {name: InputFile.of(folder / name, digest_of, marks.get(name)) for name in sorted(names)}
-    digest = model_folder.digest(inputs, where=where)
-    return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code, tuple(inputs.values()))
+        marks = {path.name: FileMark.of(path) for path in folder.iterdir() if path.is_file()}  # before a file is read
+        config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
+        present = list(marks)
+        chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
+        weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
+        for name in weights:
+            model_folder.check_weights(folder / name, where=where)
+        if not any(model_folder.matches(name, model_folder.VOCABULARIES) for name in present):
+            fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
+            raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
+        names = {"config.json", *weights, *model_folder.light_names(present)}
+        for name in names if digest_of is None else ():  # a digest reads each of them
+            (folder / name).open("rb").close()
+        if trust_remote_code:
+            names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+        if digest_of is None:
+            return ModelFiles(str(folder), folder, "", None, kind, config, trust_remote_code)
+        inputs = {name: InputFile.of(folder / name, digest_of, marks.get(name)) for name in sorted(names)}
+        digest = model_folder.digest(inputs, where=where)
+        return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code, tuple(inputs.values()))
 
 
 def _package_pin(given: str) -> str | None:
@@ -419,9 +413,7 @@ def for_all(
 
 def depth_of(files: ModelFiles) -> int:
     """Returns the number of transformer layers; the embedding does not count."""
-    depth = next((files.config[name] for name in DEPTH if name in files.config), None)
-    if depth is None:  # transformers leaves its defaults out of the file
-        depth = getattr(auto_config(files).get_text_config(), DEPTH[0], None)
+    depth = _size(files, DEPTH)
     if not isinstance(depth, int) or depth < 1:
         fix = "use an architecture of the transformers library"
         raise ModelError(f"config.json has no {DEPTH[0]}", where=str(files.folder), fix=fix)
@@ -430,11 +422,14 @@ def depth_of(files: ModelFiles) -> int:
 
 def width_of(files: ModelFiles) -> int:
     """Returns the width of the hidden states."""
+    return int(_size(files, WIDTH))
+
+
+def _size(files: ModelFiles, names: Sequence[str]) -> Any:
+    """Returns the size with one of these names; transformers leaves its defaults out of config.json."""
     config = files.config.get("text_config") or files.config
-    width = next((config[name] for name in WIDTH if name in config), None)
-    if width is None:  # transformers leaves its defaults out of the file
-        width = auto_config(files).get_text_config().hidden_size
-    return int(width)
+    present = (config[name] for name in names if name in config)
+    return next(present, None) or getattr(auto_config(files).get_text_config(), names[0], None)
 
 
 def least_bytes_of(files: ModelFiles, layers: int | None = None) -> int:

@@ -167,6 +167,18 @@ def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = No
     return pa.schema(fields)
 
 
+def build_table(columns: Sequence[Column], values: Mapping[str, Any]) -> Any:
+    """Returns a table of these columns; rows of numbers [n, C] become arrays of length C."""
+    matrices = {name: rows for name, rows in values.items() if getattr(rows, "ndim", 1) == 2}
+    schema = arrow_schema(columns, {name: rows.shape[1] for name, rows in matrices.items()})
+    arrays = dict(values)
+    for name, rows in matrices.items():
+        dtype = schema.field(name).type
+        numbers = pa.array(rows.reshape(-1), dtype.value_type)
+        arrays[name] = pa.FixedSizeListArray.from_arrays(numbers, dtype.list_size)
+    return pa.table(arrays, schema=schema)
+
+
 def _arrow_type(dtype: str, size: int | None) -> Any:
     if dtype == "key":
         return pa.binary(KEY_BYTES)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.arrays import Array
-from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, arrow_schema, matrix, read_table, write_table
+from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, build_table, matrix, read_table, write_table
 from amalgam.data.tokens import TokenRows, join
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
@@ -227,30 +227,18 @@ def _largest_difference(store: Store, column: str, ours: StoredFile, first: Stor
 
 def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
     """Returns logits, raw passes and the statistics of the passes as columns."""
-
-    def arrays(values: Array, dtype: Any) -> pa.Array:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), dtype), values.shape[1])
-
-    columns: dict[str, pa.Array] = {
-        "key": pa.array(keys, pa.binary(16)),
-        "tokens": pa.array(tokens.lengths, pa.int32()),
-        "cut": pa.array(tokens.truncated),
-    }
-    sizes: dict[str, int] = {}
-    schema = list(CACHE_TEXTS)
+    columns, values = list(CACHE_TEXTS), {"key": keys, "tokens": tokens.lengths, "cut": tokens.truncated}
     if logits is not None:
-        sizes["logits"] = logits.shape[1]
-        columns["logits"] = arrays(logits, pa.float32())
-        schema += CACHE_LOGITS
+        columns += CACHE_LOGITS
+        values["logits"] = logits
     if passes.shape[1]:
         summary = statistics(passes)
-        sizes |= {"passes": passes.shape[1] * passes.shape[2], "mean_probability": passes.shape[2]}
-        columns |= {
-            "passes": arrays(passes.reshape(len(passes), -1), pa.float16()),
-            "mean_probability": arrays(summary.mean_probability, pa.float32()),
-            "entropy_nats": pa.array(summary.entropy_nats.astype(np.float32)),
-            "confidence": pa.array(summary.confidence.astype(np.float32)),
+        columns += CACHE_PASSES
+        values |= {
+            "passes": passes.reshape(len(passes), -1),
+            "mean_probability": summary.mean_probability,
+            "entropy_nats": summary.entropy_nats.astype(np.float32),
+            "confidence": summary.confidence.astype(np.float32),
             "confidence_se": pa.array(summary.confidence_se.astype(np.float32), from_pandas=True),
         }
-        schema += CACHE_PASSES
-    return pa.table(columns, schema=arrow_schema(schema, sizes))
+    return build_table(columns, values)

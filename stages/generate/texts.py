@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.keys import text_key
-from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, read_table
+from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, read_table
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console
@@ -225,14 +225,14 @@ def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
 
 def block_table(first: int, texts: Sequence[GeneratedText]) -> pa.Table:
     """Returns one block of texts as a table."""
-    columns = {
+    values = {
         "text": [text.text for text in texts],
         "index": list(range(first, first + len(texts))),
         "class_probability": [text.probability for text in texts],
         "lm_log_probability": [text.log_lm for text in texts],
         "tokens": [text.tokens for text in texts],
     }
-    return pa.table(columns, schema=arrow_schema(WRITTEN))
+    return build_table(WRITTEN, values)
 
 
 def collected_table(plan: TextPlan, store: Store) -> pa.Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pl
-from amalgam.data.parquet import WEIGHTS, arrow_schema, key_array, read_table, write_table
+from amalgam.data.parquet import WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.store import Record, StoredFile
@@ -104,8 +104,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     facts["fallback"] = signal is None
     weights, estimated = weigh.weigh(signal, answers["confidence"], targets, facts, shares)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
-    values = pa.FixedSizeListArray.from_arrays(pa.array(weights.astype(np.float32).reshape(-1)), len(teachers))
-    return pa.table([keys, values], schema=arrow_schema(WEIGHTS, {"weight": len(teachers)})), facts
+    return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
 
 
 def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from amalgam.data.arrays import Array
-from amalgam.data.parquet import FEATURES, STATES, arrow_schema, write_table
+from amalgam.data.parquet import FEATURES, STATES, build_table, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.device import tokens_at_once
@@ -74,8 +74,7 @@ def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def feature_table(encoder: Encoder, keys: Any, tokens: TokenRows) -> pa.Table:
     """Returns the encoder's states of these texts."""
     values = encoder.pooled(tokens).astype(np.float16)
-    arrays = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    return pa.table([keys, arrays], schema=arrow_schema(FEATURES, {"features": values.shape[1]}))
+    return build_table(FEATURES, {"key": keys, "features": values})
 
 
 # ---- teachers
@@ -118,8 +117,7 @@ def write_states(  # noqa: PLR0913 - each a separate input of the states
         for row, values in zip(rows, states, strict=True):
             mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
     mapped.flush()
-    columns = {"key": pa.array(keys, pa.binary(16)), "rows": pa.array(lengths, pa.int32())}
-    write_table(pa.table(columns, schema=arrow_schema(STATES)), folder / "keys.parquet")
+    write_table(build_table(STATES, {"key": keys, "rows": lengths}), folder / "keys.parquet")
     return teacher.width
 
 

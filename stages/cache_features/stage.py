@@ -18,7 +18,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.coverage import UnitFacts, units_for
+from amalgam.stages.common.cached.coverage import units_for
 from amalgam.stages.common.cached.load import (
     ENCODER,
     CachedStates,
@@ -143,7 +143,7 @@ def _write_features(run: Run, unit: Unit) -> None:
     table = feature_table(encoder, rows.column("key"), tokens)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
-        draft.facts = _facts(unit, table.num_rows)
+        draft.facts = unit.payload.facts(table.num_rows)
 
 
 def _write_states(
@@ -155,12 +155,7 @@ def _write_states(
     by_token = key["states"] == "tokens"
     with run.store.draft(unit.folder, unit.name) as draft:
         width = write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
-        draft.facts = {**_facts(unit, len(texts.keys)), "width": width}
-
-
-def _facts(unit: Unit, rows: int) -> UnitFacts:
-    """Returns the facts of predictions without passes."""
-    return {"prefix": unit.payload.prefix, "logits": True, "first": 0, "last": 0, "rows": rows}
+        draft.facts = {**unit.payload.facts(len(texts.keys)), "width": width}
 
 
 def _check_tokenizers(run: Run) -> None:

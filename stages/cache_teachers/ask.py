@@ -26,7 +26,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.cached.coverage import UnitFacts
+from amalgam.stages.common.cached.coverage import UnitFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import statistics
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import Teacher
@@ -173,13 +173,9 @@ class AnswerFacts(UnitFacts):
 
 
 def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> AnswerFacts:
-    request = tokenized.unit.payload
+    request: UnitRequest = tokenized.unit.payload
     return {
-        "prefix": request.prefix,
-        "logits": request.logits,
-        "first": request.first,
-        "last": request.last,
-        "rows": len(tokenized.keys),
+        **request.facts(len(tokenized.keys)),
         "cut": int(tokenized.tokens.truncated.sum()),
         "tokens": tokenized.tokens.ids.values.size,
         "device": str(teacher.device),

@@ -68,6 +68,9 @@ class UnitRequest:
     first: int
     last: int
 
+    def facts(self, rows: int) -> UnitFacts:
+        return {"prefix": self.prefix, "logits": self.logits, "first": self.first, "last": self.last, "rows": rows}
+
 
 @dataclass(frozen=True, slots=True)
 class CachedUnit:

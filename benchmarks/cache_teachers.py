@@ -202,7 +202,7 @@ def flop_of(config: Any, tokens: int) -> int:
 
 def not_computed(bench: Bench) -> int:
     """Returns the FLOP that the last layer skips, because the head reads only the first token."""
-    if bench.teacher.lean is None or not bench.teacher.lean.first_token:
+    if bench.teacher.fast_encoder is None or not bench.teacher.fast_encoder.first_token:
         return 0
     config = bench.teacher.model.config
     width, wide = config.hidden_size, config.intermediate_size
@@ -262,7 +262,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
             update(STAGES, run, target="read-corpus")
             took = time.perf_counter() - began
             next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
-            teacher_loader(run).load(teachers_of(run)[0], dtype, passes=bench.passes).lean  # noqa: B018  built once, before the clock starts
+            teacher_loader(run).load(teachers_of(run)[0], dtype, passes=bench.passes).fast_encoder  # noqa: B018  built once, before the clock starts
             began = time.perf_counter()
             update(STAGES, run, target="cache-teachers")
             caching = time.perf_counter() - began

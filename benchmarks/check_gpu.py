@@ -192,17 +192,17 @@ def _batches() -> Iterator[Rows]:
 @contextmanager
 def plainly(teacher: Teacher, graphs: Graphs | None = None) -> Iterator[None]:
     """Runs without compilation, with the given captured batches or none."""
-    lean = teacher.lean
-    before = teacher.graphs, lean.fused if lean else None
+    encoder = teacher.fast_encoder
+    before = teacher.graphs, encoder.fused if encoder else None
     teacher.graphs = graphs
-    if lean:
-        lean.fused = None
+    if encoder:
+        encoder.fused = None
     try:
         yield
     finally:
         teacher.graphs = before[0]
-        if lean:
-            lean.fused = before[1]
+        if encoder:
+            encoder.fused = before[1]
 
 
 def _model(kind: str) -> Any:

@@ -102,7 +102,7 @@ def _timed(base: Path, passes: int) -> float:
     with working(run):
         update(STAGES, run, target="read-corpus")
         next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
-        _ = teacher_loader(run).load(teachers_of(run)[0], dtype_of(run), passes=passes).lean
+        _ = teacher_loader(run).load(teachers_of(run)[0], dtype_of(run), passes=passes).fast_encoder
         began = time.perf_counter()
         update(STAGES, run, target="cache-teachers")
         return time.perf_counter() - began

@@ -43,10 +43,10 @@ def launches(teacher: Teacher) -> list[Rows]:
 
 
 def both_ways(teacher: Teacher, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    assert teacher.lean is not None
-    with_it, teacher.lean.fused = teacher.lean.fused, None
+    assert teacher.fast_encoder is not None
+    with_it, teacher.fast_encoder.fused = teacher.fast_encoder.fused, None
     plain = teacher.run(rows)
-    teacher.lean.fused = with_it
+    teacher.fast_encoder.fused = with_it
     return teacher.run(rows), plain
 
 
@@ -121,8 +121,8 @@ def test_where_torch_must_not_compile_the_plain_way_stays(switch: str, monkeypat
     monkeypatch.setenv(switch, "1")
     teacher = teacher_of()
     teacher.fuse(Uncompiled())
-    assert teacher.lean is not None
-    assert teacher.lean.fused is None
+    assert teacher.fast_encoder is not None
+    assert teacher.fast_encoder.fused is None
 
 
 def test_compilation_begins_after_some_launches_and_graphs_are_recaptured(monkeypatch: pytest.MonkeyPatch) -> None:

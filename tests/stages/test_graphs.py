@@ -43,7 +43,7 @@ class Recorded:
 
 
 def teacher_of(kind: str = "bert", *, dtype: torch.dtype = torch.float64, **settings: Any) -> Teacher:
-    """In float64: on a CPU the float32 way of the lean encoder looks at its scores, which no other device's does."""
+    """In float64: on a CPU the float32 way of the fast encoder looks at its scores, which no other device's does."""
     torch.manual_seed(3)
     model, tokenizer = tiny(kind, spread=6.0, **settings)
     return Teacher(model, tokenizer, digest="d", seed=5, limit=40, dtype=dtype, name="tiny")
@@ -229,11 +229,11 @@ def test_buffers_that_a_capture_reads_by_address_outlive_larger_ones() -> None:
     assert teacher.graphs is not None
     [captured] = teacher.graphs.captured.values()
     addresses = {one.data_ptr() for one in captured.kept}
-    lean = teacher.lean
-    assert lean is not None
-    assert {one.data_ptr() for one in lean.buffers.tensors()} <= addresses
+    encoder = teacher.fast_encoder
+    assert encoder is not None
+    assert {one.data_ptr() for one in encoder.buffers.tensors()} <= addresses
     teacher.run(rows_of(teacher, [9] * 8, list(range(8))))
-    assert not {one.data_ptr() for one in lean.buffers.tensors()} <= addresses
+    assert not {one.data_ptr() for one in encoder.buffers.tensors()} <= addresses
 
 
 # --- what may be captured --------------------------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def test_buffers_that_a_capture_reads_by_address_outlive_larger_ones() -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "electra", "distilbert", "camembert"])
 def test_a_launch_of_the_lean_encoder_reads_nothing_on_the_host(kind: str, width: int) -> None:
     teacher = teacher_of(kind)
-    assert teacher.lean is not None
+    assert teacher.fast_encoder is not None
     rows = rows_of(teacher, [0, 1, 2], [0, 1, 2], width)
     with torch.inference_mode():
         off, keyed = teacher.inputs(rows), teacher.inputs(rows, teacher.sites)
         assert ("attention_mask" in keyed) == bool(width)
         with NoHostReads(CPU):
-            teacher.forward(off, teacher.lean)
-            teacher.forward_with_dropout(keyed, teacher.sites, teacher.lean)
+            teacher.forward(off, teacher.fast_encoder)
+            teacher.forward_with_dropout(keyed, teacher.sites, teacher.fast_encoder)
 
 
 def test_a_model_that_reads_on_the_host_is_not_captured_and_only_that_kind_of_launch() -> None:

@@ -166,7 +166,7 @@ def test_overlapping_launches_change_nothing(rows: int) -> None:
     """As on a GPU: two launches under way at most, answers in their order, also where memory does not suffice."""
     wanted = passes_of(teacher_of(), range(5), batch_tokens=64)
     teacher = teacher_of()
-    _ = teacher.lean
+    _ = teacher.fast_encoder
     teacher.prefetch = 1
     asked = starve(teacher, rows=rows)
     seen: list[int] = []
@@ -206,7 +206,7 @@ def starve(teacher: Teacher, *, rows: int, error: type[Exception] = torch.OutOfM
 def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[Exception]) -> None:
     wanted = passes_of(teacher_of(), range(5))
     teacher = teacher_of()
-    _ = teacher.lean
+    _ = teacher.fast_encoder
     asked = starve(teacher, rows=3, error=error)
     logits = passes_of(teacher, range(5))
     assert np.allclose(logits.astype(np.float64), wanted.astype(np.float64), rtol=2**-10, atol=1e-5)

@@ -271,7 +271,7 @@ def probabilities(scores: torch.Tensor, values: torch.Tensor, offsets: torch.Ten
 
 
 class Fused:
-    """The compiled kernels of a lean encoder. Rows vary from launch to launch, so they are compiled for any number."""
+    """The compiled kernels of a fast encoder. Rows vary from launch to launch, so they are compiled for any number."""
 
     def __init__(self, compiler: Compiler = torch.compile) -> None:
         self._added = compiler(added)

@@ -165,7 +165,7 @@ class Teacher:
                 self._launches += 1
                 if self._launches == FUSE_AFTER and self.compiler is not None:
                     self.fuse(self.compiler)
-            forward = partial(forward, lean=self.lean)
+            forward = partial(forward, encoder=self.fast_encoder)
             logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
             return start_transfer(logits.float())
 
@@ -183,13 +183,13 @@ class Teacher:
     def fuse(self, compiler: Compiler) -> None:
         """From here on the fast encoder's dropout is compiled, if there is one and the numbers stay the model's."""
         self.compiler = None
-        lean = self.lean
-        if lean is None or not may_compile():
+        encoder = self.fast_encoder
+        if encoder is None or not may_compile():
             return
-        lean.fused = Fused(compiler)
+        encoder.fused = Fused(compiler)
         why = "their numbers are not the model's"
         try:
-            if _agrees(self, lean):
+            if _agrees(self, encoder):
                 if self.graphs is not None:
                     self.graphs.forget()
                 return
@@ -197,7 +197,7 @@ class Teacher:
             why = "memory does not suffice"
         except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
             why = (str(error).splitlines() or [type(error).__name__])[0]
-        lean.fused = None
+        encoder.fused = None
         self._note(f"dropout is not compiled: {why}")
 
     def _note(self, message: str) -> None:
@@ -207,35 +207,35 @@ class Teacher:
         """Returns launches of recurring shapes, captured that way, with the tensors that they read by address."""
 
         def tensors() -> list[torch.Tensor]:
-            return [*self._bank.tensors(), *(self.lean.buffers.tensors() if self.lean else ())]
+            return [*self._bank.tensors(), *(self.fast_encoder.buffers.tensors() if self.fast_encoder else ())]
 
         return Graphs(capture, close_enough=partial(close_enough, dtype=self.dtype), kept=tensors, note=self._note)
 
-    def forward(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
+    def forward(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
-        with lean.patched(None) if lean else nullcontext():
-            return self._logits(inputs, lean)
+        with encoder.patched(None) if encoder else nullcontext():
+            return self._logits(inputs, encoder)
 
     def forward_with_dropout(
-        self, inputs: Inputs, sites: tuple[Site, ...], lean: FastEncoder | None = None
+        self, inputs: Inputs, sites: tuple[Site, ...], encoder: FastEncoder | None = None
     ) -> torch.Tensor:
         mode = KeyedDropout(self._bank, sites, inputs[WORDS])
         self._switch(training=True)
-        with mode, lean.patched(mode) if lean else nullcontext():
-            logits = self._logits(inputs, lean)
+        with mode, encoder.patched(mode) if encoder else nullcontext():
+            logits = self._logits(inputs, encoder)
         mode.finish()
         return logits
 
-    def _logits(self, inputs: Inputs, lean: FastEncoder | None) -> torch.Tensor:
+    def _logits(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
         named = {name: tensor for name, tensor in inputs.items() if name != WORDS}
-        if lean and "attention_mask" in named:
+        if encoder and "attention_mask" in named:
             # The model uses a mask of four dimensions directly. For one of two it first checks whether a token is
             # hidden, and a GPU's host would wait for the result.
             named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
         return self.model(**named).logits  # type: ignore[no-any-return]
 
     @cached_property
-    def lean(self) -> FastEncoder | None:
+    def fast_encoder(self) -> FastEncoder | None:
         """Returns a faster form of this model's encoder, or None if none gives the model's own numbers."""
         return build_fast_encoder(self)
 
@@ -376,26 +376,26 @@ class Teacher:
 
 def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
     for first_token in (True, False):
-        lean = describe_fast_encoder(teacher.model, first_token=first_token)
-        if lean is None:
+        encoder = describe_fast_encoder(teacher.model, first_token=first_token)
+        if encoder is None:
             return None
         try:
-            agrees = _agrees(teacher, lean)
+            agrees = _agrees(teacher, encoder)
         except torch.OutOfMemoryError:
             raise
         except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # another model under the same names
             continue
-        lean.buffers.drop()
+        encoder.buffers.drop()
         if agrees:
-            return lean
+            return encoder
     return None
 
 
-def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
+def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
     for rows in teacher.trials():
         with torch.inference_mode():
             inputs = teacher.inputs(rows)
-            pairs = [(teacher.forward(inputs, None), teacher.forward(inputs, lean))]
+            pairs = [(teacher.forward(inputs, None), teacher.forward(inputs, encoder))]
             try:
                 sites = teacher.sites
             except ModelError:  # a model whose dropout cannot be keyed may still run with dropout off
@@ -403,7 +403,7 @@ def _agrees(teacher: Teacher, lean: FastEncoder) -> bool:
             if sites:
                 inputs = teacher.inputs(rows, sites)
                 keyed = partial(teacher.forward_with_dropout, inputs, sites)
-                pairs.append((keyed(None), keyed(lean)))
+                pairs.append((keyed(None), keyed(encoder)))
         if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
             return False
     return True

@@ -1,4 +1,4 @@
-"""The lean way through an encoder gives the model's own numbers, or is not taken."""
+"""The fast way through an encoder gives the model's own numbers, or is not taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def both_ways(teacher: Teacher, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inference, "build_fast_encoder", lambda _teacher: None)
         plain = Teacher(teacher.model, teacher.tokenizer, digest="d", seed=5, limit=40)
-        assert plain.lean is None
+        assert plain.fast_encoder is None
     return teacher.run(rows), plain.run(rows)
 
 
@@ -40,8 +40,8 @@ def both_ways(teacher: Teacher, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("kind", LEAN)
 def test_it_gives_the_numbers_of_the_model_padded_or_not(kind: str, passes: list[int]) -> None:
     teacher = teacher_of(kind)
-    assert teacher.lean is not None
-    assert teacher.lean.first_token
+    assert teacher.fast_encoder is not None
+    assert teacher.fast_encoder.first_token
     tokens = teacher.tokenise(TEXTS)
     for rows in (Rows(tokens, KEYS, np.array(passes)), Rows(tokens[1:3], KEYS[1:3], np.array(passes[1:3]))):
         fast, plain = both_ways(teacher, rows)
@@ -52,14 +52,14 @@ def test_it_gives_the_numbers_of_the_model_padded_or_not(kind: str, passes: list
 def test_after_a_run_the_models_weights_can_still_be_in_a_computation_with_gradients() -> None:
     teacher = teacher_of("bert")
     teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))
-    assert teacher.lean is not None
+    assert teacher.fast_encoder is not None
     assert not any(weights.is_inference() for weights in teacher.model.parameters())
 
 
 def test_sites_that_are_switched_off_stay_off() -> None:
     for rates in ({"attention_probs_dropout_prob": 0.0}, {"hidden_dropout_prob": 0.0}):
         teacher = teacher_of("bert", **rates)
-        assert teacher.lean is not None
+        assert teacher.fast_encoder is not None
         tokens = teacher.tokenise(TEXTS)
         fast, plain = both_ways(teacher, Rows(tokens, KEYS, np.arange(5)))
         assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
@@ -74,8 +74,8 @@ def test_a_head_that_reads_every_token_keeps_the_whole_last_layer() -> None:
             return torch.tanh(pooler.dense(hidden.mean(1)))
 
     teacher.model.bert.pooler = Mean()
-    assert teacher.lean is not None
-    assert not teacher.lean.first_token
+    assert teacher.fast_encoder is not None
+    assert not teacher.fast_encoder.first_token
     fast, plain = both_ways(teacher, Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))
     assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
 
@@ -85,20 +85,20 @@ def test_layers_that_compute_something_else_are_left_to_the_model() -> None:
     layer = teacher.model.bert.encoder.layer[0]
     layer.output.register_forward_hook(lambda _module, _args, odd: odd * 1.5)
     assert describe_fast_encoder(teacher.model, first_token=True) is not None
-    assert teacher.lean is None
+    assert teacher.fast_encoder is None
     assert torch.isfinite(teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))).all()
 
 
 @pytest.mark.parametrize("kind", ["albert", "deberta", "mpnet", "modernbert", "gpt2"])
 def test_other_architectures_keep_their_own_layers(kind: str) -> None:
     teacher = teacher_of(kind)
-    assert teacher.lean is None
+    assert teacher.fast_encoder is None
 
 
 def test_weights_are_not_held_twice() -> None:
     teacher = teacher_of("bert")
-    assert teacher.lean is not None
-    layer = teacher.lean.layers[0]
+    assert teacher.fast_encoder is not None
+    layer = teacher.fast_encoder.layers[0]
     width = layer.query.out_features
     assert layer.key.weight.data_ptr() == layer.weight[width:].data_ptr()
     assert torch.equal(layer.weight[2 * width :], layer.value.weight)

@@ -88,7 +88,7 @@ def test_every_teacher_and_class_has_equally_many_texts_with_all_columns(generat
         assert 0 <= row["draw"] < 1
 
 
-def test_the_student_learns_from_those_that_pass_the_gates(generated: Workspace) -> None:
+def test_the_student_learns_from_those_that_pass_the_filters(generated: Workspace) -> None:
     passed = {
         row["text"]
         for row in rows(generated)
@@ -139,7 +139,7 @@ def test_fewer_texts_are_the_first_ones(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("gate", ["min_class_probability=0.3", "max_duplicate=0.2", "max_repetition=0"])
-def test_another_gate_writes_nothing(workspace: Workspace, gate: str) -> None:
+def test_another_filter_writes_nothing(workspace: Workspace, gate: str) -> None:
     before, old = blocks(workspace), trained_on(workspace)
     result = workspace("read-corpus", f"generate.{gate}")
     assert "generate: reused" in result.err
@@ -320,7 +320,7 @@ def test_an_unreached_class_is_reported_with_its_figure_and_the_rest_kept(fresh:
     assert len(trained_on(fresh)) > 20
 
 
-def test_gates_that_leave_nothing_are_an_error_with_the_figures(workspace: Workspace) -> None:
+def test_filters_that_leave_nothing_are_an_error_with_the_figures(workspace: Workspace) -> None:
     result = workspace.attempt("run", "generate.min_words=50")
     assert result.code == 3
     assert f"{TEXTS * len(CLASSES)} generated texts" in result.err
@@ -328,7 +328,7 @@ def test_gates_that_leave_nothing_are_an_error_with_the_figures(workspace: Works
     assert "fix: " in result.err
 
 
-def test_a_language_model_that_repeats_itself_leaves_texts_that_a_gate_finds(fresh: Workspace) -> None:
+def test_a_language_model_that_repeats_itself_leaves_texts_that_a_filter_finds(fresh: Workspace) -> None:
     folder = fresh.folder / "models/lm"
     scale_weights(folder, "transformer.wte.weight", 30.0)  # as good as greedy: it falls into a loop
     result = fresh.attempt(

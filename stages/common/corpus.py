@@ -24,7 +24,7 @@ GENERATED = "what generate wrote"
 IN_MEMORY = "texts in memory"
 """Represents texts that `amalgam.Experiment` has not stored yet."""
 
-GATES = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
+FILTERS = {"held_out", "min_class_probability", "max_duplicate", "max_repetition", "min_words"}
 
 AS_GENERATED: dict[str, object] = {
     "text": ["text"],
@@ -84,8 +84,8 @@ def are_written(experiment: ExperimentConfig) -> bool:
     return experiment.generate is not None and experiment.generate.writes
 
 
-def gates_of(experiment: ExperimentConfig) -> dict[str, object]:
-    return experiment.generate.model_dump(include=GATES) if experiment.generate else {}
+def filters_of(experiment: ExperimentConfig) -> dict[str, object]:
+    return experiment.generate.model_dump(include=FILTERS) if experiment.generate else {}
 
 
 # ---- buckets

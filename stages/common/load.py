@@ -30,7 +30,7 @@ from amalgam.stages.common.corpus import (
     Bucket,
     CorpusFacts,
     Part,
-    gates_of,
+    filters_of,
     part_name,
     read_bucket,
     sources_of,
@@ -342,7 +342,7 @@ def part_identity(run: Run, part: str) -> list[str]:
     digests: list[str] = []
     for source in sources_of(run.experiment)[part]:
         if source == GENERATED:
-            digests += [generated_file(run).sha256, fingerprint(gates_of(run.experiment))]
+            digests += [generated_file(run).sha256, fingerprint(filters_of(run.experiment))]
         elif source.startswith(REMOTE):
             digest = run.store.pinned("remote", source)
             if digest is None:

@@ -28,7 +28,7 @@ from amalgam.stages.common.corpus import (
     PartFacts,
     corpus_for,
     corpus_settings,
-    gates_of,
+    filters_of,
     sources_of,
 )
 from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
@@ -57,7 +57,7 @@ class ReadCorpus(Stage):
     def identity(self, run: Run) -> Identity:
         settings: dict[str, object] = {"corpus": corpus_settings(run.experiment.corpus)}
         if run.experiment.generate and reads_texts(run.experiment):
-            settings["generate"] = gates_of(run.experiment)
+            settings["generate"] = filters_of(run.experiment)
         if "teachers" in sources_of(run.experiment):
             settings["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
         return Identity(settings, {part: part_identity(run, part) for part in sources_of(run.experiment)})
@@ -76,9 +76,9 @@ class ReadCorpus(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         files, sources = _files(run, unit.name), sources_of(run.experiment)[unit.name]
         with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
-            gates: dict[str, object] = {}
+            filters: dict[str, object] = {}
             if GENERATED in sources and run.experiment.generate:
-                gates = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
+                filters = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
                 files = [draft.folder / KEPT]
             facts = read_part(
                 files,
@@ -87,7 +87,7 @@ class ReadCorpus(Stage):
                 folder=draft.folder,
                 require_label=unit.name == "train" and train_needs_label(run.experiment),
             )
-            draft.facts = {"part": unit.name, **asdict(facts), **gates}
+            draft.facts = {"part": unit.name, **asdict(facts), **filters}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
@@ -163,18 +163,18 @@ def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> di
     table = read_table(source)
     held_out = _numbers(table, "draw", 1.0) < settings.held_out
     own = table.filter(held_out if part == HELD_OUT else ~held_out)
-    gates = {
+    filters = {
         "min_words": _numbers(own, "words", 0) >= settings.min_words,
         "min_class_probability": _numbers(own, "class_probability", 1.0) >= settings.min_class_probability,
         "max_duplicate": _numbers(own, "near_duplicate", 0.0) <= settings.max_duplicate,
         "max_repetition": _numbers(own, "repetition", 0.0) <= settings.max_repetition,
     }
-    failed = {name: int((~passes).sum()) for name, passes in gates.items()}
-    kept = own.filter(np.logical_and.reduce(list(gates.values())))
+    failed = {name: int((~passes).sum()) for name, passes in filters.items()}
+    kept = own.filter(np.logical_and.reduce(list(filters.values())))
     if not kept.num_rows:
         raise DataError(
             f"none of {own.num_rows:,} generated texts is left for the {part} part",
-            where=f"the gates of generate; texts that fail: {_failures(failed) or 'none'}",
+            where=f"the filters of generate; texts that fail: {_failures(failed) or 'none'}",
             fix="raise generate.texts or generate.steering_strength, or relax a filter (no new text is generated)",
         )
     write_table(kept, target)
@@ -201,7 +201,7 @@ def _failures(failed: Mapping[str, int]) -> str:
 def _passed_texts(facts: PartFacts) -> str:
     kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
     failures = _failures(facts["failed"])
-    return f"{kept:,} of {total:,} generated texts pass the gates" + (f" (fail: {failures})" if failures else "")
+    return f"{kept:,} of {total:,} generated texts pass the filters" + (f" (fail: {failures})" if failures else "")
 
 
 def _poor_classes(accepted: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -209,6 +209,6 @@ def _poor_classes(accepted: Mapping[str, Sequence[int]]) -> Iterator[str]:
     for name, (kept, total) in accepted.items():
         if kept < FEW * total:
             yield (
-                f"{name}: {kept} of {total} generated texts pass the gates ({100 * kept / total:.0f}%); a larger "
+                f"{name}: {kept} of {total} generated texts pass the filters ({100 * kept / total:.0f}%); a larger "
                 "generate.steering_strength, more generate.texts or another language model may reach it"
             )

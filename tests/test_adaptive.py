@@ -13,7 +13,7 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.stages.cache_teachers import adaptive
 from amalgam.stages.cache_teachers.adaptive import audited
-from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, statistics, sums_over_passes
+from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, summarise_passes, sums_over_passes
 from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference, ranks
 
 ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
@@ -68,7 +68,7 @@ def test_texts_stop_where_their_most_confident_teacher_is_settled(fresh: Workspa
 
 
 def _settled(passes: list[np.ndarray[Any, Any]], rung: int) -> bool:
-    estimates = [statistics(one[None, :rung].astype(np.float16)) for one in passes]
+    estimates = [summarise_passes(one[None, :rung].astype(np.float16)) for one in passes]
     (low, low_error), (high, high_error) = sorted(
         (float(f.confidence[0]), float(f.confidence_se[0])) for f in estimates
     )

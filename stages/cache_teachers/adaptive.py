@@ -17,7 +17,7 @@ from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
-from amalgam.stages.common.cached.uncertainty import statistics
+from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import Bucket
 
 PASS_STEPS = (4, 8)
@@ -80,7 +80,7 @@ class CachedPasses:
     def confidence(self, decision: StopDecision, keys: Any, passes: range) -> tuple[Array, Array]:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
         prefix = decision.bucket.prefix
-        summaries = [statistics(self.read(family, prefix, keys, passes)) for family in decision.families]
+        summaries = [summarise_passes(self.read(family, prefix, keys, passes)) for family in decision.families]
         return np.stack([each.confidence for each in summaries]), np.stack([each.confidence_se for each in summaries])
 
 

@@ -27,7 +27,7 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import UnitFacts, UnitRequest
-from amalgam.stages.common.cached.uncertainty import statistics
+from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
@@ -228,7 +228,7 @@ def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, pas
         columns += CACHE_LOGITS
         values["logits"] = logits
     if passes.shape[1]:
-        summary = statistics(passes)
+        summary = summarise_passes(passes)
         columns += CACHE_PASSES
         values |= {
             "passes": passes.reshape(len(passes), -1),

@@ -13,7 +13,7 @@ import numpy as np
 
 from amalgam.data.arrays import Array
 from amalgam.pipeline.errors import WorkError
-from amalgam.stages.common.cached.uncertainty import statistics
+from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.load import TeacherLoader
@@ -83,7 +83,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
             except WorkError as error:
                 return False, f"{checked}: {error.what}, in {precision}"
             variances.append(logits.var(1).mean(1))
-            confidences[precision].append(statistics(logits).confidence)
+            confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)
     chosen = {precision: np.stack(values).argmax(0) for precision, values in confidences.items()}
     flips = float((chosen["fp32"] != chosen[dtype]).mean()) if sample else 0.0

@@ -136,7 +136,7 @@ def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class PassSummary:
     """Statistics of each text's passes, as columns of the cache."""
 
     mean_probability: Array
@@ -146,12 +146,12 @@ class Statistics:
     """NaN for a single pass."""
 
 
-def statistics(passes_NKC: Array) -> Statistics:  # noqa: N803
+def summarise_passes(passes_NKC: Array) -> PassSummary:  # noqa: N803
     probability_NKC = softmax(passes_NKC.astype(np.float32))  # noqa: N806
     mean_NC = probability_NKC.mean(axis=1)  # noqa: N806
     entropy = entropy_nats(mean_NC)
     ceiling = np.log(passes_NKC.shape[2])
-    return Statistics(mean_NC, entropy, 1 - entropy / ceiling, _standard_error(probability_NKC) / ceiling)
+    return PassSummary(mean_NC, entropy, 1 - entropy / ceiling, _standard_error(probability_NKC) / ceiling)
 
 
 def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer.main
 
-from amalgam.stages.common.load import TeacherLoader
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving

@@ -18,7 +18,7 @@ import transformers
 
 from amalgam.pipeline.execution import runner
 from amalgam.pipeline.execution.runner import MAX_REPAIRS
-from amalgam.stages.common import load
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.generate import texts as generating
 from amalgam.stages.read_corpus import stage as reading
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -30,10 +30,10 @@ Hook = Callable[[], object]
 @pytest.fixture(autouse=True)
 def every_run_loads_its_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo the cache of teachers that tests share: these tests look at the loaded models."""
-    monkeypatch.setattr(load.TeacherLoader, "load", _load)
+    monkeypatch.setattr(TeacherLoader, "load", _load)
 
 
-def _load(self: load.TeacherLoader, resolved: Any, dtype: str, *, passes: int) -> Any:
+def _load(self: TeacherLoader, resolved: Any, dtype: str, *, passes: int) -> Any:
     key = (resolved.name, dtype)
     if self._teacher is None or self._key != key:
         self._teacher, self._key = self._load(resolved, dtype), key

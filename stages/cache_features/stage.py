@@ -30,7 +30,6 @@ from amalgam.stages.common.cached.load import (
     units_of,
 )
 from amalgam.stages.common.load import (
-    TokenizedUnit,
     encoder_digest,
     encoder_files,
     extra_parts,
@@ -41,7 +40,7 @@ from amalgam.stages.common.load import (
     unit_texts,
 )
 from amalgam.stages.common.models.resolve import ModelFiles, width_of
-from amalgam.stages.common.token_cache import tokenizer_digest
+from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import UnitFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.inference.teacher import Teacher
-from amalgam.stages.common.load import TeacherLoader, TokenizedUnit, UnitTexts
+from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
+from amalgam.stages.common.token_cache import TokenizedUnit, UnitTexts
 
 POOL_LAUNCHES = 64
 POOL_TEXTS = 8192

@@ -16,7 +16,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.load import TeacherLoader
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,11 @@ from amalgam.data.rows import fetch_remote, find_files, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
-from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Unit, once
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Store, StoredFile
-from amalgam.stages.common.cached.coverage import UnitRequest
+from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
@@ -37,7 +34,6 @@ from amalgam.stages.common.corpus import (
     texts_file,
 )
 from amalgam.stages.common.deliveries import DeliveryServices
-from amalgam.stages.common.device import pick_device, tokens_at_once
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     NewClassifier,
@@ -52,12 +48,12 @@ from amalgam.stages.common.models.resolve import (
     same_models,
     takes_types,
 )
-from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
+from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.target_methods import measure_of, target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
-    from amalgam.stages.common.inference.teacher import Teacher
+    from amalgam.stages.common.inference.teacher import TeacherLoader
     from amalgam.stages.common.training.run import TrainingServices
 
 
@@ -406,62 +402,11 @@ def _fetched_record(run: Run, source: str) -> Path:
     return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
 
 
-@dataclass
-class TeacherLoader:
-    """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
-
-    seed: int
-    device: str
-    batch_tokens: int | None
-    console: Console
-    _key: tuple[str, str] | None = None
-    _teacher: Teacher | None = None
-    _dropout_checked: bool = False
-    _notes: set[str] = field(default_factory=set)
-
-    def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-        """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
-        if self._teacher is None or self._key != (resolved.name, dtype):
-            self._teacher = None  # frees the memory before the next one is loaded
-            self._teacher = self._load(resolved, dtype)
-            self._key, self._dropout_checked = (resolved.name, dtype), False
-            self.log_notes(self._teacher)
-        if passes and not self._dropout_checked:
-            self._teacher.check_dropout_active()
-            self._dropout_checked = True
-        return self._teacher
-
-    def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
-        from amalgam.stages.common.inference.teacher import Teacher
-        from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
-
-        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
-        tokenizer = load_tokenizer(resolved.files)
-        return Teacher(
-            model,
-            tokenizer,
-            name=resolved.name,
-            digest=resolved.files.digest,
-            seed=self.seed,
-            limit=token_limit(model.config, tokenizer, resolved.max_tokens),
-            device=pick_device(self.device),
-        )
-
-    def tokens_at_once(self, teacher: Teacher) -> int:
-        """Returns execution.batch_tokens, or the device's own number."""
-        return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
-
-    def log_notes(self, teacher: Teacher) -> None:
-        """Prints each note of the teacher once; inference may add notes."""
-        for note in teacher.notes:
-            if note not in self._notes:
-                self.console.note(note)
-                self._notes.add(note)
-
-
 @once
 def teacher_loader(run: Run) -> TeacherLoader:
     """Returns the loader that all stages of the run share."""
+    from amalgam.stages.common.inference.teacher import TeacherLoader
+
     cache, execution = run.experiment.cache, run.experiment.execution
     return TeacherLoader(cache.seed, execution.device, execution.batch_tokens, run.console)
 
@@ -475,47 +420,6 @@ def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -
     classifier = Classifier(files, device=device, max_tokens=limit)
     classifier.reorder(labels, where=where)
     return classifier
-
-
-@dataclass(frozen=True)
-class TokenizedUnit:
-    """The texts of one unit, ready for the teacher."""
-
-    unit: Unit
-    keys: list[bytes]
-    tokens: TokenRows
-
-
-@dataclass(frozen=True)
-class UnitTexts:
-    """The texts of units."""
-
-    store: Store
-    console: Console
-    buckets: Mapping[tuple[str, str], Bucket]
-    """By part and prefix."""
-    refuse_long: bool
-    """Whether a text longer than `max_tokens` is an error."""
-
-    def tokenizer(self, resolved: ResolvedTeacher, teacher: Teacher) -> Callable[[Unit], TokenizedUnit]:
-        """Returns the function that tokenises a unit's texts for this teacher."""
-        digest = tokenizer_digest(teacher.tokenizer, resolved.files)
-        cache = TokenCache(self.store, self.console, teacher.tokenizer, digest, teacher.limit, teacher.takes_types)
-        return partial(self._tokenize, resolved, teacher, cache)
-
-    def _tokenize(self, resolved: ResolvedTeacher, teacher: Teacher, cache: TokenCache, unit: Unit) -> TokenizedUnit:
-        request: UnitRequest = unit.payload
-        rows, tokens = cache.read(self.buckets[request.part, request.prefix], request.rows)
-        teacher.check(tokens, lambda row: str(rows.column("text")[row]))
-        if self.refuse_long and tokens.truncated.any():
-            first = rows.column("text")[int(tokens.truncated.argmax())].as_py()
-            raise DataError(
-                f"{int(tokens.truncated.sum())} texts are longer than {resolved.max_tokens} tokens of "
-                f"teacher {resolved.name}",
-                where=f"the first: {shown(first)}",
-                fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
-            )
-        return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
 
 
 def unit_texts(run: Run, parts: Iterable[Part]) -> UnitTexts:

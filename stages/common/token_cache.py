@@ -6,22 +6,29 @@ Entries are keyed by the tokenizer's behaviour and the bucket's content, so a da
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from amalgam.data.keys import shown
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import TOKEN_TYPES, TOKENS, arrow_schema, read_table, write_table
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.errors import DamagedError, DataError
+from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store
+from amalgam.stages.common.cached.coverage import UnitRequest
 from amalgam.stages.common.corpus import Bucket, fields, read_bucket
-from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.teacher import Teacher
 
 VERSION = 1
 
@@ -109,3 +116,44 @@ def _ragged(column: Any) -> Ragged:
     lists = column.combine_chunks()
     offsets = lists.offsets.to_numpy().astype(np.int64)
     return Ragged(lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+@dataclass(frozen=True)
+class TokenizedUnit:
+    """The texts of one unit, ready for the teacher."""
+
+    unit: Unit
+    keys: list[bytes]
+    tokens: TokenRows
+
+
+@dataclass(frozen=True)
+class UnitTexts:
+    """The texts of units."""
+
+    store: Store
+    console: Console
+    buckets: Mapping[tuple[str, str], Bucket]
+    """By part and prefix."""
+    refuse_long: bool
+    """Whether a text longer than `max_tokens` is an error."""
+
+    def tokenizer(self, resolved: ResolvedTeacher, teacher: Teacher) -> Callable[[Unit], TokenizedUnit]:
+        """Returns the function that tokenises a unit's texts for this teacher."""
+        digest = tokenizer_digest(teacher.tokenizer, resolved.files)
+        cache = TokenCache(self.store, self.console, teacher.tokenizer, digest, teacher.limit, teacher.takes_types)
+        return partial(self._tokenize, resolved, teacher, cache)
+
+    def _tokenize(self, resolved: ResolvedTeacher, teacher: Teacher, cache: TokenCache, unit: Unit) -> TokenizedUnit:
+        request: UnitRequest = unit.payload
+        rows, tokens = cache.read(self.buckets[request.part, request.prefix], request.rows)
+        teacher.check(tokens, lambda row: str(rows.column("text")[row]))
+        if self.refuse_long and tokens.truncated.any():
+            first = rows.column("text")[int(tokens.truncated.argmax())].as_py()
+            raise DataError(
+                f"{int(tokens.truncated.sum())} texts are longer than {resolved.max_tokens} tokens of "
+                f"teacher {resolved.name}",
+                where=f"the first: {shown(first)}",
+                fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
+            )
+        return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)

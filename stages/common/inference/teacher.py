@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError
-from amalgam.stages.common.device import PendingTransfer, put_on, start_transfer, to_device
+from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference.cuda import (
     WORDS,
     Capture,
@@ -42,6 +43,8 @@ from amalgam.stages.common.inference.dropout import (
     unsupported_dropout,
 )
 from amalgam.stages.common.inference.fast_encoder import FastEncoder, close_enough, describe_fast_encoder
+from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
 
@@ -407,3 +410,53 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
         if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
             return False
     return True
+
+
+@dataclass
+class TeacherLoader:
+    """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
+
+    seed: int
+    device: str
+    batch_tokens: int | None
+    console: Console
+    _key: tuple[str, str] | None = None
+    _teacher: Teacher | None = None
+    _dropout_checked: bool = False
+    _notes: set[str] = field(default_factory=set)
+
+    def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+        """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
+        if self._teacher is None or self._key != (resolved.name, dtype):
+            self._teacher = None  # frees the memory before the next one is loaded
+            self._teacher = self._load(resolved, dtype)
+            self._key, self._dropout_checked = (resolved.name, dtype), False
+            self.log_notes(self._teacher)
+        if passes and not self._dropout_checked:
+            self._teacher.check_dropout_active()
+            self._dropout_checked = True
+        return self._teacher
+
+    def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
+        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
+        tokenizer = load_tokenizer(resolved.files)
+        return Teacher(
+            model,
+            tokenizer,
+            name=resolved.name,
+            digest=resolved.files.digest,
+            seed=self.seed,
+            limit=token_limit(model.config, tokenizer, resolved.max_tokens),
+            device=pick_device(self.device),
+        )
+
+    def tokens_at_once(self, teacher: Teacher) -> int:
+        """Returns execution.batch_tokens, or the device's own number."""
+        return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
+
+    def log_notes(self, teacher: Teacher) -> None:
+        """Prints each note of the teacher once; inference may add notes."""
+        for note in teacher.notes:
+            if note not in self._notes:
+                self.console.note(note)
+                self._notes.add(note)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that computes bf16."""
-    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "bf16")
+    monkeypatch.setattr("amalgam.stages.cache_teachers.stage.dtype_for", lambda _device: "bf16")
 
 
 def dtypes(workspace: Workspace) -> set[str]:
@@ -68,7 +68,7 @@ def test_a_cpu_uses_bf16_only_where_its_products_are_faster(
 def test_auto_is_fp32_without_a_note_where_the_hardware_has_nothing_else(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")
+    monkeypatch.setattr("amalgam.stages.cache_teachers.stage.dtype_for", lambda _device: "fp32")
     result = fresh("cache-teachers", "cache.dtype=auto")
     assert result.code == 0, result.err
     assert "cache.dtype" not in result.err
@@ -80,13 +80,14 @@ def test_auto_is_fp32_without_a_note_where_the_hardware_has_nothing_else(
 def test_a_lost_decision_is_taken_from_the_results_that_exist(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch, content: bytes | None, *, complete: bool
 ) -> None:
-    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "bf16")
+    monkeypatch.setattr("amalgam.stages.cache_teachers.stage.dtype_for", lambda _device: "bf16")
     fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
     if not complete:
         next(fresh.artifacts.glob("cache-teachers/*/MANIFEST.json")).unlink()
     for path in (fresh.artifacts / "pins").glob("dtype-*"):  # its copy too
         path.unlink() if content is None else path.write_bytes(content)
-    monkeypatch.setattr("amalgam.stages.common.device.dtype_for", lambda _device: "fp32")  # it would decide otherwise
+    # Without the results this dtype would be chosen.
+    monkeypatch.setattr("amalgam.stages.cache_teachers.stage.dtype_for", lambda _device: "fp32")
     with fresh.counting() as asked:
         result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=16")
     assert "bf16, as in the results" in result.err

@@ -260,6 +260,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def size(count: float) -> str:
+    """Formats a number of bytes."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            return f"{count / step:,.{0 if count >= 100 * step else 1}f} {unit}"
+    return f"{count:.0f} bytes"
+
+
 def printable(text: str, keep: str = "\n") -> str:
     """Escapes the characters of a text that are not visible, except those to keep."""
     return "".join(letter if letter in keep or letter.isprintable() else _escaped(letter) for letter in text)

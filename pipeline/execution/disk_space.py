@@ -6,11 +6,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DataError, DiskFullError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
-
-GIGABYTE = 1e9
 
 
 def check_disk_space(
@@ -29,13 +28,13 @@ def check_disk_space(
     for folder, needs in _by_disk(run, by_stage).items():
         total, free = sum(needs.values()), shutil.disk_usage(folder).free
         if total > free:
-            parts = ", ".join(f"{name} {_gigabytes(need)}" for name, need in needs.items() if need)
+            parts = ", ".join(f"{name} {size(need)}" for name, need in needs.items() if need)
             raise DiskFullError(
-                f"the disk has too little space: {_gigabytes(total)} are needed, {_gigabytes(free)} are free ({parts})",
+                f"the disk has too little space: {size(total)} are needed, {size(free)} are free ({parts})",
                 where=str(folder),
                 fix="free some space (`amalgam gc`), or set execution.workspace to a folder on another disk",
             )
-        lines.append(f"{_gigabytes(free)} free in {folder}, at least {_gigabytes(total)} needed")
+        lines.append(f"{size(free)} free in {folder}, at least {size(total)} needed")
     return "; ".join(lines)
 
 
@@ -62,7 +61,3 @@ def _by_disk(run: Run, by_stage: Mapping[str, tuple[int, int]]) -> dict[Path, di
         for name, need in by_stage.items():
             own[name] = own.get(name, 0) + need[place]
     return needs
-
-
-def _gigabytes(count: float) -> str:
-    return f"{count / GIGABYTE:.1f} GB" if count >= GIGABYTE / 10 else f"{count / 1e6:,.1f} MB"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import (
     AmalgamError,
     DiskFullError,
@@ -117,8 +117,8 @@ def storage_error(error: Exception, what: str, store: Store) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed."""
     kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or store.root
     if is_disk_full(error):
-        free = shutil.disk_usage(store.root).free / 1e9
-        kind, reason, where = DiskFullError, f"the disk is full ({free:.1f} GB free)", store.root
+        free = size(shutil.disk_usage(store.root).free)
+        kind, reason, where = DiskFullError, f"the disk is full ({free} free)", store.root
     return kind(f"{what}: {reason}", where=short_path(where), fix=f"{fix_of(error)}, {AGAIN}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
@@ -128,9 +128,9 @@ def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:
     if as_json:
         console.json(status)
         return
-    console.result(f"workspace {status['workspace']}: {status['bytes'] / 1e6:,.1f} MB")
+    console.result(f"workspace {status['workspace']}: {size(status['bytes'])}")
     rows = [
-        [row["stage"], "HEAD" if row["head"] else "", row["name"], f"{row['bytes'] / 1e6:,.1f} MB", row["summary"]]
+        [row["stage"], "HEAD" if row["head"] else "", row["name"], size(row["bytes"]), row["summary"]]
         for row in status["artifacts"]
     ]
     console.table("", ["stage", "", "result", "size", "what"], rows)
@@ -148,8 +148,7 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
         for damage in damaged:
             state = "mended" if damage["mended"] else "to mend"
             console.result(f"{damage['path']}: {damage['fault']}; {state}: {damage['repair']}")
-        megabytes = f"{results['bytes'] / 1e6:,.1f} MB"
-        console.result(f"{results['files']:,} files, {megabytes} checked, {len(damaged)} damaged")
+        console.result(f"{results['files']:,} files, {size(results['bytes'])} checked, {len(damaged)} damaged")
     left = [damage for damage in damaged if not damage["mended"]]
     if left or (damaged and not repair):
         raise DamagedError(
@@ -182,14 +181,10 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
         return
     for why in dict.fromkeys(row["why"] for row in garbage):
         sizes = [row["bytes"] for row in garbage if row["why"] == why]
-        console.result(f"{len(sizes):,} file{'' if len(sizes) == 1 else 's'}, {_size(sum(sizes))}: {why}")
-    console.result(f"{_size(total)} {'deleted' if yes else 'could be deleted'}")
+        console.result(f"{len(sizes):,} file{'' if len(sizes) == 1 else 's'}, {size(sum(sizes))}: {why}")
+    console.result(f"{size(total)} {'deleted' if yes else 'could be deleted'}")
     if garbage and not yes:
         console.result(f"`amalgam gc{' --unused' if unused else ''} --yes` deletes them; `--json` lists them")
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
 
 
 def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from amalgam.pipeline.config.schema import TEACHER
-from amalgam.pipeline.console import Console, duration
+from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent
 from amalgam.stages.report.blocks import ReportJson, Scores
-from amalgam.stages.report.html import FOLDER, publish, render, size
+from amalgam.stages.report.html import FOLDER, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import number
@@ -340,7 +340,7 @@ def _table(comparison: Comparison) -> list[list[str]]:
         *(row(f"change: {step}", change(step)) for step in steps),
         row("time", lambda run: "-" if run["seconds"] is None else duration(run["seconds"])),
         row("text-passes of teachers", lambda run: f"{run['text_passes']:,}"),
-        row("size of the student", lambda run: size(run["student_bytes"])),
+        row("size of the student", lambda run: "-" if run["student_bytes"] is None else size(run["student_bytes"])),
         row("report", lambda run: run["fingerprint"]),
     ]
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
-from amalgam.pipeline.console import duration
+from amalgam.pipeline.console import duration, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.runner import TIMING
@@ -50,8 +50,7 @@ class Cost:
     disk_mb: float
 
     def cells(self) -> list[str]:
-        sizes = (self.memory_mb, self.disk_mb)
-        return [duration(self.seconds), *(f"{mb / 1000:,.1f} GB" if mb >= 1000 else f"{mb:,.0f} MB" for mb in sizes)]
+        return [duration(self.seconds), size(self.memory_mb * MEGABYTE), size(self.disk_mb * MEGABYTE)]
 
 
 class CostJson(TypedDict):
@@ -187,8 +186,8 @@ def _measured(run: Run, stage: Stage, missing: Sequence[Unit]) -> Rate | None:
             rates.append(_rate_of_unit(run, stage, min(units, key=lambda unit: unit.size)))
     workload = sum(rate.workload for rate in rates)
     seconds = sum(rate.seconds / rate.workload for rate in rates if rate.workload) / len(rates)
-    size = sum(rate.bytes / rate.workload for rate in rates if rate.workload) / len(rates)
-    rate = Rate(workload, seconds * workload, size * workload)
+    disk = sum(rate.bytes / rate.workload for rate in rates if rate.workload) / len(rates)
+    rate = Rate(workload, seconds * workload, disk * workload)
     run.store.replace(run.store.root / RATES, {**_measured_rates(run), stage.name: asdict(rate)})
     return rate if rate.workload > 0 else None
 
@@ -198,8 +197,8 @@ def _rate_of_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
     with run.console.progress(stage.name, stage.unit_label, unit.size, 0):
         stage.run_units(run, [unit])
     record = run.store.record(unit.record_path)
-    size = sum(file.bytes for file in record.files) if record else 0
-    return Rate(stage.workload(run, [unit]) or 0.0, time.monotonic() - began, size)
+    written = sum(file.bytes for file in record.files) if record else 0
+    return Rate(stage.workload(run, [unit]) or 0.0, time.monotonic() - began, written)
 
 
 # ---- memory

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
@@ -34,8 +35,8 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
     device = pick_device("auto")
     yield Check("device", f"{device}, {dtype_for(device)}")
     yield from _experiment(config, overrides)
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    yield Check("disk", f"{free:,.1f} GB free", "amalgam gc" if free < 1 else "")
+    free = shutil.disk_usage(Path.cwd()).free
+    yield Check("disk", f"{size(free)} free", "amalgam gc" if free < 1e9 else "")
 
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:

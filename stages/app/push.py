@@ -19,7 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 )
 
 from amalgam.data.keys import shown, shown_names
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.licences import LICENCES, warnings
@@ -31,7 +31,6 @@ from amalgam.stages.common.models.model_folder import CARD
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
-from amalgam.stages.report.html import size
 
 
 def push(  # noqa: PLR0913 - the options of the command

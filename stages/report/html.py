@@ -21,7 +21,7 @@ import yaml
 from markupsafe import Markup, escape
 
 from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
-from amalgam.pipeline.console import duration, printable
+from amalgam.pipeline.console import duration, printable, size
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
@@ -109,7 +109,7 @@ def _environment() -> jinja2.Environment:
         "millions": _optional(millions),
         "points": _optional(lambda share: f"{100 * share:+.1f}"),
         "unbroken": lambda text: as_html(text).replace(" %", "\N{NO-BREAK SPACE}%"),
-        "size": size,
+        "size": _optional(size),
         "time": _optional(duration),
         "as_yaml": lambda value: Markup("\n").join(map(as_html, yaml.safe_dump(value, allow_unicode=True).split("\n"))),
         "shade": lambda share: f"h{min(9, int(10 * share))}",
@@ -132,15 +132,6 @@ def _printed(value: Any) -> Any:
 def as_html(text: object) -> Markup:
     """Escapes text from data; invisible and direction-changing letters become escape sequences."""
     return escape(printable(str(text).translate(SPACES), keep=JOINERS))
-
-
-def size(value: int | None) -> str:
-    if value is None:
-        return NO_VALUE
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= step:
-            return f"{value / step:,.1f} {unit}"
-    return f"{value} bytes"
 
 
 def millions(count: int) -> str:

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
+from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DiskFullError, is_disk_full
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
@@ -59,7 +60,7 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
         free = shutil.disk_usage(folder).free
         raise DiskFullError(
-            f"disk full: a checkpoint needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            f"disk full: a checkpoint needs {size(need)}, {size(free)} are free",
             where=str(folder),
             fix="free some space and run the command again: it resumes from the last checkpoint",
         ) from error

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.tests.test_bad_input import assert_three_lines
+from amalgam.tests.test_errors import denied, mode, permissions
 from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
 
 THEIRS = (
@@ -346,3 +348,22 @@ def test_texts_from_python_are_verified(workspace: Workspace) -> None:
     [damage] = workspace.attempt("verify", "--json").json["damaged"]
     assert damage["path"] == f"given/{path.name}"
     assert "Python" in damage["repair"]
+
+
+# ---- permissions
+
+
+@permissions
+@pytest.mark.parametrize("command", ["plan", "run", "verify", "gc --unused --yes", "build-targets --force"])
+@pytest.mark.parametrize("name", ["HEAD.json", "build-targets/*/MANIFEST.json", "cache-teachers/*/units/*.json"])
+def test_a_record_without_permission_is_not_lost(workspace: Workspace, command: str, name: str) -> None:
+    path = next(workspace.artifacts.glob(name))
+    before = path.read_bytes()
+    code, err = denied(workspace, mode(str(path.relative_to(workspace.folder)), 0), *command.split())
+    if command not in {"verify", "gc --unused --yes"} and "units" in name:  # a result is current without it
+        return
+    assert code == 1, err
+    assert_three_lines(err)
+    assert path.name in err
+    assert "chmod" in err
+    assert path.read_bytes() == before

@@ -238,10 +238,26 @@ class PackedStorage:
         if entry.pack not in self._refetched:
             self._refetched.add(entry.pack)
             self.inner.get([entry.pack])
-        unpacked, loose = self._unpack(path, entry), regular(self.root, path)
-        if unpacked and loose and unpacked != loose and loose.read_bytes() != unpacked.read_bytes():
-            self._quarantine_loose([path])
-        return unpacked is not None
+        return self._unpack(path, entry) is not None
+
+    def unequal_copies(self, path: str) -> tuple[Path, Path] | None:
+        """Returns the loose and the unpacked file if they differ."""
+        entry, loose = self._entry(path), regular(self.root, path)
+        unpacked = self._unpack(path, entry) if entry and loose else None
+        if unpacked is None or loose is None or unpacked == loose or loose.read_bytes() == unpacked.read_bytes():
+            return None
+        return loose, unpacked
+
+    def keep_loose(self, path: str, record: str) -> None:
+        """Removes a unit from the index whose packed file is damaged; its loose file and its record stay."""
+        text = self._text(record)
+        if text is not None:
+            self.inner.put({record: text})
+        self._forget([record, path])
+
+    def keep_packed(self, path: str) -> None:
+        """Moves the loose file to quarantine."""
+        self._quarantine_loose([path])
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files and folders in a folder, sorted."""

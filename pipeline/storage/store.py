@@ -199,8 +199,20 @@ class Store:
         """Returns the file's fault, or None. A damaged copy is fetched again; `refetch`: every copy is."""
         if refetch:
             self.backend.refetch(file.path)
+            self._keep_whole_copy(file)
         fault = self._fault(file)
         return self._fault(file) if fault and not refetch and self.backend.refetch(file.path) else fault
+
+    def _keep_whole_copy(self, file: StoredFile) -> None:
+        """Keeps the loose or the packed copy of a file, the one that matches its digest."""
+        copies = self.backend.unequal_copies(file.path)
+        if copies is None:
+            return
+        if file_digest(copies[0]) == file.sha256:
+            self.backend.keep_loose(file.path, file.path.rpartition("-")[0] + ".json")
+            self.notify(f"{file.path} is damaged in its pack; its loose file is used")
+        else:
+            self.backend.keep_packed(file.path)
 
     def _fault(self, file: StoredFile) -> str | None:
         path = self.backend.local_path(file.path)

@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE
 from amalgam.pipeline.storage.local import atomic_write, make_folder, sync, temporary_path
-from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, regular
+from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, is_regular, regular
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.pipeline.user_paths import check_writable
@@ -85,8 +85,8 @@ def read_mark(folder: Path) -> Mark | None:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except OSError:
+        return path.read_bytes() if is_regular(path) else None
+    except FileNotFoundError:
         return None
 
 

@@ -340,3 +340,18 @@ def test_a_lost_index_is_rebuilt_from_its_packs(workspace: str, monkeypatch: pyt
     assert store.backend.mend_indexes(FOLDER) == dict.fromkeys(paths, False)
     assert_whole(opened(workspace), records)
     assert opened(workspace).backend.mend_indexes(FOLDER) == {}
+
+
+def test_a_unit_that_is_damaged_in_its_pack_is_taken_from_its_loose_file(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "artifacts")
+    records = filled(workspace)
+    pack_all(workspace)
+    [pack] = (tmp_path / "artifacts" / FOLDER / "packs").glob("*.pack")
+    flip_bit(pack, 50)
+    flip_bit(tmp_path / "artifacts" / records[tmp_path / "artifacts" / FOLDER / "u05.json"].files[0].path, 50)
+    store, notes = opened(workspace), list[str]()
+    store.notify = notes.append
+    assert [store.check_file(record.files[0], refetch=True) for record in records.values()] == [None] * UNITS
+    assert len(notes) == 1
+    without_loose_files(opened(workspace))
+    assert_whole(opened(workspace), records)

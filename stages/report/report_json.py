@@ -14,6 +14,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.storage.store import Record, Store
+from amalgam.stages.cache_teachers.stage import CacheFacts
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.corpus import CorpusFacts, PartFacts
 from amalgam.stages.common.intervals import bounds, interval, percent
@@ -48,6 +49,7 @@ from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, verdict
 
 if TYPE_CHECKING:
     from amalgam.stages.train_student.training import StudentFacts
+    from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 FORMAT = 3
 
@@ -87,8 +89,9 @@ class ReportInputs:
     def fingerprint(self, stage: str) -> str | None:
         return self.results[stage][0] if stage in self.results else None
 
-    def facts(self, stage: str) -> dict[str, Any]:
-        return self.results[stage][1].facts if stage in self.results else {}
+    def facts(self, stage: str) -> Any:
+        """Returns the facts of a stage's manifest; None if the experiment has no such stage."""
+        return self.results[stage][1].facts if stage in self.results else None
 
 
 def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: Findings, name: str) -> ReportJson:
@@ -141,8 +144,9 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
 
 def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tuple[str, OtherStudent]]) -> VerdictInputs:
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
-    facts, weights, test = inputs.facts("train-student"), inputs.facts("weigh-teachers"), inputs.settings.corpus.test
-    evaluation = numbers["evaluation"]
+    student: StudentFacts = inputs.facts("train-student")
+    weights: WeightFacts | None = inputs.facts("weigh-teachers")
+    evaluation, test = numbers["evaluation"], inputs.settings.corpus.test
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
     unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
@@ -152,11 +156,11 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
         labels=quality["classes"] if quality else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
-        steps=facts.get("steps"),
-        epochs=facts.get("epochs", 1),
+        steps=student["steps"],
+        epochs=student["epochs"],
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
-        weights_unused=weights.get("fallback", False),
-        long_texts=(facts.get("cut") or 0) / max(facts.get("texts") or 0, 1),
+        weights_unused=weights is not None and weights.get("fallback", False),
+        long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],
         label=inputs.settings.corpus.label,
         selected_texts=any(source.endswith(TO_LABEL) for source in test or ()),
@@ -166,10 +170,10 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
-    systems: dict[str, Any] = {
-        name: {key: value for key, value in scores.items() if key not in {"confusion", "label_f1"}}
-        for name, scores in evaluation["systems"].items()
-    }
+    systems = {name: scores.copy() for name, scores in evaluation["systems"].items()}
+    for scores in systems.values():
+        scores.pop("confusion", None)
+        scores.pop("label_f1", None)
     return {
         **evaluation,
         "labels": len(evaluation["labels"]),
@@ -195,12 +199,14 @@ def _labels(inputs: ReportInputs) -> LabelsBlock:
 
 
 def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
-    facts: CorpusFacts = inputs.results["read-corpus"][1].facts
+    facts: CorpusFacts = inputs.facts("read-corpus")
+    cache: CacheFacts | None = inputs.facts("cache-teachers")
+    student: StudentFacts | None = inputs.facts("train-student")
     return {
         "parts": [_part_counts(name, part) for name, part in facts["parts"].items()],
         "leaks": {part: count for part, (count, _) in facts["leaks"].items()},
-        "cut": inputs.facts("cache-teachers").get("cut", {}),
-        "cut_student": inputs.facts("train-student").get("cut"),
+        "cut": cache["cut"] if cache else {},
+        "cut_student": student["cut"] if student else None,
         "scripts": findings["scripts"],
     }
 

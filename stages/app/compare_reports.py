@@ -206,16 +206,16 @@ def read_report(path: Path) -> ReportJson:
 def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
     """Returns comparison.json; the keys of `reports` are the names of the runs."""
     runs = list(reports.values())
-    first, rows = runs[0], [_run_row(name, run, runs[0]) for name, run in reports.items()]
+    first = runs[0]
     same_texts = all(_same_texts(run, first) for run in runs)
     return {
         "amalgam_report": FORMAT,
         "same_texts": same_texts,
-        "runs": rows,
+        "runs": [_run_row(name, run, first) for name, run in reports.items()],
         "chance": first["chance"] if same_texts else None,
         "groups": _groups(runs) if same_texts else [],
         "settings": list(_differing_settings(runs)),
-        "summary": _summary(rows, runs, same_texts=same_texts),
+        "summary": _summary(reports, same_texts=same_texts),
     }
 
 
@@ -243,7 +243,7 @@ def _run_row(name: str, run: ReportJson, first: ReportJson) -> ComparedRun:
         "accuracy": scores and scores["accuracy"],
         "macro_f1": scores and scores["macro_f1"],
         "nll_nats": scores and scores["nll_nats"],
-        "nll_infinite": scores and scores["nll_infinite"],
+        "nll_infinite": scores and scores.get("nll_infinite"),
         "ece": scores and scores["ece"],
         "low": low,
         "high": high,
@@ -297,19 +297,16 @@ def _value(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _summary(rows: Sequence[ComparedRun], runs: Sequence[ReportJson], *, same_texts: bool) -> str:
-    measured = [
-        (scores["accuracy"], row["name"], run) for row, run in zip(rows, runs, strict=True) if (scores := _scores(run))
-    ]
+def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
+    measured = [(scores, name) for name, run in reports.items() if (scores := _scores(run))]
     if len(measured) < 2:
         return "No run can be called better: fewer than two have labelled test texts."
     if not same_texts:
         return "The runs have different test texts, so their accuracies cannot be compared."
-    (best, name, run), (second, second_name, second_run), *_ = sorted(measured, key=lambda entry: -entry[0])
-    n = run["evaluation"]["n"] if run["evaluation"] else 0
-    accuracies = f"{name} has the highest accuracy, {percent(best)} on {n:,} test texts"
-    accuracies += f"; {second_name} is next with {percent(second)}"
-    lead = difference(run, second_run)
+    (best, name), (second, next_name), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])
+    accuracies = f"{name} has the highest accuracy, {percent(best['accuracy'])} on {best['n']:,} test texts"
+    accuracies += f"; {next_name} is next with {percent(second['accuracy'])}"
+    lead = difference(reports[name], reports[next_name])
     if lead is None:
         return f"{accuracies}."
     points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"

@@ -21,6 +21,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
+from unicodedata import normalize
 from urllib.parse import unquote
 
 from amalgam.data.keys import shown, shown_names
@@ -121,6 +122,8 @@ def _no_files(source: str, path: Path) -> DataError:
     names = sorted(entry.name for entry in parent.iterdir())
     near = [shown(name) for name in nearest(missing.name, names) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
+    if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
+        fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
     where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 
@@ -171,8 +174,6 @@ def _copy_one_version(url: str, target: Path) -> None:
 
 def _copy(url: str, target: Path) -> None:
     """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
-    import polars as pl
-
     if target.suffix.lower() == ".parquet":
         pl.scan_parquet(url).sink_parquet(target)
     else:

@@ -18,11 +18,13 @@ import transformers
 
 from amalgam.pipeline.execution import runner
 from amalgam.pipeline.execution.runner import MAX_REPAIRS
+from amalgam.stages.app import sweep
+from amalgam.stages.common import load
 from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.generate import texts as generating
 from amalgam.stages.read_corpus import stage as reading
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import Workspace, largest_difference, scale_weights
+from amalgam.tests.workspaces import TEST, Workspace, largest_difference, scale_weights
 
 Hook = Callable[[], object]
 
@@ -251,3 +253,66 @@ def test_an_edit_of_the_experiment_file_during_a_run_is_said_at_the_end(
     assert "amalgam.yaml changed during the run" in result.err.splitlines()[-1]
     assert fresh.stale() == {"train-student", "report"}
     assert "changed during" not in fresh("run").err
+
+
+def test_an_edit_of_the_experiment_file_ends_a_sweep(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh("build-targets")
+    edit = once(lambda: fresh.edit("learning_rate: 1e-3", "learning_rate: 1e-4"))
+    around(monkeypatch, sweep, "_result", before=None, after=edit)
+    result = fresh.attempt("sweep", "student.seed=0,1")
+    assert result.code == 1, result.err
+    assert "amalgam.yaml changed during the sweep; seed-1 and later" in result.err
+    assert sorted(path.name for path in (fresh.folder / "students").iterdir()) == ["seed-0"]
+
+
+# ---- names
+
+
+ODD = "exp [v2]?* {a,b} %41 file:x \n $HOME `x` 'q\" caf\u00e9 e\u0301 -rf"
+
+
+def test_a_run_in_a_folder_of_an_odd_name_equals_any_other(fresh: Workspace, built: Workspace, tmp_path: Path) -> None:
+    """Decoys have names that a pattern or a shell would find instead."""
+    for decoy in ("exp 2x a", "A", "x", "exp 2b b"):
+        shutil.copytree(fresh.folder, tmp_path / decoy, dirs_exist_ok=True)
+        (tmp_path / decoy / "texts/train.csv").write_text("text,label\ndecoy,law\n")
+    odd = fresh.copy(tmp_path / ODD / "file:x")
+    for old, new in (("texts", "t[e]xts?*"), ("models/first", "models/[f]irst*"), ("models/encoder", "models/%41")):
+        (odd.folder / old).rename(odd.folder / new)
+        odd.edit(old, new)
+    odd.edit("  train: t[e]xts?*/train.csv", '  train: "t[e]xts?*/tr*n.csv"')
+    odd("run")
+    assert odd.digests("cache-teachers") == built.digests("cache-teachers")
+    assert largest_difference(odd.targets(), built.targets()) == 0
+    assert odd("verify", "--json").json["damaged"] == []
+    assert odd.stale() == set()
+    (odd.folder / "file:y").mkdir()
+    shutil.copyfile(odd.folder / "t[e]xts?*/test.csv", odd.folder / "file:y/-rf[1].csv")
+    odd("predict", "--input", "file:y/-rf[1].csv", "--out", "file:y/a*.parquet")
+    odd("predict", "--input", "file:y/a*.parquet", "--text", "label", "--out", "file:y/b?.csv")
+    assert len((odd.folder / "file:y/b?.csv").read_text().splitlines()) == TEST + 1
+
+
+def test_remote_texts_with_other_content_than_at_first_are_refused(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [(fresh.folder / "texts/train.csv").read_text()]
+    fresh.edit("texts/train.csv", "s3://bucket/train.csv")
+
+    def fetch_remote(_: str, folder: Path) -> Path:
+        (folder / "train.csv").write_text(contents[-1])
+        return folder / "train.csv"
+
+    monkeypatch.setattr(load, "fetch_remote", fetch_remote)
+    fresh("read-corpus")
+    before = fresh.plan()["read-corpus"]["fingerprint"]
+    contents.append(contents[0].replace("a", "e", 9))
+    for _ in range(2):
+        shutil.rmtree(fresh.artifacts / "read-corpus")
+        result = fresh.attempt("read-corpus")
+        assert result.code == 3, result.err
+        assert "other content" in result.err
+        assert "s3://bucket/train.csv" in result.err
+    contents.pop()
+    fresh("read-corpus")
+    assert fresh.plan()["read-corpus"]["fingerprint"] == before

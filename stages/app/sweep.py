@@ -20,11 +20,12 @@ from typing import TypedDict
 import yaml
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import ExperimentError, InputChangedError
 from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.input_files import InputFile
 from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
@@ -44,6 +45,15 @@ class SweepRun:
     name: str
     values: dict[str, str]
     overrides: list[str]
+    file: InputFile | None = None
+    """The experiment file that all students of the sweep share."""
+
+    def check_file(self) -> None:
+        """Refuses an experiment file that was edited during the sweep."""
+        if self.file is not None and not self.file.has_content():
+            what = f"{self.file.path.name} changed during the sweep; {self.name} and later students are not made"
+            fix = "run the sweep again: finished students that the edit does not change are reused"
+            raise InputChangedError(what, where=str(self.file.path), fix=fix)
 
 
 def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: bool) -> None:
@@ -55,6 +65,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
         _train_in_parallel(config, sweep_runs, quiet=quiet)
     results = []
     for sweep_run in sweep_runs:
+        sweep_run.check_file()
         Console(quiet=quiet).say(f"== {sweep_run.name}")
         results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
     _show(Console(quiet=quiet), results, as_json=as_json)
@@ -77,10 +88,10 @@ def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
         values = dict(zip(swept, combination, strict=True))
         name = "-".join([*prefix, *(_word(field, value) for field, value in values.items())])
         settings = [*fixed, *(f"{field}={value}" for field, value in values.items()), f'student.name="{name}"']
-        load_with_methods(config, settings)
+        file = load_with_methods(config, settings).file
         if name in sweep_runs:
             raise ExperimentError(f"two students have the name {name}", fix="name each value once")
-        sweep_runs[name] = SweepRun(name, values, settings)
+        sweep_runs[name] = SweepRun(name, values, settings, file)
     return list(sweep_runs.values())
 
 
@@ -119,6 +130,7 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
     """Runs the earlier stages one after the other, since students share them; then trains students in parallel."""
     waiting: dict[str, Run] = {}
     for sweep_run in sweep_runs:
+        sweep_run.check_file()
         run = open_run(config, sweep_run.overrides, console=PrefixedConsole(sweep_run.name, quiet=quiet))
         if not STUDENT.is_needed(run.experiment):
             continue

@@ -97,6 +97,13 @@ def test_a_command_in_a_message_quotes_the_name(tmp_path: Path) -> None:
     assert "utf-8 'a; rm b.csv' > 'utf8-a; rm b.csv'" in bad.fix
 
 
+def test_a_name_in_another_unicode_form_is_not_found_but_explained(tmp_path: Path) -> None:
+    _make(tmp_path, "cafe\u0301.csv")
+    with pytest.raises(DataError) as caught:
+        find_files("caf\u00e9.csv", tmp_path)
+    assert "NFC, NFD" in str(caught.value.fix)
+
+
 def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> None:
     _make(tmp_path / "texts", "train.csv", "test.csv")
     with pytest.raises(DataError) as caught:

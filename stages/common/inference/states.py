@@ -29,6 +29,7 @@ from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
 """Between the words of a label name: camel case, space, underscore or hyphen."""
 
+CHUNK = 16 << 20
 LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -99,8 +100,16 @@ def in_blocks(states: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
 
 def reserve(path: Path) -> None:
     """Allocates the blocks of a sparse file: on a full disk, a write into its map would end the process (SIGBUS)."""
+    size = path.stat().st_size
     with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        for start in range(0, size, CHUNK):  # macOS: the file is written over itself
+            file.seek(start)
+            content = file.read(CHUNK)
+            file.seek(start)
+            file.write(content)
 
 
 def write_states(  # noqa: PLR0913 - each a separate input of the states

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from amalgam.pipeline.execution import disk_space
+from amalgam.stages.common import deliveries
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -78,6 +79,32 @@ def test_the_least_need_is_less_than_the_space_that_is_used(
     weights = [fresh.folder / "students/student/model.safetensors", *fresh.artifacts.glob("*/*/*/model.safetensors")]
     assert student_bytes(fresh) <= sum(path.stat().st_size for path in weights)
     assert built.digests("cache-teachers") == fresh.digests("cache-teachers")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "student.html"])
+def test_a_disk_that_is_full_when_a_result_is_copied_is_an_error_with_the_need(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    folder = "reports" if file.endswith(".html") else "students"
+    shutil.rmtree(workspace.folder / folder)
+
+    def full(*arguments: object, **options: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    if folder == "students":
+        monkeypatch.setattr(deliveries.shutil, "copyfile", full)
+    else:
+        monkeypatch.setattr(deliveries, "atomic_write", full)
+    result = workspace.attempt("run")
+    assert result.code == 1, result.err
+    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
+    assert "the disk is full" in result.err
+    assert "are needed" in result.err
+    assert str(workspace.folder) in result.err
+    assert not list(workspace.folder.rglob(".tmp-*"))
+    monkeypatch.undo()
+    workspace("run")
+    assert list((workspace.folder / folder).rglob(file))
 
 
 def test_current_results_need_no_space(workspace: Workspace, leave: Callable[[int], None]) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -97,7 +98,7 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
         except Exception as error:
             transient = isinstance(error, OSError) and error.errno in PASSING
             if is_disk_full(error) or (transient and attempt == ATTEMPTS):
-                raise storage_error(error, what, store) from error
+                raise storage_error(error, what, store.root) from error
             if not transient:
                 raise
             console.note(f"{what}: {reason_of(error)}; trying again ({attempt} of {ATTEMPTS})")
@@ -113,12 +114,12 @@ def interrupted(number: int) -> InterruptedRunError:
     return InterruptedRunError(what, signal_number=number, fix="run the same command again to continue")
 
 
-def storage_error(error: Exception, what: str, store: Store) -> WorkError:
-    """Returns the error with a fix; `what` names the work that failed."""
-    kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or store.root
+def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
+    """Returns the error with a fix; `what` names the work that failed, and `folder` has its files."""
+    kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or folder
     if is_disk_full(error):
-        free = size(shutil.disk_usage(store.root).free)
-        kind, reason, where = DiskFullError, f"the disk is full ({free} free)", store.root
+        free = size(shutil.disk_usage(folder).free)
+        kind, reason, where = DiskFullError, f"the disk is full ({free} free)", folder
     return kind(f"{what}: {reason}", where=short_path(where), fix=f"{fix_of(error)}, {AGAIN}")
 
 

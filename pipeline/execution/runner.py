@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, InputChangedError, all_of
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
@@ -119,7 +120,12 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     run.needs[stage.name] = [name for name in stage.needs(run.experiment) if name in run.results]
     for line in stage.summary(run, manifest) if fresh else ():
         run.console.say(f"  {line}")
-    stage.publish(run, manifest)
+    try:
+        stage.publish(run, manifest)
+    except OSError as error:
+        copy = size(stage.least_bytes(run, None)[1])
+        what = f"{stage.name}: its result cannot be copied next to the experiment file ({copy} are needed)"
+        raise storage_error(error, what, run.base) from error
     for note in run.notes[stage.name] if fresh else ():
         run.console.note(note)
 
@@ -194,7 +200,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         else:
             _wait_until(lambda: bool(run.store.records([folder / MANIFEST])), stage, run, units)
     except OSError as error:
-        raise storage_error(error, stage.name, run.store) from error
+        raise storage_error(error, stage.name, run.store.root) from error
     manifest = run.store.record(folder / MANIFEST)
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))

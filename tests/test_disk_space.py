@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_when_a_result_is_copied_is_an_error_with_the_need(
         raise OSError(28, "No space left on device")
 
     if folder == "students":
-        monkeypatch.setattr(deliveries.shutil, "copyfile", full)
+        monkeypatch.setattr(shutil, "copyfile", full)
     else:
         monkeypatch.setattr(deliveries, "atomic_write", full)
     result = workspace.attempt("run")

@@ -19,7 +19,7 @@ import pytest
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DataError, ExperimentError, WorkError
+from amalgam.pipeline.errors import DataError, ExperimentError, InputChangedError, WorkError
 from amalgam.pipeline.execution.runner import run_units
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerShare
 from amalgam.pipeline.storage.fingerprint import library_versions
@@ -208,6 +208,21 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     with pytest.raises(DataError) as refused:
         run_units(Errands(), run, errands(run, "refuses"))
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
+
+
+class OtherInputs(Errands):
+    """Its inputs differ between processes, as a file that is written meanwhile does."""
+
+    def identity(self, run: Run) -> Identity:
+        return Identity({}, {"content": os.getpid()})
+
+
+def test_a_worker_with_other_inputs_than_the_driver_commits_nothing(tmp_path: Path, cluster: Cluster) -> None:
+    run = new_run(tmp_path, **cluster.options)
+    units = errands(run, "unit")
+    with pytest.raises(InputChangedError, match="inputs of errands"):
+        run_units(OtherInputs(), run, units)
+    assert committed(units) == []
 
 
 def test_a_driver_ends_on_sigterm_and_gives_the_fix(fresh: Workspace, cluster: Cluster) -> None:

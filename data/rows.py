@@ -133,8 +133,8 @@ def fetch_remote(url: str, folder: Path) -> Path:
 
     Polars reads the usual AWS_* and HF_* variables itself.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2])
-    suffix = Path(name).suffix.lower()
+    name = remote_name(url)
+    suffix = name.suffix.lower()
     address = shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)  # an address may carry a secret
     if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
         fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
@@ -153,6 +153,11 @@ def fetch_remote(url: str, folder: Path) -> Path:
         fix += " (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
+
+
+def remote_name(url: str) -> Path:
+    """Returns a name for the local copy of an address; its suffix is that of the address."""
+    return Path(re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2]))
 
 
 def _copy_one_version(url: str, target: Path) -> None:

@@ -278,7 +278,8 @@ UNREADABLE = {
 """Messages and fixes by the kind of error; the first that fits."""
 
 
-def _read(path: Path) -> tuple[str, InputFile]:
+def _read(path: Path) -> tuple[str, InputFile | None]:
+    """Returns the text, and the file unless it is a pipe, which cannot be read again."""
     where = str(path.absolute())
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -286,11 +287,12 @@ def _read(path: Path) -> tuple[str, InputFile]:
             raise ExperimentError(what, where=where, fix="texts belong in corpus files")
         mark, content = FileMark.of(path), path.read_bytes()
         text = io.TextIOWrapper(io.BytesIO(content), "utf-8").read()
-        return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest())
+        is_file = path.is_file()
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
         what, fix = (words.format(error=error, path=path) for words in (what, fix))
         raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
+    return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest()) if is_file else None
 
 
 NOT_YAML = {

@@ -20,7 +20,7 @@ TEMPORARY_NAME = re.compile(r"\.tmp-(\d+-[0-9a-f]{12}|nonce-[0-9a-f]{32})")
 FINGERPRINT = r"[0-9a-f]{16,20}"
 RESULT = re.compile(rf"([a-z-]+-)?{FINGERPRINT}|remote")
 """Folder of a result, a family or a part."""
-UNIT = re.compile(r"(?P<name>.+)-[0-9a-f]{8}(?P<suffix>\.parquet|\.safetensors|\.json)?")
+UNIT = re.compile(r"(?P<name>.+)-[0-9a-f]{8}(?P<suffix>\.(parquet|safetensors|json|csv|tsv|jsonl|ndjson))?")
 """File or folder of a unit: its name and a digest."""
 PACK = re.compile(r"[0-9a-f]{20}\.pack")
 QUARANTINED = re.compile(r"[0-9a-f]{8}-.+")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import fetch_remote, find_files, text_file
+from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -379,7 +379,7 @@ def fetch(run: Run, sources: Sequence[str]) -> None:
         if source.startswith(REMOTE) and _fetched(run, source) is None:
             run.console.say(f"read-corpus: fetching {source}")
             path = _fetched_record(run, source)
-            with run.store.draft(path.parent, path.stem, ".parquet") as draft:
+            with run.store.draft(path.parent, path.stem, remote_name(source).suffix.lower()) as draft:
                 fetch_remote(source, draft.folder)
             record = run.store.record(path)
             if record is not None and run.store.pin("remote", source, record.files[0].sha256) != record.files[0].sha256:

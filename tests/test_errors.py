@@ -25,7 +25,6 @@ from amalgam.pipeline.errors import AmalgamError, FaultError, WorkError
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
-from amalgam.stages.app.predict import StudentFolder
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import Workspace, amalgam, finish, quiet_environment
 
@@ -181,23 +180,6 @@ def test_predictions_that_could_not_be_written_are_an_error_before_the_student_l
         assert "--out" in err
     code, err = denied(workspace, mode("texts/test.csv", 0), "predict", "--input", "texts/test.csv")
     assert (code, "test.csv cannot be read" in err) == (3, True), err
-
-
-@permissions
-def test_an_export_that_could_not_be_written_is_an_error_before_the_student_loads(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StudentFolder, "load", raising(AssertionError("the student was loaded")))
-    for bits in (0o555, 0):
-        code, err = denied(workspace, mode("out", bits), "export", "--onnx", "--out", "out/model")
-        assert code == 2, err
-        assert_three_lines(err)
-        assert "--out" in err
-    (workspace.folder / "link").symlink_to("out")
-    for out in ("texts/train.csv/model", "link", f"{LONG}/model"):
-        result = workspace.attempt("export", "--onnx", "--out", out)
-        assert result.code == 2, result.err
-        assert_three_lines(result.err)
 
 
 # ---- paths

@@ -13,7 +13,9 @@ import pytest
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
-from amalgam.stages.app.predict import finished_in
+from amalgam.stages.app.predict import StudentFolder, finished_in
+from amalgam.tests.test_bad_input import assert_three_lines
+from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,3 +120,20 @@ def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monke
     refused = built.attempt("export", "--onnx")
     assert (refused.code, "pip install 'amalgam-distill[onnx]'" in refused.err) == (2, True)
     assert "amalgam export --onnx" in built.attempt("export").err
+
+
+@permissions
+def test_an_export_that_could_not_be_written_is_an_error_before_the_student_loads(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StudentFolder, "load", raising(AssertionError("the student was loaded")))
+    for bits in (0o555, 0):
+        code, err = denied(workspace, mode("out", bits), "export", "--onnx", "--out", "out/model")
+        assert code == 2, err
+        assert_three_lines(err)
+        assert "--out" in err
+    (workspace.folder / "link").symlink_to("out")
+    for out in ("texts/train.csv/model", "link", f"{LONG}/model"):
+        result = workspace.attempt("export", "--onnx", "--out", out)
+        assert result.code == 2, result.err
+        assert_three_lines(result.err)

@@ -52,6 +52,17 @@ def _made_by_intel() -> bool:
     return CPU_INFO.is_file() and "GenuineIntel" in CPU_INFO.read_text()
 
 
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seeds the generators of the CPU and of the device.
+
+    torch.manual_seed also formats a stack trace for each kind of device that is not in use: a fifth of a small step.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def tokens_at_once(device: torch.device, width: int) -> int:
     """Returns the tokens of a launch: few on a CPU, to fit its caches, and on a GPU as many as its memory allows."""
     if device.type != "cuda":

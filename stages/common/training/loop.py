@@ -27,7 +27,7 @@ from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.device import dtype_for, put_on
+from amalgam.stages.common.device import dtype_for, put_on, seed_generators
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
@@ -208,7 +208,7 @@ class TrainingRun:
         """Runs one step; returns whether to stop and whether to save, equal on all processes."""
         step = self.progress.step
         batch = self._batch(step)
-        torch.manual_seed(dropout_seed(self.training.seed, step, self.accelerator.process_index))
+        seed_generators(self.device, dropout_seed(self.training.seed, step, self.accelerator.process_index))
         local_loss = self._backward(batch)
         is_due = self.main and time.monotonic() - self.saved_at >= self.training.checkpoint_seconds
         loss, stopping, saving, norm = self._measured(local_loss, [float(self.stop()), float(is_due)])

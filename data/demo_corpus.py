@@ -76,9 +76,12 @@ _LENGTHS = range(8, 36)
 _SLOT = re.compile(r"\{(\w+)\}")
 
 
+_TOPICS = sorted(TOPICS)
+
+
 def topics() -> list[str]:
     """The eight labels, sorted by name."""
-    return sorted(TOPICS)
+    return [*_TOPICS]
 
 
 def generate(n: int, seed: int, part: PartName = "train") -> list[tuple[str, str]]:
@@ -87,7 +90,7 @@ def generate(n: int, seed: int, part: PartName = "train") -> list[tuple[str, str
     Labels come evenly. A text of one part never occurs in another, whatever the seeds.
     """
     rng = Random(f"amalgam-synthetic/{part}/{seed}")  # noqa: S311 - not a secret: a seeded corpus
-    labels = chain.from_iterable(rng.sample(topics(), k=len(TOPICS)) for _ in count())
+    labels = chain.from_iterable(rng.sample(_TOPICS, k=len(TOPICS)) for _ in count())
     rows: dict[str, str] = {}
     while len(rows) < n:
         label = next(labels)
@@ -119,7 +122,7 @@ def _in_part(text: str, part: PartName) -> bool:
 def _texts(rng: Random, topic: str) -> Iterator[str]:
     """Yields texts of the wanted lengths that contain words of their topic, without end."""
     while True:
-        stray = rng.choice([other for other in topics() if other != topic])
+        stray = rng.choice([other for other in _TOPICS if other != topic])
         writer = _Writer(rng, topic, stray)
         text = writer.text()
         if writer.on_topic and len(text.split()) in _LENGTHS:
@@ -145,7 +148,8 @@ class _Writer:
         return _SLOT.sub(lambda slot: self._fill(slot[1]), self._pick(forms))
 
     def _pick(self, words: Sequence[str]) -> str:
-        word = self.rng.choice([word for word in words if word not in self.used] or words)
+        fresh = words if self.used.isdisjoint(words) else [word for word in words if word not in self.used]
+        word = self.rng.choice(fresh or words)
         self.used.add(word)
         return word
 
@@ -178,5 +182,5 @@ class _Mixer(_Writer):
     """Draws the topic, or none, for each word independently."""
 
     def _word(self, kind: str, source: str | None) -> str:  # noqa: ARG002  whose it would be does not matter
-        mixed = self.rng.choice(topics()) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None
+        mixed = self.rng.choice(_TOPICS) if self.rng.random() >= FROM_TOPIC + FROM_STRAY else None
         return super()._word(kind, mixed)

@@ -109,13 +109,16 @@ def write_demo(folder: Path) -> None:
 def write_data_free(folder: Path, console: Console) -> None:
     """Writes texts, the teachers' encoder, the language model and two experiment files; existing files stay."""
     _write_texts_and_encoder(folder, "teachers")
-    if not (folder / "texts/general.parquet").exists():
-        pq.write_table(pa.table({"text": mixture(GENERAL_TEXTS, seed=0)}), folder / "texts/general.parquet")
+    general, language_model = folder / "texts/general.parquet", folder / "lm"
+    complete = general.exists() and language_model.exists()
+    texts = [] if complete else mixture(GENERAL_TEXTS, seed=0)
+    if not general.exists():
+        pq.write_table(pa.table({"text": texts}), general)
     _copy_missing("with-texts.yaml", folder / "with-texts.yaml")
     _copy_missing("data-free.yaml", folder / "amalgam.yaml")
-    if not (folder / "lm").exists():
+    if not language_model.exists():
         console.say("== a language model of general text")
-        tiny_language_model(folder / "lm", mixture(GENERAL_TEXTS, seed=0), seed=0)
+        tiny_language_model(language_model, texts, seed=0)
 
 
 def _write_texts_and_encoder(folder: Path, encoder_texts: str) -> None:

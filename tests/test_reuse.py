@@ -19,8 +19,10 @@ from amalgam.tests.workspaces import (
     TOLERANCE,
     TRAIN,
     Workspace,
+    build_once,
     largest_difference,
     shift_weights,
+    up_to_date,
     write_model,
     write_texts,
 )
@@ -168,24 +170,30 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 @pytest.fixture(scope="module")
-def stocked(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def stocked(built: Workspace, shared: Path) -> Workspace:
     """The built experiment, and what the table's values name. Tests only plan with it, so all rows share it."""
-    workspace = built.copy(tmp_path_factory.mktemp("stocked") / "workspace")
-    stock(workspace)
-    return workspace
+
+    def build(folder: Path) -> Workspace:
+        workspace = built.copy(folder)
+        stock(workspace)
+        return workspace
+
+    return build_once(shared / "stocked", build)
 
 
 @pytest.fixture(scope="module")
-def trained(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    workspace = built.without_artifacts(tmp_path_factory.mktemp("trained") / "workspace")
-    stock(workspace)
-    teachers = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\ncache:"
-    text = workspace.config.read_text()
-    workspace.config.write_text(
-        text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :]
-    )
-    workspace("run")
-    return workspace
+def trained(built: Workspace, shared: Path) -> Workspace:
+    def build(folder: Path) -> Workspace:
+        workspace = built.without_artifacts(folder)
+        stock(workspace)
+        teachers = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\ncache:"
+        text = workspace.config.read_text()
+        workspace.config.write_text(
+            text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :]
+        )
+        return up_to_date(workspace)
+
+    return build_once(shared / "trained", build)
 
 
 def stock(workspace: Workspace) -> None:

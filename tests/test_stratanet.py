@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.tests.test_state_methods import learned, second_teacher
 from amalgam.tests.test_states import states
-from amalgam.tests.workspaces import TRAIN, Workspace, ranks, word_list, write_model
+from amalgam.tests.workspaces import TRAIN, Workspace, build_once, ranks, up_to_date, word_list, write_model
 
 METHOD = "student.method=stratanet"
 HELD_OUT = "generate.held_out=0.3"
@@ -28,19 +28,18 @@ def without_mode(workspace: Workspace) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def plain(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def plain(built: Workspace, shared: Path) -> Workspace:
     """Real texts, up to date by stratanet."""
-    workspace = without_mode(built.copy(tmp_path_factory.mktemp("strata") / "workspace"))
-    workspace("run", METHOD)
-    return workspace
+    return build_once(shared / "stratanet", lambda folder: up_to_date(without_mode(built.copy(folder)), METHOD))
 
 
 @pytest.fixture(scope="module")
-def written(generated: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def written(generated: Workspace, shared: Path) -> Workspace:
     """Generated texts with a part held out, up to date by stratanet."""
-    workspace = without_mode(generated.copy(tmp_path_factory.mktemp("strata") / "workspace"))
-    workspace("run", METHOD, HELD_OUT)
-    return workspace
+    return build_once(
+        shared / "stratanet-generated",
+        lambda folder: up_to_date(without_mode(generated.copy(folder)), METHOD, HELD_OUT),
+    )
 
 
 def manifest(workspace: Workspace, stage: str) -> dict[str, Any]:

@@ -316,6 +316,11 @@ def build_once(folder: Path, build: Callable[[Path], Workspace]) -> Workspace:
     return Workspace(folder / "workspace")
 
 
+def up_to_date(workspace: Workspace, *overrides: str) -> Workspace:
+    workspace("run", *overrides)
+    return workspace
+
+
 def new_workspace(folder: Path) -> Workspace:
     """Write texts, teachers, encoder and experiment file; no stage has run."""
     train, test = generate(TRAIN, 0), generate(TEST, 0, "test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,12 +20,16 @@ from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
-from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace
+from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace, up_to_date
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
 
 MOST_TEACHERS = 16
+
+MEMORY, ROOM = Path("/dev/shm"), 8 << 30  # noqa: S108 - pytest makes a folder of its own in it
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:  # a file in memory costs half of one on a disk
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
 # on any machine, and workers that share its cores do not wait for each other's threads.
@@ -91,11 +96,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of this run of pytest that all its workers see."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-
-def up_to_date(workspace: Workspace) -> Workspace:
-    workspace("run")
-    return workspace
 
 
 @pytest.fixture(scope="session")

@@ -277,6 +277,18 @@ def test_two_teachers_of_the_same_model_get_a_warning(fresh: Workspace) -> None:
     assert re.search("first and second .*same model", result.err)
 
 
+def test_teachers_of_the_same_model_are_run_once_and_have_the_same_truncated_texts(fresh: Workspace) -> None:
+    same = "teachers.1.model=./models/first"
+    result = fresh("cache-teachers", same, "corpus.on_bad_row=skip", "cache.max_tokens=8")
+    first, second = (re.search(rf"teacher {name}: (\d+) .*texts", result.err) for name in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    assert 0 < int(first[1]) == int(second[1]) <= 180
+    head = json.loads((fresh.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
+    manifest = json.loads((fresh.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    assert manifest["facts"]["units"] == len({file["path"] for file in manifest["files"]})
+
+
 def test_pickle_weights_are_refused_unless_allowed(fresh: Workspace) -> None:
     import torch
     from safetensors.torch import load_file

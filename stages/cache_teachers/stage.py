@@ -6,6 +6,7 @@ training texts are weighed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide, stopping_rounds
-from amalgam.stages.common.cached.coverage import UnitRequest, family_in, units_for
+from amalgam.stages.common.cached.coverage import CachedUnits, UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
     describe_family,
     dtype_of,
@@ -135,14 +136,14 @@ class CacheTeachers(Stage):
 
     def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
         families = families_of(run)
-        truncated: dict[str, int] = dict.fromkeys(families, 0)
-        by_family = {family: teacher for teacher, family in families.items()}
+        cut = Counter[str]()
         ranges = dict[str, list[int]]()
         decisions = [record for record in records if "step" in record.facts]
         for record in (record for record in records if "step" not in record.facts):
             ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
             if record.facts["logits"]:
-                truncated[by_family[family_in(record.files[0].path)]] += int(record.facts["cut"])
+                cut[family_in(record.files[0].path)] += int(record.facts["cut"])
+        truncated = {teacher: cut[family] for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
         if decisions:
             last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
@@ -257,9 +258,8 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
 
 def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
-    families = families_of(run)
     part, _ = _parts(run)[0]
-    cached = {teacher: units_of(run, CacheTeachers.name, family) for teacher, family in families.items()}
+    cached = _cached_units(run)
     requests = {bucket.prefix: bucket for bucket in requests_of(run, part)}
 
     def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
@@ -270,16 +270,22 @@ def _adaptive_units(run: Run) -> list[Unit]:
         run.store,
         run.experiment.cache.passes,
         [(bucket, requests[bucket.prefix].keys) for bucket in part.buckets],
-        list(families.values()),
+        list(families_of(run).values()),
         request=request,
         pending=partial(pending_units, run),
     )
     return [*rounds, *_plain_units(run, _parts(run)[1:])]
 
 
+def _cached_units(run: Run) -> dict[str, CachedUnits]:
+    """Returns the cached units by teacher; teachers of the same model share a family, which one of them computes."""
+    teachers = {family: teacher for teacher, family in families_of(run).items()}
+    return {teacher: units_of(run, CacheTeachers.name, family) for family, teacher in teachers.items()}
+
+
 def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     """Returns the units teacher by teacher; the keys of a bucket are read at most once for all teachers."""
-    cached = {teacher: units_of(run, CacheTeachers.name, family) for teacher, family in families_of(run).items()}
+    cached = _cached_units(run)
     by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in cached}
     for part, passes in parts:
         for bucket in requests_of(run, part):

@@ -81,7 +81,7 @@ class ReportInputs:
     notes: Mapping[str, Sequence[str]]
     """Stage -> notes about its result."""
     needs: Mapping[str, Sequence[str]]
-    """Stage -> stages whose results it reads."""
+    """Stage -> stages whose results it reads; the stages are in the order of the run."""
     names: Mapping[str, str]
     """Fingerprint of a student -> name of its folder in students/."""
     overrides: Mapping[str, Any]
@@ -253,7 +253,8 @@ def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]
 
 
 def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
-    for stage, (fingerprint, manifest) in inputs.results.items():
+    for stage, needs in inputs.needs.items():
+        fingerprint, manifest = inputs.results[stage]
         record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
         seconds, units, reused = (record.facts[key] for key in ("seconds", "units", "found")) if record else [None] * 3
         state: Literal["made", "made in part", "reused"] = "made in part" if reused else "made"
@@ -261,7 +262,7 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
             state = "reused"
         yield {
             "stage": stage,
-            "needs": list(inputs.needs.get(stage, ())),
+            "needs": list(needs),
             "fingerprint": fingerprint,
             "description": inputs.descriptions[stage],
             "bytes": sum(file.bytes for file in manifest.files),

@@ -20,7 +20,7 @@ from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.input_files import changed_error
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.pipeline.storage.store import MANIFEST, Record
+from amalgam.pipeline.storage.store import MANIFEST, TIMING_NAME, Record
 
 TIMING = "timing.json"
 
@@ -238,7 +238,7 @@ def _finish(  # noqa: PLR0913 - the facts of one build
         "workload": (stage.workload(run, [unit for unit, _ in work]) or 0.0) if whole else 0.0,
         "bytes": sum(file.bytes for _, record in work for file in record.files),
     }
-    run.store.commit(folder / TIMING, Record("timing", (), timing))
+    run.store.commit(folder / TIMING, Record(TIMING_NAME, (), timing))
     facts = {**stage.finish(run, records), "units": len(records)}
     files = tuple(file for record in records for file in record.files)
     made = {"libraries": library_versions()}

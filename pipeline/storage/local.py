@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,6 +19,11 @@ from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import inside, is_below, is_regular
 
 T = TypeVar("T")
+
+LOCK_SECONDS, POLL_SECONDS = 5.0, 0.005
+
+MOST_BYTES = 1 << 28
+"""Size limit of a small file; no larger file is read as a whole."""
 
 
 class LocalStorage:
@@ -39,7 +47,7 @@ class LocalStorage:
             ) from error
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        return self._of_each(paths, Path.read_bytes)
+        return self._of_each(paths, _small_content)
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         return self._of_each(paths, lambda path: path.lstat().st_size)
@@ -116,6 +124,12 @@ def _list(folder: str, inside: str) -> Iterator[FileInfo]:
             yield from _list(entry.path, f"{inside}{entry.name}/")
 
 
+def _small_content(path: Path) -> bytes:
+    if path.stat().st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return path.read_bytes()
+
+
 def remove_empty_folders(root: Path, paths: Iterable[str]) -> None:
     """Removes the folders that the deletion of these paths has emptied, and no other."""
     for folder in sorted({folder for path in paths for folder in (root / path).parents}, reverse=True):
@@ -152,6 +166,32 @@ def replacing(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock while the block reads and replaces a file there; the lock ends with its process.
+
+    After LOCK_SECONDS, and on a file system without locks, the block runs without it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # no such folder yet: no other process writes there
+        yield
+        return
+    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(POLL_SECONDS)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def temporary_path(folder: Path) -> Path:

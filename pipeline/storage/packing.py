@@ -36,6 +36,9 @@ UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError,
 LARGEST = 1 << 40
 """Limit of a pack's size in bytes."""
 
+MOST_TIMES = 200
+"""Limit of an index's size, in sizes of its compressed file: a small file could unpack to gigabytes."""
+
 T = TypeVar("T")
 
 
@@ -386,7 +389,7 @@ def pack_end(texts: Mapping[str, str], places: Mapping[str, tuple[int, int]]) ->
 def _parsed(text: bytes, pack: str | None = None) -> dict[str, Any] | None:
     """Returns None if the index is damaged, or names a path outside the workspace; `pack` is that of its entries."""
     try:
-        digest, _, body = gzip.decompress(text).partition(b"\n")
+        digest, _, body = _unpacked(text).partition(b"\n")
         content = json.loads(body) if _digest(body) == digest else {}
         pieces = {
             check_path(path): PackEntry(pack or entry[0], *entry[1:]) for path, entry in content["pieces"].items()
@@ -399,6 +402,14 @@ def _parsed(text: bytes, pack: str | None = None) -> dict[str, Any] | None:
         }
     except UNREADABLE:
         return None
+
+
+def _unpacked(text: bytes) -> bytes:
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # with the header of gzip
+    content = unpack.decompress(text, MOST_TIMES * len(text))
+    if not unpack.eof:
+        raise ValueError("the index is cut, or too large for its file")
+    return content
 
 
 def _checked(entry: PackEntry) -> PackEntry:

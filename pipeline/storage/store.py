@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
-from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
+from amalgam.pipeline.storage.local import LocalStorage, alone_in, sync, temporary_path
 from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed, pack_end
 from amalgam.pipeline.storage.paths import check_path
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
@@ -35,6 +36,10 @@ MARK = "WORKSPACE.json"
 """File that makes a folder or a prefix a workspace: its id and layout."""
 
 HEAD = "HEAD.json"
+
+TIMING_NAME = "timing"
+"""Name of the record of a build's cost, and the numbers in it."""
+TIMING_FIELDS = ("seconds", "units", "found", "workload", "bytes")
 
 LAYOUT = 2
 """Version of the workspace's folders and file names, in its mark."""
@@ -67,7 +72,12 @@ class Record:
         if raw is None:
             raise ValueError("the record does not match its digest")
         files = tuple(StoredFile(check_path(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
-        return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
+        name, facts, made = str(raw["name"]), dict(raw["facts"]), dict(raw["made"])
+        if not all(isinstance(version, str) for version in dict(made.get("libraries", {})).values()):
+            raise ValueError("the versions of libraries are no texts")
+        if name == TIMING_NAME and not all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS):
+            raise ValueError("a timing is no number")
+        return cls(name, files, facts, made, dict(raw["identity"]))
 
 
 class HeadEntry(TypedDict):
@@ -180,6 +190,11 @@ class Store:
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
             self._verified.add(file.path)
         return self.backend.local_path(file.path) or self.path(file)
+
+    @property
+    def verified_files(self) -> list[str]:
+        """Returns the paths of the files that this process has verified and may have read."""
+        return sorted(self._verified)
 
     def verified_paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Returns the verified paths of several files, copied to this machine together."""
@@ -348,10 +363,13 @@ class Store:
                     head[stage] = entry
         return head
 
-    def _write_head(self, entries: Mapping[str, HeadEntry]) -> None:
-        head = self.head()
-        if any(head.get(stage) != entry for stage, entry in entries.items()):
-            self.replace(self.root / HEAD, {"layout": LAYOUT, **head, **entries}, copy=True)
+    def _change_head(self, change: Callable[[Mapping[str, HeadEntry]], Mapping[str, HeadEntry]]) -> None:
+        """Replaces the entries that `change` returns for the present ones; other processes wait, and lose none."""
+        with alone_in(self.root):
+            head = self.head()
+            entries = change(head)
+            if any(head.get(stage) != entry for stage, entry in entries.items()):
+                self.replace(self.root / HEAD, {"layout": LAYOUT, **head, **entries}, copy=True)
 
     def last(self, stage: str) -> str | None:
         """Returns the fingerprint of the stage's last result."""
@@ -360,20 +378,31 @@ class Store:
 
     def move_head(self, stage: str, name: str) -> None:
         """Marks the last result of a stage; the overrides of the last complete command stay."""
-        before = self.head().get(stage)
-        self._write_head({stage: HeadEntry(fingerprint=name, overrides=before["overrides"] if before else {})})
+
+        def moved(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
+            before = head.get(stage)
+            return {stage: HeadEntry(fingerprint=name, overrides=before["overrides"] if before else {})}
+
+        self._change_head(moved)
 
     def mark_rebuilding(self, stage: str, name: str) -> None:
         """Records that the last result is computed again although it was complete."""
-        entry = self.head().get(stage)
-        if entry and entry["fingerprint"] == name:
-            self._write_head({stage: {**entry, "rebuilding": True}})
+
+        def marked(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
+            entry = head.get(stage)
+            return {stage: {**entry, "rebuilding": True}} if entry and entry["fingerprint"] == name else {}
+
+        self._change_head(marked)
 
     def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
         """Stores the overrides of a complete command for the later commands of single stages."""
-        head, kept = self.head(), dict(overrides)
-        named = [stage for stage in stages if stage in head]
-        self._write_head({stage: HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=kept) for stage in named})
+        names, kept = set(stages), dict(overrides)
+
+        def stored(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
+            named = {stage: entry for stage, entry in head.items() if stage in names}
+            return {stage: HeadEntry(fingerprint=e["fingerprint"], overrides=kept) for stage, e in named.items()}
+
+        self._change_head(stored)
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""

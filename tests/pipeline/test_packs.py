@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -355,3 +357,28 @@ def test_a_unit_that_is_damaged_in_its_pack_is_taken_from_its_loose_file(tmp_pat
     assert len(notes) == 1
     without_loose_files(opened(workspace))
     assert_whole(opened(workspace), records)
+
+
+def test_an_index_that_unpacks_to_gigabytes_is_rebuilt_from_its_packs(tmp_path: Path) -> None:
+    filled(str(tmp_path / "artifacts"))
+    store = opened(str(tmp_path / "artifacts"))
+    [(folder, loose)] = loose_units(store, store.backend.list()).items()
+    compact(store, folder, loose)
+    for path in tmp_path.rglob("000000*.gz"):
+        path.write_bytes(gzip.compress(bytes(1 << 26)))
+    tracemalloc.start()
+    assert len(opened(str(tmp_path / "artifacts")).units(tmp_path / "artifacts" / FOLDER)) == UNITS
+    assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    tracemalloc.stop()
+
+
+def test_a_record_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    filled(str(tmp_path / "artifacts"))
+    store = opened(str(tmp_path / "artifacts"))
+    record = store.root / FOLDER / "u03.json"
+    with record.open("r+b") as file:
+        file.truncate(1 << 33)
+    tracemalloc.start()
+    assert len(store.units(store.root / FOLDER)) == UNITS - 1
+    assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    tracemalloc.stop()

@@ -7,11 +7,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.storage import local
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import LAYOUT, MANIFEST, MARK, Record, Store, StoredFile, canonical_record
@@ -504,3 +506,33 @@ def test_a_record_with_a_path_outside_is_damaged(tmp_path: Path, path: str) -> N
     assert store.record(manifest) is None
     with pytest.raises((DamagedError, ValueError)):
         store.backend.delete([path])
+
+
+def test_processes_that_move_head_at_once_lose_no_entry(tmp_path: Path) -> None:
+    """Each process moves a stage of its own many times: a change that another one overwrites would be missing."""
+    Store(tmp_path).claim()
+    moves = 60
+
+    def move(stage: str) -> None:
+        store = Store(tmp_path)
+        for number in range(moves):
+            store.move_head(stage, f"{number:020}")
+            entry = Store(tmp_path).head().get(stage)
+            assert entry is not None
+            assert entry["fingerprint"] == f"{number:020}"
+
+    children = [fork(partial(move, name)) for name in ("one", "two", "three")]
+    assert [wait(child) for child in children] == [0, 0, 0]
+    last = {stage: entry["fingerprint"] for stage, entry in Store(tmp_path).head().items()}
+    assert last == dict.fromkeys(("one", "two", "three"), f"{moves - 1:020}")
+
+
+def test_a_lock_that_another_process_keeps_delays_no_change_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.05)
+    store = Store(tmp_path)
+    store.claim()
+    with local.alone_in(tmp_path):
+        store.move_head("one", "0" * 20)
+    assert store.last("one") == "0" * 20

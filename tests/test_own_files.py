@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import denied, mode, permissions
-from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
+from amalgam.tests.workspaces import TOLERANCE, Workspace, age, flip_bit, largest_difference, rewrite
 
 THEIRS = (
     *("thesis/ch1/fig/a.svg", ".git/objects/ab/cd01", "models/x/y/model.safetensors", "a/b/c.parquet"),
     *("cache-teachers/notes/mine/c.parquet", "train-student/model.safetensors", "quarantine/mine.txt", "notes.tmp"),
+    *("cache-teachers/mine/.tmp-1-0123456789ab/x", "pins/mine/.tmp-1-0123456789ab", "thesis/.tmp-1-0123456789ab"),
     *("units/packs/mine.pack", "pins/mine.txt", ".tmp-mine", "tokens/a/b/c.parquet", "training-logs/x/y/z.bin"),
 )
 
@@ -367,3 +369,40 @@ def test_a_record_without_permission_is_not_lost(workspace: Workspace, command: 
     assert path.name in err
     assert "chmod" in err
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"PAR1 and no footer PAR1"])
+def test_a_signed_unit_without_readable_content_is_named_and_computed_again(
+    workspace: Workspace, content: bytes
+) -> None:
+    """Anyone who hands a workspace on can give a record the digest of any content."""
+    before = workspace.targets()
+    for unit in workspace.units():
+        unit.write_bytes(content)
+        stored = StoredFile(str(unit.relative_to(workspace.artifacts)), len(content), file_digest(unit))
+        record = Record.from_json(record_of(unit).read_text())
+        record_of(unit).write_text(canonical_record(replace(record, files=(stored,))))
+    [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")
+    files = {
+        file.path: file for unit in workspace.units() for file in Record.from_json(record_of(unit).read_text()).files
+    }
+    rewrite(manifest, lambda old: replace(old, files=tuple(files[file.path] for file in old.files)))
+    result = workspace.attempt("build-targets", "--force")
+    assert result.code == 1
+    assert "cannot be read" in result.err
+    assert workspace.units()[0].name in result.err or "quarantined" in result.err
+    for _ in range(4):
+        result = workspace.attempt("build-targets", "--force")
+        assert result.code in {0, 1}
+    assert result.code == 0, result.err
+    assert largest_difference(workspace.targets(), before) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"seconds": {}}, {"seconds": -1.0, "units": 1, "found": 0, "workload": 0, "bytes": 0}]
+)
+def test_a_timing_that_is_no_number_is_damaged(workspace: Workspace, facts: dict[str, object]) -> None:
+    for path in workspace.artifacts.glob("*/*/timing.json"):
+        rewrite(path, lambda old: replace(old, facts=facts))
+    for words in (("report", "--force"), ("plan", "--estimate"), ("verify",), ("run",)):
+        assert workspace.attempt(*words).code in {0, 1}

@@ -18,7 +18,7 @@ from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
-from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, all_of
+from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
@@ -67,6 +67,15 @@ def working(run: Run) -> Iterator[None]:
         try:
             yield
             _leave_group()
+        except Exception as error:
+            if isinstance(error, AmalgamError | OSError):
+                raise
+            unreadable = maintenance.unreadable_files(run.store)
+            if not unreadable:
+                raise
+            run.store.quarantine(*(run.store.root / path for path in unreadable))
+            what = f"{', '.join(unreadable)}: the digest matches, but the content cannot be read; quarantined"
+            raise DamagedError(what, path=unreadable[0], where=run.store.backend.address) from error
         finally:
             if isinstance(run.digest_of, FileDigests) and run.digest_of.is_changed:
                 with suppress(AmalgamError):  # a workspace that cannot be written

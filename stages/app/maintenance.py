@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from amalgam.data.lazy import np, pq
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import TIMING
@@ -17,8 +19,16 @@ from amalgam.pipeline.storage import store
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, QUARANTINED, TEMPORARY_NAME, is_pack, temporary_part, unit_of
-from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record
+from amalgam.pipeline.storage.paths import (
+    CACHED_TOKENS,
+    QUARANTINED,
+    TEMPORARY_NAME,
+    is_pack,
+    is_unfinished,
+    temporary_part,
+    unit_of,
+)
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record, Store
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -118,6 +128,36 @@ class Packing(TypedDict):
     loose: bool
 
 
+def unreadable_files(store: Store) -> list[str]:
+    """Returns the files that this process may have read, and that do not have the format of their suffix."""
+    unreadable = []
+    for path in store.verified_files:
+        local = store.backend.local_path(path)
+        kind = READERS.get(Path(path).suffix)
+        try:
+            if kind is not None and local is not None:
+                kind(local)
+        except Exception:  # noqa: BLE001 - each library has exceptions of its own
+            unreadable.append(path)
+    return unreadable
+
+
+def _read_header(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np"):
+        pass
+
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    ".parquet": lambda path: pq.ParquetFile(path).close(),
+    ".json": lambda path: json.loads(path.read_bytes()),
+    ".npy": lambda path: np.load(path, mmap_mode="r"),
+    ".safetensors": _read_header,
+}
+"""Reads the structure of a file of each kind; raises an exception if it is another kind."""
+
+
 def compact(run: Run, *, write: bool) -> Packing:
     """Counts the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
     loose = store.loose_units(run.store, run.store.backend.list())
@@ -200,7 +240,7 @@ def _leftovers(
                 yield _row(entry.path, entry.bytes, "packed")
         elif entry.path not in old or entry.path in named:
             continue
-        elif temporary_part(parts) is not None and (len(parts) == 1 or parts[0] in {*rooms, *OTHER_ROOMS}):
+        elif is_unfinished(parts, rooms, OTHER_ROOMS):
             yield _row(entry.path, entry.bytes, "temporary")
         elif parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]):
             yield _row(entry.path, entry.bytes, "quarantined")

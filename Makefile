@@ -7,6 +7,7 @@
 # make check-low   installs the lowest versions (constraints-low.txt) into .venv-low, runs the wheel and the tests there
 # make audit       looks up known vulnerabilities of the tested versions, and compares the digests of their files
 # make dist        builds the wheel and the list of its packages (CycloneDX) into dist/
+# make fuzz        damages, attacks and uses small experiments at random for an hour; FUZZ="--seconds 180" is shorter
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
@@ -21,8 +22,9 @@ AUDIT := .venv-audit/.installed
 LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .py, models weighing statistics \
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
 TORCH_FROM ?=
+FUZZ ?=
 
-.PHONY: demo test test-notebook test-ray test-s3 check check-low audit dist docs notebook check-gpu clean
+.PHONY: demo test test-notebook test-ray test-s3 fuzz check check-low audit dist docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo

@@ -1,0 +1,1 @@
+"""Damage, hostile workspaces and sequences of commands, made from a seed: `make fuzz`."""

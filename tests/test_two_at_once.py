@@ -65,7 +65,7 @@ def test_two_students_of_one_name_are_delivered_whole(workspace: Workspace) -> N
     assert_sound(workspace)
 
 
-@pytest.mark.parametrize("words", [UNUSED, ("gc", "--yes"), ("gc", "--compact", "--yes"), ("verify",)])
+@pytest.mark.parametrize("words", [UNUSED, ("gc", "--yes"), ("gc", "--compact", "--yes"), ("verify", "--repair")])
 def test_maintenance_during_a_run_loses_no_result(workspace: Workspace, words: tuple[str, ...]) -> None:
     age(workspace.artifacts)
     before = workspace.targets()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -47,7 +46,8 @@ class LocalStorage:
             ) from error
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        return self._of_each(paths, _small_content)
+        small = [path for path, size in self.sizes(paths).items() if size <= MOST_BYTES]
+        return self._of_each(small, Path.read_bytes)
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         return self._of_each(paths, lambda path: path.lstat().st_size)
@@ -122,12 +122,6 @@ def _list(folder: str, inside: str) -> Iterator[FileInfo]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _list(entry.path, f"{inside}{entry.name}/")
-
-
-def _small_content(path: Path) -> bytes:
-    if path.stat().st_size > MOST_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return path.read_bytes()
 
 
 def remove_empty_folders(root: Path, paths: Iterable[str]) -> None:

@@ -180,7 +180,7 @@ class Snapshot:
     def _below(folder: Path) -> Iterator[Path]:
         if os.path.lexists(folder):
             yield folder
-            yield from entries(folder)
+            yield from () if folder.is_symlink() else entries(folder)
 
     def files(self) -> list[Path]:
         return sorted(path for path, entry in self.kept.items() if isinstance(entry.content, bytes))

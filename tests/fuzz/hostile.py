@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.storage.fingerprint import file_digest, fingerprint
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.small_files import signed
 from amalgam.pipeline.storage.store import MANIFEST
 from amalgam.tests.fuzz.experiments import Bench, Outcome, entries
@@ -32,6 +33,7 @@ SOMETIMES = (
     ("plan", "--json"),
     ("explain", "build-targets"),
     ("audit",),
+    ("verify", "--repair"),
     ("gc", "--yes"),
     ("gc", "--unused", "--yes"),
     ("gc", "--compact", "--yes"),

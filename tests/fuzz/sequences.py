@@ -33,6 +33,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("gc", "--unused", "--yes", "targets.temperature=0.9"),
     ("gc", "--compact", "--yes"),
     ("verify",),
+    ("verify", "--repair"),
     ("cache-teachers", "--force"),
     ("build-targets", "--force"),
     ("train-student", "--force"),

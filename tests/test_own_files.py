@@ -20,6 +20,7 @@ from amalgam.tests.workspaces import TOLERANCE, Workspace, age, flip_bit, larges
 THEIRS = (
     *("thesis/ch1/fig/a.svg", ".git/objects/ab/cd01", "models/x/y/model.safetensors", "a/b/c.parquet"),
     *("cache-teachers/notes/mine/c.parquet", "train-student/model.safetensors", "quarantine/mine.txt", "notes.tmp"),
+    *("thesis/HEAD.json", "cache-teachers/mine/HEAD.json", "cache-teachers/mine/family.json", "pins/x/rates.json"),
     *("cache-teachers/mine/.tmp-1-0123456789ab/x", "pins/mine/.tmp-1-0123456789ab", "thesis/.tmp-1-0123456789ab"),
     *("units/packs/mine.pack", "pins/mine.txt", ".tmp-mine", "tokens/a/b/c.parquet", "training-logs/x/y/z.bin"),
 )
@@ -406,3 +407,24 @@ def test_a_timing_that_is_no_number_is_damaged(workspace: Workspace, facts: dict
         rewrite(path, lambda old: replace(old, facts=facts))
     for words in (("report", "--force"), ("plan", "--estimate"), ("verify",), ("run",)):
         assert workspace.attempt(*words).code in {0, 1}
+
+
+@pytest.mark.parametrize("pattern", ["build-targets/*/units/*.parquet", "train-student/*/*/model.safetensors"])
+def test_damage_of_an_earlier_result_is_reported_once(workspace: Workspace, pattern: str) -> None:
+    """No run computes it again: verify takes it out with its records."""
+    before = set(workspace.artifacts.glob(pattern))
+    workspace("run", "targets.temperature=0.5")
+    [earlier] = before & set(workspace.artifacts.glob(pattern))
+    flip_bit(earlier)
+    damaged = workspace.attempt("verify", "--json").json["damaged"]
+    assert [row["path"] for row in damaged] == [str(earlier.relative_to(workspace.artifacts))]
+    assert workspace.attempt("verify", "--json").json["damaged"] == []
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
+def test_damage_of_cached_tokens_is_reported_once(workspace: Workspace) -> None:
+    flip_bit(next(workspace.artifacts.glob("tokens/*/*.parquet")))
+    assert len(workspace.attempt("verify", "--json").json["damaged"]) == 1
+    assert workspace("verify", "--json").json["damaged"] == []
+    assert workspace.stale() == set()

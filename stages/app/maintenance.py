@@ -45,7 +45,7 @@ OTHER_ROOMS = ("pins", QUARANTINE, "training-logs", "given", "failed-units", "di
 
 PIN = re.compile(r"[a-z]+-.+\.json")
 
-SMALL_FILES = ("HEAD.json", "HEAD.copy.json", "digests.json", "rates.json", "family.json", "family.copy.json")
+SMALL_FILES = ("HEAD.json", "HEAD.copy.json", "digests.json", "rates.json")
 
 
 # ---- results

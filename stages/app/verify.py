@@ -19,7 +19,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in
@@ -66,6 +66,7 @@ class Verification(TypedDict):
 
 RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
+FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 PIN_PATH = re.compile(f"pins/{PIN.pattern}")
 
 
@@ -105,7 +106,7 @@ def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
 
 def _small_files(store: Store, paths: Iterable[str]) -> Iterator[Damage]:
     """Restores damaged files from their copies, and damaged copies from their files."""
-    small = [path for path in paths if path.rpartition("/")[2] in SMALL_FILES or PIN_PATH.fullmatch(path)]
+    small = [path for path in paths if path in SMALL_FILES or FAMILY_PATH.fullmatch(path) or PIN_PATH.fullmatch(path)]
     for path, text in store.backend.read(small).items():
         if verified(text) is None and without_digest(text) is None:
             original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
@@ -172,8 +173,15 @@ class _Results:
         faults |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
         faults |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
         damages = [_unmended(path, fault, self._repair(path), RUN) for path, fault in faults.items()]
-        store.quarantine(*map(store.root.joinpath, faults))
+        store.quarantine(*map(store.root.joinpath, [*faults, *self._never_rebuilt(faults)]))
         return damages
+
+    def _never_rebuilt(self, faults: Mapping[str, str]) -> list[str]:
+        """Returns the records of damaged files that no run computes again: those that no last result names."""
+        store = self.run.store
+        heads = {f"{stage}/{entry['fingerprint']}/{MANIFEST}" for stage, entry in store.head().items()}
+        lost = faults.keys() - {file.path for path in heads & self.records.keys() for file in self.records[path].files}
+        return [path for path, record in self.records.items() if any(file.path in lost for file in record.files)]
 
     @cached_property
     def _records_of_files(self) -> dict[str, Record]:

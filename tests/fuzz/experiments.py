@@ -24,7 +24,7 @@ import typer.main
 
 from amalgam.pipeline.storage import store as store_module
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common import device
+from amalgam.stages.cache_teachers import stage as cache_teachers
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.tests.test_together import SECTION
 from amalgam.tests.workspaces import (
@@ -51,7 +51,7 @@ TEXTS, TEST = 24, 8
 CLOSE = 3e-4
 """Largest difference of equal numbers: a unit that is computed again can be rounded otherwise."""
 
-CHANGING = {"seconds", "steps_per_second", "per_second", "resumed_from_step", "stages"}
+CHANGING = {"date", "seconds", "steps_per_second", "per_second", "resumed_from_step", "stages"}
 """Keys of facts that differ between two equal runs: times, and which stages ran."""
 
 
@@ -93,7 +93,7 @@ def quick() -> Iterator[None]:
         patch.setattr(os, "fsync", id)
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         patch.setattr(store_module, "LEAST", 2)  # a few units are packed
-        patch.setattr(device, "dtype_for", lambda _device: "bf16")
+        patch.setattr(cache_teachers, "dtype_for", lambda _device: "bf16")
         yield
 
 

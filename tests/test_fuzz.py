@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.tests.fuzz import flips, hostile, sequences
-from amalgam.tests.fuzz.__main__ import PARTS, planned
+from amalgam.tests.fuzz.command import PARTS, planned
 from amalgam.tests.fuzz.experiments import (
     EXPERIMENTS,
     INPUTS,

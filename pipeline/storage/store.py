@@ -37,9 +37,8 @@ MARK = "WORKSPACE.json"
 
 HEAD = "HEAD.json"
 
-TIMING_NAME = "timing"
+TIMING_NAME, TIMING_FIELDS = "timing", ("seconds", "units", "found", "workload", "bytes")
 """Name of the record of a build's cost, and the numbers in it."""
-TIMING_FIELDS = ("seconds", "units", "found", "workload", "bytes")
 
 LAYOUT = 2
 """Version of the workspace's folders and file names, in its mark."""
@@ -73,10 +72,9 @@ class Record:
             raise ValueError("the record does not match its digest")
         files = tuple(StoredFile(check_path(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
         name, facts, made = str(raw["name"]), dict(raw["facts"]), dict(raw["made"])
-        if not all(isinstance(version, str) for version in dict(made.get("libraries", {})).values()):
-            raise ValueError("the versions of libraries are no texts")
-        if name == TIMING_NAME and not all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS):
-            raise ValueError("a timing is no number")
+        is_timing = name != TIMING_NAME or all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS)
+        if not is_timing or not all(isinstance(text, str) for text in dict(made.get("libraries", {})).values()):
+            raise ValueError("a timing is no number, or a version is no text")
         return cls(name, files, facts, made, dict(raw["identity"]))
 
 
@@ -112,7 +110,7 @@ class Store:
         self.backend = PackedStorage(backend or LocalStorage(root))
         self.root = self.backend.root
         self.notify: Callable[[str], None] = _ignored  # a command prints the notes
-        self._verified: set[str] = set()
+        self.verified_files: set[str] = set()  # paths of the files that this process may have read
 
     # ---- paths
 
@@ -182,24 +180,19 @@ class Store:
 
     def verified_path(self, file: StoredFile) -> Path:
         """Returns the local path of a file; its digest is verified before this process's first use."""
-        if file.path not in self._verified:
+        if file.path not in self.verified_files:
             fault = self.check_file(file)
             if fault:
                 self.backend.quarantine([file.path])
                 what = "is missing" if fault == "missing" else f"is damaged ({fault}) and was quarantined"
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
-            self._verified.add(file.path)
+            self.verified_files.add(file.path)
         return self.backend.local_path(file.path) or self.path(file)
-
-    @property
-    def verified_files(self) -> list[str]:
-        """Returns the paths of the files that this process has verified and may have read."""
-        return sorted(self._verified)
 
     def verified_paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Returns the verified paths of several files, copied to this machine together."""
         named = list(files)
-        self.backend.fetch([file.path for file in named if file.path not in self._verified])
+        self.backend.fetch([file.path for file in named if file.path not in self.verified_files])
         return [self.verified_path(file) for file in named]
 
     def verified_folder(self, files: Iterable[StoredFile]) -> Path:
@@ -363,13 +356,15 @@ class Store:
                     head[stage] = entry
         return head
 
-    def _change_head(self, change: Callable[[Mapping[str, HeadEntry]], Mapping[str, HeadEntry]]) -> None:
-        """Replaces the entries that `change` returns for the present ones; other processes wait, and lose none."""
+    @contextlib.contextmanager
+    def _changing_head(self) -> Iterator[dict[str, HeadEntry]]:
+        """Yields the entries, and stores the changed ones; other processes wait meanwhile, so no entry is lost."""
         with alone_in(self.root):
             head = self.head()
-            entries = change(head)
-            if any(head.get(stage) != entry for stage, entry in entries.items()):
-                self.replace(self.root / HEAD, {"layout": LAYOUT, **head, **entries}, copy=True)
+            before = dict(head)
+            yield head
+            if head != before:
+                self.replace(self.root / HEAD, {"layout": LAYOUT, **head}, copy=True)
 
     def last(self, stage: str) -> str | None:
         """Returns the fingerprint of the stage's last result."""
@@ -378,31 +373,20 @@ class Store:
 
     def move_head(self, stage: str, name: str) -> None:
         """Marks the last result of a stage; the overrides of the last complete command stay."""
-
-        def moved(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
-            before = head.get(stage)
-            return {stage: HeadEntry(fingerprint=name, overrides=before["overrides"] if before else {})}
-
-        self._change_head(moved)
+        with self._changing_head() as head:
+            head[stage] = HeadEntry(fingerprint=name, overrides=head[stage]["overrides"] if stage in head else {})
 
     def mark_rebuilding(self, stage: str, name: str) -> None:
         """Records that the last result is computed again although it was complete."""
-
-        def marked(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
-            entry = head.get(stage)
-            return {stage: {**entry, "rebuilding": True}} if entry and entry["fingerprint"] == name else {}
-
-        self._change_head(marked)
+        with self._changing_head() as head:
+            if stage in head and head[stage]["fingerprint"] == name:
+                head[stage] = {**head[stage], "rebuilding": True}
 
     def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
         """Stores the overrides of a complete command for the later commands of single stages."""
-        names, kept = set(stages), dict(overrides)
-
-        def stored(head: Mapping[str, HeadEntry]) -> Mapping[str, HeadEntry]:
-            named = {stage: entry for stage, entry in head.items() if stage in names}
-            return {stage: HeadEntry(fingerprint=e["fingerprint"], overrides=kept) for stage, e in named.items()}
-
-        self._change_head(stored)
+        with self._changing_head() as head:
+            for stage in head.keys() & set(stages):
+                head[stage] = HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides))
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""

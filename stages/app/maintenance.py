@@ -131,7 +131,7 @@ class Packing(TypedDict):
 def unreadable_files(store: Store) -> list[str]:
     """Returns the files that this process may have read, and that do not have the format of their suffix."""
     unreadable = []
-    for path in store.verified_files:
+    for path in sorted(store.verified_files):
         local = store.backend.local_path(path)
         kind = READERS.get(Path(path).suffix)
         try:

@@ -72,8 +72,8 @@ class Record:
             raise ValueError("the record does not match its digest")
         files = tuple(StoredFile(check_path(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
         name, facts, made = str(raw["name"]), dict(raw["facts"]), dict(raw["made"])
-        is_timing = name != TIMING_NAME or all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS)
-        if not is_timing or not all(isinstance(text, str) for text in dict(made.get("libraries", {})).values()):
+        is_valid = name != TIMING_NAME or all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS)
+        if not is_valid or not all(isinstance(text, str) for text in dict(made.get("libraries", {})).values()):
             raise ValueError("a timing is no number, or a version is no text")
         return cls(name, files, facts, made, dict(raw["identity"]))
 

@@ -45,7 +45,8 @@ def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(export
     folder = exported.folder / "students/student-onnx"
     names = {path.name for path in folder.iterdir()}
     assert {"model.onnx", "config.json", "tokenizer.json", "export.json"} <= names
-    assert not [name for name in names if name.endswith(".safetensors") or name.startswith(".")]
+    assert not [name for name in names if name.endswith(".safetensors")]
+    assert {name for name in names if name.startswith(".")} == {".amalgam.json", ".amalgam.copy.json"}
     facts = json.loads((folder / "export.json").read_text())
     assert (facts["labels"], facts["max_tokens"], facts["parity_texts"]) == (UNION, 32, 32)
     assert 0 <= facts["largest_difference"] < 1e-4

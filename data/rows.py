@@ -89,7 +89,7 @@ def find_files(source: str, base: Path) -> list[Path]:
         raise _no_files(source, path)
     suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
-        fix = f"the kinds are {KINDS}{INSTEAD.get(suffixes[0], '')}"
+        fix = f"name files of these kinds: {KINDS}{INSTEAD.get(suffixes[0], '')}"
         raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(files[0]), 200), fix=fix)
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
@@ -115,7 +115,9 @@ def text_file(path: Path, digest_of: Callable[[Path], str]) -> InputFile:
 def _no_files(source: str, path: Path) -> DataError:
     if path.is_dir():
         where = shown(str(path), 200)
-        return DataError(f"no file of texts in {shown(source)}", where=where, fix=f"the kinds are {KINDS}")
+        return DataError(
+            f"no file of texts in {shown(source)}", where=where, fix=f"put a file of one of these kinds there: {KINDS}"
+        )
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
@@ -328,7 +330,7 @@ class _Table:
             near = nearest(name, available)
             fix = setting + (shown(near[0]) if near else "one of them")
             if separator:
-                fix = f"its columns are separated by {separator!r}: save it with commas, or with tabs as .tsv"
+                fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
             raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:

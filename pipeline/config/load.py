@@ -284,7 +284,7 @@ def _read(path: Path) -> tuple[str, InputFile | None]:
     try:
         if path.stat().st_size > MOST_BYTES:
             what = f"{path.name} is larger than {MOST_BYTES:,} bytes"
-            raise ExperimentError(what, where=where, fix="texts belong in corpus files")
+            raise ExperimentError(what, where=where, fix="move the texts into files, and name these in corpus.train")
         mark, content = FileMark.of(path), path.read_bytes()
         text = io.TextIOWrapper(io.BytesIO(content), "utf-8").read()
         is_file = path.is_file()

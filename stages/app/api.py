@@ -256,7 +256,7 @@ class Experiment:
         stages = {entry.name: entry for entry in STAGES}
         if stage not in stages:
             close = [name for name in stages if name.startswith(stage)] or difflib.get_close_matches(stage, stages, 1)
-            fix = f"did you mean {' or '.join(close)}?" if close else f"the stages: {', '.join(stages)}"
+            fix = f"did you mean {' or '.join(close)}?" if close else f"name one of {', '.join(stages)}"
             raise ExperimentError(f"no stage {stage!r}", fix=fix)
         state = next((state for state in self.plan() if state.stage == stage), None)
         with working(self._run):

@@ -52,7 +52,7 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
         example = f"{name}={{{'method' if name == 'student' else 'FIELD'!r}: {fields!r}}}"
     else:
         example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
-    fix = f"write {example}" if example else "`amalgam schema` lists the sections and their fields"
+    fix = f"write {example}" if example else "run `amalgam schema`, which lists the sections and their fields"
     raise ExperimentError(f"{name}={fields!r} is no section of fields", where=GIVEN, fix=fix)
 
 
@@ -99,7 +99,7 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
     elif not isinstance(given, list | tuple) or not given:
         return None
     elif all(isinstance(entry, str) and entry.lower().endswith(SUFFIXES) for entry in given):
-        fix = f"for files write pathlib.Path objects: [Path({given[0]!r}), ...]"
+        fix = f"write pathlib.Path objects for files: [Path({given[0]!r}), ...]"
         raise DataError(f"the {part} texts look like names of files", where=f"texts[0] = {given[0]!r}", fix=fix)
     elif not all(isinstance(entry, Path) for entry in given):
         return None
@@ -155,7 +155,7 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
     if "/" in model and is_model_id(model) and parent.is_dir():
         folders = [path.name for path in parent.iterdir() if path.is_dir()]
         close = ", ".join(nearest(model.rpartition("/")[2], folders) or sorted(folders)[:5]) or "no folders"
-        fix = f"{parent} has {close}; for a model on the Hub write hub:{model}"
+        fix = f"name a folder of {parent} ({close}), or write hub:{model} for a model on the Hub"
         raise ModelError(f"there is no folder {model}", where=where, fix=fix)
     return {**entry, "model": model}
 

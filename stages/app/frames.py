@@ -22,7 +22,7 @@ def texts(run: Run, part: str) -> pl.LazyFrame:
     corpus_part = part_of(run, part)
     if corpus_part is None:
         parts = ", ".join(run.result("read-corpus").facts["parts"])
-        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"its parts: {parts}")
+        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"name one of its parts: {parts}")
     return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets), glob=False)
 
 
@@ -83,7 +83,7 @@ def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
     """Returns the teacher's files with their range of passes, and the number of its labels."""
     teachers = {teacher.name: teacher for teacher in teachers_of(run)}
     if name not in teachers:
-        raise ExperimentError(f"no teacher {name!r}", where="teachers", fix=f"the teachers: {', '.join(teachers)}")
+        raise ExperimentError(f"no teacher {name!r}", where="teachers", fix=f"name one of {', '.join(teachers)}")
     manifest, family = run.result("cache-teachers"), families_of(run)[name]
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]

@@ -113,7 +113,7 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
         are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
         if not are_texts or len(row) != width:
             wanted = "a text" if width == 1 else f"a pair of texts ({' and '.join(corpus.text)})"
-            fix = 'for labelled texts pass a frame, or {"text": [...], "label": [...]}'
+            fix = 'pass a frame for labelled texts, or {"text": [...], "label": [...]}'
             where = f"texts[{index}] = {shown(repr(given[index]))}"
             raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
     columns = zip(*rows, strict=True) if rows else [()] * width

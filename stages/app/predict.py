@@ -324,7 +324,7 @@ class InputTexts:
             fix = "set --input FILE, or - for a pipe"
             raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
-            fix = f"supported types: {', '.join(SUFFIXES)} and .txt (one text a line)"
+            fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
             raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
         if path.suffix.lower() == ".txt" and (self.id_column or len(self.columns) > 1):
             raise ExperimentError("a .txt file has no columns", where=str(path), fix="omit --id, and give --text once")

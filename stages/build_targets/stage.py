@@ -171,7 +171,9 @@ def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series:
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     table = weights_of(run).slice(before, len(keys))
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
-        raise WorkError("weights and texts do not have the same keys", fix="`amalgam verify`, then run again")
+        raise WorkError(
+            "weights and texts do not have the same keys", fix="run `amalgam verify`, then the same command again"
+        )
     return pl.Series("weight", table.column("weight"))
 
 
@@ -185,7 +187,7 @@ def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
             f"{len(bad)} texts have a weight or target that is not a number >= 0",
             where=f"keys {first_keys}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
             f"targets.text_weights={targets.text_weights}",
-            fix="`amalgam verify` checks the cache; a teacher with extreme logits may need cache.dtype=fp32",
+            fix="run `amalgam verify`, which checks the cache; for extreme logits set cache.dtype=fp32",
         )
 
 

@@ -162,7 +162,7 @@ def _check_tokenizers(run: Run) -> None:
     student = run.experiment.student
     wanted = _digest(encoder_files(run, student, ENCODER))
     for teacher in teachers_of(run):
-        fix = "objective.states=pooled; of layerwise, objective.schedule=joint; or an encoder that shares its tokenizer"
+        fix = "set objective.states=pooled (layerwise: objective.schedule=joint), or use an encoder with its tokenizer"
         if _digest(teacher.files) != wanted:
             what = f"teacher {teacher.name} and the student's encoder {student.encoder} do not tokenise alike"
             raise ModelError(f"{what}, so their tokens have no counterparts", where="objective.states: tokens", fix=fix)
@@ -170,7 +170,7 @@ def _check_tokenizers(run: Run) -> None:
             what = (
                 f"teacher {teacher.name} reads {teacher.max_tokens} tokens of a text, the student {student.max_tokens}"
             )
-            fix = f"student.max_tokens={teacher.max_tokens}, or cache.max_tokens={student.max_tokens}"
+            fix = f"set student.max_tokens={teacher.max_tokens}, or cache.max_tokens={student.max_tokens}"
             raise ModelError(f"{what}: long texts are cut otherwise", where="objective.states: tokens", fix=fix)
 
 

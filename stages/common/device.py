@@ -19,7 +19,7 @@ def pick_device(wanted: str) -> torch.device:
     offered = _offered()
     if wanted not in ("auto", "cpu") and offered.type != wanted:
         raise ExperimentError(
-            f"execution.device is {wanted}, but this machine offers {offered.type}", fix="execution.device=auto"
+            f"execution.device is {wanted}, but this machine offers {offered.type}", fix="set execution.device=auto"
         )
     return torch.device("cpu") if wanted == "cpu" else offered
 

@@ -314,7 +314,9 @@ def train_part(run: Run) -> Part:
     part = part_of(run, "train")
     if part is None:
         what = "this experiment has no training texts"
-        raise ExperimentError(what, where="objective.name: as-dfd", fix="another method: `amalgam methods`")
+        raise ExperimentError(
+            what, where="objective.name: as-dfd", fix="choose another method; `amalgam methods` lists them"
+        )
     return part
 
 

@@ -154,6 +154,6 @@ class UnitTexts:
                 f"{int(tokens.truncated.sum())} texts are longer than {resolved.max_tokens} tokens of "
                 f"teacher {resolved.name}",
                 where=f"the first: {shown(first)}",
-                fix="cache.on_long_text=truncate cuts and counts them, or raise cache.max_tokens",
+                fix="set cache.on_long_text=truncate, which cuts and counts them, or raise cache.max_tokens",
             )
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)

@@ -72,7 +72,7 @@ def search_embeddings(
         raise ExperimentError(
             f"teacher {teacher.name} reads {teacher.limit} tokens, special tokens included",
             where=f"embeddings.tokens: {config.tokens}",
-            fix=f"pseudo_embeddings.tokens={teacher.limit - len(special)}",
+            fix=f"set pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
     model.requires_grad_(False)  # a loaded teacher is never trained
     table = model.get_input_embeddings().weight.detach().float()

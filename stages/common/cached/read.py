@@ -131,7 +131,7 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
     if missing:
         raise WorkError(
             f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts",
-            fix="`amalgam verify`, then run the same command again",
+            fix="run `amalgam verify`, then the same command again",
         )
     return frame
 

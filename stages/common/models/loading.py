@@ -123,7 +123,7 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
         what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
-        raise ModelError(what, where=_name_of(tokenizer), fix=f"max_tokens: at least {special + 1}")
+        raise ModelError(what, where=_name_of(tokenizer), fix=f"set max_tokens to at least {special + 1}")
     return min(limits)
 
 
@@ -278,7 +278,7 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
     here = config.num_hidden_layers
     if layers > here:
         what = f"student.layers: {layers} is more than the encoder has, {here}"
-        raise ModelError(what, where=str(files.folder), fix=f"student.layers: at most {here}")
+        raise ModelError(what, where=str(files.folder), fix=f"set student.layers to at most {here}")
     for name, value in vars(config).items():
         if isinstance(value, list) and len(value) == here and "layer" in name:
             setattr(config, name, value[:layers])

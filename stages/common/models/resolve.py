@@ -465,11 +465,11 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     if unknown:
         close = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.4) or names[:5]
         what = f"rename: the teacher has no label {', '.join(map(repr, unknown))}"
-        raise ModelError(what, where=where, fix=f"its labels are like {', '.join(map(repr, close))}")
+        raise ModelError(what, where=where, fix=f"name one of its labels, such as {', '.join(map(repr, close))}")
     renamed = [rename.get(name, name) for name in names]
     if len(renamed) < 2:
         what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
-        fix = "a teacher must choose between labels: leave it out, or give one with two labels or more"
+        fix = "leave it out, or give a teacher with two labels or more"
         raise ModelError(what, where=where, fix=fix)
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:

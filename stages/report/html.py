@@ -453,13 +453,14 @@ def _without_labels(path: Path, content: bytes) -> bool:
 
 
 def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
-    """Refuses a file that neither looks like one of amalgam nor, if `marked` counts, is in the mark of the page."""
+    """Refuses a file that does not look like one of amalgam; with `marked`, also a damaged one of the same size may."""
     name = page + suffix
     target, mark = base / FOLDER / name, read_mark(base / FOLDER / PAGES / page) if marked else None
     if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
         what = f"{FOLDER}/{name} is a link or outside the experiment's folder"
         raise ExperimentError(what, where=str(target), fix="remove the link")
-    if target.exists() and not _is_ours(target) and name not in (mark.files or {} if mark else {}):
+    written = (mark.files or {}).get(name) if mark else None
+    if target.exists() and not _is_ours(target) and not (written and target.stat().st_size == written.bytes):
         what = f"{FOLDER}/{name} exists and was not made by amalgam"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another student.name")
 

@@ -9,10 +9,16 @@ import pytest
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.stages.app import demo_models
+from amalgam.stages.app import demo, demo_models
 from amalgam.stages.app.demo import METHODS_SHOWN, ROWS, TEXTS, write_data_free, write_demo, write_texts
 from amalgam.stages.methods import METHODS, load_with_methods
 from amalgam.tests.workspaces import amalgam
+
+
+def with_texts(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Give each part of the demo this number of texts."""
+    for name, (_, seed, part) in TEXTS.items():
+        patch.setitem(TEXTS, name, (count, seed, part))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +66,7 @@ def test_the_demo_is_not_written_into_an_experiment_of_ones_own(tmp_path: Path) 
 
 
 def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, (_, seed, part) in TEXTS.items():
-        monkeypatch.setitem(TEXTS, name, (40, seed, part))
+    with_texts(monkeypatch, 40)
     write_texts(tmp_path)
     write_demo(tmp_path)
     assert (tmp_path / "amalgam.yaml").exists()
@@ -85,6 +90,8 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twin") / "amalgam-demo-data-free"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_models, "STEPS", 2)
+        patch.setattr(demo, "GENERAL_TEXTS", 1000)
+        with_texts(patch, 600)
         write_data_free(folder, Console(quiet=True))
     return folder
 

@@ -27,12 +27,17 @@ def _modules(*places: str) -> list[Path]:
 
 
 @cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def _imports(path: Path) -> tuple[str, ...]:
     return tuple(_each_import(path))
 
 
 def _each_import(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -122,8 +127,7 @@ def test_files_and_functions_stay_small_and_have_a_purpose() -> None:
 
 
 def _size_faults(path: Path) -> Iterator[str]:
-    text = path.read_text("utf-8")
-    tree = ast.parse(text)
+    text, tree = path.read_text("utf-8"), _tree(path)
     if len(text.splitlines()) > MOST_LINES:
         yield f"more than {MOST_LINES} lines"
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

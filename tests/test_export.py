@@ -14,9 +14,10 @@ import pytest
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
 from amalgam.stages.app.predict import StudentFolder, finished_in
+from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, quiet_environment
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, finish, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 UNION = [label for own in TEACHER_LABELS.values() for label in own]
@@ -33,12 +34,15 @@ sys.meta_path.insert(0, Refuse())
 
 
 @pytest.fixture(scope="module")
-def exported(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    workspace = built.copy(tmp_path_factory.mktemp("export") / "workspace")
-    predictions = workspace("export", "--onnx")
-    assert predictions.out.strip() == str(workspace.folder / "students/student-onnx")
-    assert re.search(r"32 texts.* \d\.\de-\d\d", predictions.err)
-    return workspace
+def exported(built: Workspace, shared: Path) -> Workspace:
+    def build(folder: Path) -> Workspace:
+        workspace = built.copy(folder)
+        result = workspace("export", "--onnx")
+        assert result.out.strip() == str(workspace.folder / "students/student-onnx")
+        assert re.search(r"32 texts.* \d\.\de-\d\d", result.err)
+        return workspace
+
+    return build_once(shared / "exported", build)
 
 
 def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(exported: Workspace) -> None:
@@ -75,15 +79,17 @@ def test_the_example_in_the_docs_runs_without_torch_and_predicts_as_the_student(
     assert printed.strip() == str([entry["labels"][0]["label"] for entry in predictions])
 
 
-def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspace) -> None:
+def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspace, tmp_path: Path) -> None:
     card = exported("push", "me/desk", "--card").out
     python = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(python) == 2
     text = " ".join(["the chef fried the onion"] * 40)
     example = "\n".join(python).replace("me/desk", "students/student").replace("desk-onnx/", "students/student-onnx/")
-    printed = printed_by(exported, "-c", example.replace('"a text"', repr(text)))
+    (script := tmp_path / "example.py").write_text(example.replace('"a text"', repr(text)))
+    done = finish(Forked([], exported.folder, quiet_environment(), str(script), BARE))
+    assert done.code == 0, done.err
     [entry] = exported("predict", text, "--json").json
-    first, second = printed.strip().splitlines()
+    first, second = done.out.strip().splitlines()
     best = entry["labels"][0]
     assert ast.literal_eval(first)[0]["label"] == second == best["label"]
     assert ast.literal_eval(first)[0]["score"] == pytest.approx(best["probability"], abs=1e-4)

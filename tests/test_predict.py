@@ -19,7 +19,17 @@ from amalgam.pipeline.errors import DataError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.predict import checked_texts
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, CommandResult, Workspace, rewrite_mark, write_texts
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import (
+    TEACHER_LABELS,
+    TEST,
+    CommandResult,
+    Workspace,
+    finish,
+    quiet_environment,
+    rewrite_mark,
+    write_texts,
+)
 
 TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]
 
@@ -278,3 +288,21 @@ def test_texts_from_python_may_be_any_column() -> None:
     assert checked_texts(np.array(["a", "b"])) == checked_texts(pl.Series(["a", "b"])) == [("a",), ("b",)]
     assert checked_texts(iter([["a", "b"]])) == [("a", "b")]
     assert checked_texts([]) == []
+
+
+TO_FULL_DEVICE = """
+import os, runpy
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+runpy.run_module("amalgam", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("arguments", [["x"], ["--input", "texts/test.csv"]])
+def test_predictions_that_cannot_be_printed_are_an_error(desk: Workspace, tmp_path: Path, arguments: list[str]) -> None:
+    (script := tmp_path / "to_full_device.py").write_text(TO_FULL_DEVICE)
+    result = finish(Forked(["predict", *arguments], desk.folder, quiet_environment(), str(script)))
+    assert result.code == 1, result.err
+    assert "cannot be written: No space left" in result.err
+    assert "Traceback" not in result.err
+    assert "Exception ignored" not in result.err

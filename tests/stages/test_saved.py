@@ -18,8 +18,9 @@ from amalgam.stages.app.export_onnx import MODEL, check_parity, write_model
 from amalgam.stages.app.predict import finished_in
 from amalgam.stages.common.models.loading import load_tokenizer, save_pretrained_folder
 from amalgam.stages.common.models.resolve import read_model
+from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.stages.tiny_models import tiny
-from amalgam.tests.workspaces import Workspace
+from amalgam.tests.workspaces import Workspace, finish, quiet_environment
 
 TEXT = "the chef fried onion court heard banker nurse judge read contract in a garden"
 WORDS = TEXT.split(" ")
@@ -63,7 +64,10 @@ def sentencepiece() -> Any:
     return XLMRobertaTokenizer(vocab=[tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]])
 
 
-@pytest.fixture(scope="module", params=[("bert", bert), ("roberta", roberta), ("xlm-roberta", sentencepiece)])
+KINDS = [("bert", bert), ("roberta", roberta), ("xlm-roberta", sentencepiece)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a student that was loaded from a saved encoder, as train-student does."""
     kind, make = request.param
@@ -93,24 +97,34 @@ def test_the_files_have_the_limit_and_nothing_of_the_machine(folder: Path) -> No
     assert len(tokenizer.encode(TEXTS[0], TEXTS[2]).ids) == LIMIT
 
 
-def test_a_pipeline_predicts_as_predict_does_on_long_texts_and_pairs(folder: Path) -> None:
-    from transformers import pipeline
+CLASSIFY = """
+import json, sys
+from transformers import pipeline
 
-    classify = pipeline("text-classification", model=str(folder), truncation=True, top_k=None)
+classify = pipeline("text-classification", model=sys.argv[1], truncation=True, top_k=None)
+print(json.dumps([classify(inputs) for inputs in json.loads(sys.argv[2])]))
+"""
+
+
+def test_a_pipeline_predicts_as_predict_does_on_long_texts_and_pairs(folder: Path, tmp_path: Path) -> None:
     single: list[tuple[str, ...]] = [(text,) for text in TEXTS]
     pairs: list[tuple[str, ...]] = [(first, second) for first in TEXTS for second in TEXTS]
-    for rows in (single, pairs):
-        ours = probabilities(folder, rows)
-        for row, expected in zip(rows, ours, strict=True):
-            scores = classify(dict(zip(("text", "text_pair"), row, strict=False)))
-            by_label = {score["label"]: score["score"] for score in scores}
-            assert [by_label[label] for label in ("a", "b", "c")] == pytest.approx(list(expected), abs=1e-5)
+    inputs = [dict(zip(("text", "text_pair"), row, strict=False)) for row in (*single, *pairs)]
+    (script := tmp_path / "classify.py").write_text(CLASSIFY)
+    result = finish(Forked([str(folder), json.dumps(inputs)], tmp_path, quiet_environment(), str(script), BARE))
+    assert result.code == 0, result.err
+    ours = [*probabilities(folder, single), *probabilities(folder, pairs)]
+    for scores, expected in zip(result.json, ours, strict=True):
+        by_label = {score["label"]: score["score"] for score in scores}
+        assert [by_label[label] for label in ("a", "b", "c")] == pytest.approx(list(expected), abs=1e-5)
     beyond = probabilities(folder, [(TEXTS[1],), (TEXTS[1] + " contract" * 40,), (TEXTS[0],)])
     assert beyond[0] == pytest.approx(beyond[1], abs=1e-6)
     assert np.abs(beyond[0] - beyond[2]).max() > 1e-3  # the texts are different at all
 
 
+@pytest.mark.parametrize("folder", KINDS[1:], indirect=True)
 def test_onnx_runtime_with_the_saved_tokenizer_predicts_as_predict_does(folder: Path, tmp_path: Path) -> None:
+    """tests/test_export.py compares a BERT on a long text."""
     onnxruntime = pytest.importorskip("onnxruntime")
     from tokenizers import Tokenizer
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def damaged(workspace: Workspace, *options: str) -> dict[str, dict[str, str]]:
+def damaged(workspace: Workspace, *options: str) -> dict[str, dict[str, Any]]:
     return {row["path"]: row for row in workspace.attempt("verify", "--json", *options).json["damaged"]}
 
 
@@ -132,6 +133,27 @@ def test_a_mark_that_names_files_outside_is_damaged(workspace: Workspace) -> Non
     for words in (("verify",), ("verify", "--repair"), ("run",)):
         assert workspace.attempt(*words).code in {1, 2}
         assert (workspace.folder / "mine.txt").read_text() == "mine"
+
+
+def test_verify_repair_mends_the_store_from_a_delivered_student(workspace: Workspace) -> None:
+    [path] = workspace.artifacts.glob("train-student/*/*/model.safetensors")
+    before = path.read_bytes()
+    for command in ((), ("verify",)):  # also after a command has quarantined the file
+        flip_bit(path)
+        assert not command or workspace.attempt(*command).code == 1
+        [row] = damaged(workspace, "--repair").values()
+        assert (row["repair"], row["mended"]) == ("copied from the delivered folder", True)
+        assert path.read_bytes() == before
+    assert "train-student: reused" in workspace("run").err
+
+
+def test_a_damaged_delivered_student_does_not_mend_the_store(workspace: Workspace) -> None:
+    [path] = workspace.artifacts.glob("train-student/*/*/model.safetensors")
+    flip_bit(path)
+    flip_bit(student(workspace) / "model.safetensors")
+    rows = damaged(workspace, "--repair")
+    assert [row["mended"] for row in rows.values()] == [False, False]
+    assert not path.exists()
 
 
 # ---- teachers and pages

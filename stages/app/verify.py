@@ -7,7 +7,7 @@ again; delivered files are copied from the workspace with `repair`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from amalgam.stages.common.deliveries import (
     marked_folders,
     mend,
     read_mark,
+    restore_original,
     set_aside,
     unreadable_marks,
     write_mark,
@@ -41,6 +42,7 @@ from amalgam.stages.common.training.checkpoint_files import checkpoint_folders, 
 from amalgam.stages.registry import STAGES
 
 FROM_COPY = "restored from its copy"
+FROM_DELIVERY = "copied from the delivered folder"
 FROM_STORE = "copied from the workspace"
 FROM_PACKS = "rebuilt from its packs"
 NO_MATCH = "its content does not match its digest"
@@ -79,9 +81,8 @@ def verify(run: Run, *, repair: bool = False) -> Verification:
         *_checkpoints(run.store),
         *_given_texts(run.store),
     ]
-    results = _Results(run, entries)
-    damages += results.damages()
-    delivered = _Deliveries(run, repair=repair)
+    results, delivered = _Results(run, entries), _Deliveries(run, repair=repair)
+    damages += results.damages(delivered.restore if repair else _restore_nothing)
     damages += delivered.damages()
     files = [*results.files.values(), *delivered.files]
     size = sum(file.bytes for file in files)
@@ -91,6 +92,10 @@ def verify(run: Run, *, repair: bool = False) -> Verification:
         "damaged": damages,
         "quarantine": run.store.where(run.store.root / QUARANTINE),
     }
+
+
+def _restore_nothing(_: StoredFile) -> bool:
+    return False
 
 
 def _mended(path: str, fault: str, repair: str) -> Damage:
@@ -162,7 +167,8 @@ class _Results:
     def files(self) -> dict[str, StoredFile]:
         return {file.path: file for record in self.records.values() for file in record.files}
 
-    def damages(self) -> list[Damage]:
+    def damages(self, restore: Callable[[StoredFile], bool]) -> list[Damage]:
+        """Quarantines damaged results; `restore` may have a copy of a file."""
         store, faults = self.run.store, dict[str, str]()
         verified_paths = self.records.keys() | self.files.keys()
         unread = [path for path in record_paths(self.entries, STAGES) if path not in verified_paths]
@@ -173,7 +179,15 @@ class _Results:
         faults |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
         faults |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
         damages = [_unmended(path, fault, self._repair(path), RUN) for path, fault in faults.items()]
-        store.quarantine(*map(store.root.joinpath, [*faults, *self._never_rebuilt(faults)]))
+        store.quarantine(*map(store.root.joinpath, faults))
+        damages = [
+            _mended(damage["path"], damage["fault"], FROM_DELIVERY)
+            if damage["path"] in self.files and restore(self.files[damage["path"]])
+            else damage
+            for damage in damages
+        ]
+        lost = {damage["path"]: damage["fault"] for damage in damages if not damage["mended"]}
+        store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
         return damages
 
     def _never_rebuilt(self, faults: Mapping[str, str]) -> list[str]:
@@ -241,6 +255,16 @@ class _Deliveries:
             if mark is not None and mark.files:
                 self.files += mark.files.values()
                 yield from self._files(target, mark, mark.files)
+
+    def restore(self, file: StoredFile) -> bool:
+        """Copies a delivered file back into the workspace if it is intact; returns whether it did."""
+        marks = ((target, read_mark(folder)) for folder, target in marked_folders(self.run.base))
+        for target, mark in marks:
+            for name, copy in (mark.files or {}).items() if mark else ():
+                if copy == file and not faults(target, {name: copy}):
+                    restore_original(self.run.store, file, target / name)
+                    return True
+        return False
 
     def _marks(self, folder: Path, mark: Mark | None) -> Iterator[Damage]:
         for name in unreadable_marks(folder):

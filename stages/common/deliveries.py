@@ -250,6 +250,16 @@ def mend(services: DeliveryServices, target: Path, files: Mapping[str, StoredFil
             _copy(original, temporary)
 
 
+def restore_original(store: Store, file: StoredFile, copy: Path) -> None:
+    """Puts a delivered file in the workspace again."""
+    temporary = temporary_path(store.root)
+    try:
+        _copy(copy, temporary)
+        store.backend.put({file.path: temporary})
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def replace_folder(target: Path, write: Callable[[Path], None], services: DeliveryServices | None = None) -> None:
     """Replaces `target` by a new folder with a mark, and keeps the user's files.
 
@@ -284,7 +294,7 @@ def deliver_page(
             continue
         if services and changed.get(file, "missing") != "missing":
             where = set_aside(services.store, folder / file)
-            services.note(f"{_shown(folder / file)} had changed since it was written ({changed[file]}){where}")
+            services.note(f"{folder.name}/{file} had changed since it was written ({changed[file]}){where}")
         with atomic_write(folder / file) as temporary:
             temporary.write_bytes(text)
     files = {file: StoredFile("", len(text), hashlib.sha256(text).hexdigest()) for file, text in texts.items()}

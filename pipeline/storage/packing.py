@@ -36,8 +36,8 @@ UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError,
 LARGEST = 1 << 40
 """Limit of a pack's size in bytes."""
 
-MOST_TIMES = 200
-"""Limit of an index's size, in sizes of its compressed file: a small file could unpack to gigabytes."""
+MOST_TIMES, LEAST_LIMIT = 30, 1 << 20
+"""Limit of an index's size, in sizes of its compressed file, and the least limit: a small file could unpack to gigabytes."""
 
 T = TypeVar("T")
 
@@ -406,7 +406,7 @@ def _parsed(text: bytes, pack: str | None = None) -> dict[str, Any] | None:
 
 def _unpacked(text: bytes) -> bytes:
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # with the header of gzip
-    content = unpack.decompress(text, MOST_TIMES * len(text))
+    content = unpack.decompress(text, max(LEAST_LIMIT, MOST_TIMES * len(text)))
     if not unpack.eof:
         raise ValueError("the index is cut, or too large for its file")
     return content

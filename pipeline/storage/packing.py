@@ -37,7 +37,7 @@ LARGEST = 1 << 40
 """Limit of a pack's size in bytes."""
 
 MOST_TIMES, LEAST_LIMIT = 30, 1 << 20
-"""Limit of an index's size, in sizes of its compressed file, and the least limit: a small file could unpack to gigabytes."""
+"""Limits of an index's size, in sizes of its file and in bytes: a small file could unpack to gigabytes."""
 
 T = TypeVar("T")
 

@@ -51,8 +51,17 @@ TEXTS, TEST = 24, 8
 CLOSE = 3e-4
 """Largest difference of equal numbers: a unit that is computed again can be rounded otherwise."""
 
-CHANGING = {"date", "seconds", "steps_per_second", "per_second", "resumed_from_step", "stages"}
-"""Keys of facts that differ between two equal runs: times, and which stages ran."""
+CHANGING = {
+    "date",
+    "seconds",
+    "steps_per_second",
+    "per_second",
+    "resumed_from_step",
+    "stages",
+    "students",
+    "teacher_costs",
+}
+"""Keys of facts that differ between two equal runs: times, which stages ran, and the other students."""
 
 
 class HangError(BaseException):
@@ -385,7 +394,7 @@ def results_of(workspace: Workspace) -> dict[str, Any]:
             path = store.backend.local_path(file.path)
             assert path is not None
             contents[f"{stage}/{UNIT_DIGEST.sub('-*', file.path)}"] = content_of(path)
-    return contents | delivered(workspace, content_of)
+    return contents | {path: content for path, content in delivered(workspace, content_of).items() if PAGES not in path}
 
 
 def delivered(workspace: Workspace, content: Callable[[Path], Any]) -> dict[str, Any]:
@@ -393,6 +402,9 @@ def delivered(workspace: Workspace, content: Callable[[Path], Any]) -> dict[str,
     files = (path for name in OURS[1:] for path in entries(workspace.folder / name) if path.is_file())
     return {str(path.relative_to(workspace.folder)): content(path) for path in files}
 
+
+PAGES = "reports/.amalgam/"
+"""Folder of the pages' marks, which have the digests of pages with times."""
 
 UNIT_DIGEST = re.compile(r"-[0-9a-f]{8}(?=\.|/|$)")
 

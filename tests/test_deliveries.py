@@ -197,6 +197,23 @@ def test_pages_that_a_user_deletes_are_no_damage(workspace: Workspace) -> None:
     assert damaged(workspace) == {}
 
 
+def test_a_damaged_report_of_another_student_is_named(workspace: Workspace) -> None:
+    (manifest,) = (workspace.artifacts / "report").glob("*/MANIFEST.json")
+    workspace("report", "report.calibration_bins=9")
+    assert "damaged" not in workspace("report", "report.calibration_bins=9").err
+    flip_bit(manifest)
+    result = workspace("report", "report.calibration_bins=9")
+    assert f"report/{manifest.parent.name}" in result.err
+    assert "amalgam verify" in result.err
+
+
+def test_a_page_whose_record_is_lost_has_a_note(workspace: Workspace) -> None:
+    (record,) = (workspace.artifacts / "report").glob("*/report.json")
+    flip_bit(record)
+    assert "amalgam report --force" in workspace("report").err
+    assert "lost" not in workspace("report", "--force").err
+
+
 # ---- a user's files
 
 MINE = {"README.md": "my card", "scores.csv": "a,b\n", "notes/deep/a.txt": "mine", "vocab.txt": "mine"}

@@ -53,6 +53,7 @@ from amalgam.stages.report.report_json import (
     report_json,
     teacher_costs,
 )
+from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_evaluation
 from amalgam.stages.report.verdict import TO_LABEL, UnlabelledQuality, lines
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
@@ -142,6 +143,8 @@ class Report(Stage):
 
     def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
         scores, name = evaluation_if_any(run), page_name(run.experiment)
+        for note in damaged_reports(run.store):
+            run.console.note(note)
         if scores:
             print_evaluation(run.console, scores)
             if not run.experiment.student.learns:
@@ -165,6 +168,10 @@ class Report(Stage):
             overrides=run.overrides,
         )
         numbers = report_json(inputs, scores, findings, name)
+        if numbers["date"] is None:
+            run.console.note(
+                "the record of the report is lost, so the page has no date and no speeds; run `amalgam report --force`"
+            )
         if numbers["verdict"]:
             run.console.verdict(lines(numbers["verdict"]))
         to_label = _file(run, TEXTS_TO_LABEL)

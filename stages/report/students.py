@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.storage.small_files import canonical
-from amalgam.pipeline.storage.store import Store
+from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.report.verdict import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS
 
@@ -76,6 +76,13 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
         )
+
+
+def damaged_reports(store: Store) -> list[str]:
+    """Returns a note for each report whose record cannot be read: its student is not compared."""
+    unread = [folder for folder in store.folders("report") if store.manifest("report", folder.name) is None]
+    damaged = [folder.name for folder in unread if MANIFEST in store.backend.names(store.inside(folder))]
+    return [f"report/{name}/{MANIFEST} is damaged: its student is not compared; `amalgam verify`" for name in damaged]
 
 
 def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[str, Any]:

@@ -58,10 +58,9 @@ CHANGING = {
     "per_second",
     "resumed_from_step",
     "stages",
-    "students",
     "teacher_costs",
 }
-"""Keys of facts that differ between two equal runs: times, which stages ran, and the other students."""
+"""Keys of facts that differ between two equal runs: times, and which stages ran."""
 
 
 class HangError(BaseException):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amalgam.pipeline import input_files
 from amalgam.pipeline.input_files import file_digest
-from amalgam.pipeline.storage import fingerprint as digests
 from amalgam.pipeline.storage.fingerprint import LENGTH, FileDigests, differences, fingerprint
 from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
@@ -97,7 +97,7 @@ def test_differences_name_the_field_and_both_values(old: Any, new: Any, expected
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files just written count as settled."""
-    monkeypatch.setattr(digests, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(input_files, "SETTLED_SECONDS", -1.0)
 
 
 @pytest.mark.usefixtures("settled")

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import shutil
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,14 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 import typer.main
 
-from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace, up_to_date
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.inference.teacher import Teacher
+    from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 
 MOST_TEACHERS = 16
 
@@ -33,6 +33,7 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:  # a file in memo
 
 # Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
 # on any machine, and workers that share its cores do not wait for each other's threads.
+assert "torch" not in sys.modules
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -68,6 +69,8 @@ def _one_command_tree() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _teachers_stay_loaded() -> Iterator[None]:
     """Keep the latest teachers for later commands of this process: to load and to check one takes most of a command."""
+    from amalgam.stages.common.inference.teacher import TeacherLoader
+
     latest: OrderedDict[object, tuple[Teacher, tuple[str, ...]]] = OrderedDict()
     load = TeacherLoader.load
 

@@ -47,6 +47,9 @@ test-s3: $(INSTALLED)
 	.venv-moto/bin/python -m pip install --quiet 'moto[s3]>=5.2' 'flask>=3' 'flask-cors>=6'
 	$(BIN)/python tests/on_moto.py .venv-moto/bin/python tests/test_object_store.py tests/pipeline/test_bucket.py tests/pipeline/test_packs.py
 
+fuzz: $(INSTALLED)
+	$(BIN)/python -m amalgam.tests.fuzz $(FUZZ)
+
 check: $(INSTALLED) $(AUDIT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -86,7 +86,7 @@ def _other_result(bench: Bench, flip: Flip, outcomes: Sequence[Outcome]) -> str 
 
     A page may lose the content of a damaged record of a report, if a command names the damage.
     """
-    is_announced = flip.path.parts[-3] == "report" and any(DAMAGE.search(outcome.text) for outcome in outcomes)
+    is_announced = "report" in flip.path.parts[-4:-2] and any(DAMAGE.search(outcome.text) for outcome in outcomes)
 
     def compared(contents: Mapping[str, Any]) -> dict[str, Any]:
         return {path: content for path, content in contents.items() if not (is_announced and path.startswith(PAGES))}

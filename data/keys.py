@@ -70,6 +70,11 @@ class LabelSpace:
     """For each teacher, the indices of its labels in the union."""
 
     @property
+    def shares_labels(self) -> bool:
+        """Whether two teachers know the same label."""
+        return sum(map(len, self.columns.values())) > len(self.names)
+
+    @property
     def owners(self) -> list[list[str]]:
         """For each label, the teachers that know it."""
         return [

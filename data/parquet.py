@@ -134,7 +134,7 @@ TARGETS = (
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),
     Column("weight", "float32", "of the text in the loss"),
     Column("teacher", "string", "the most confident teacher; null where the rule chooses none", nullable=True),
-    Column("margin", "float32", "confidence of the first less that of the second; null likewise", nullable=True),
+    Column("margin", "float32", "lead of the chosen answer over the best other answer; null likewise", nullable=True),
     Column("confidence", "array<float32>", "of each teacher, in their order; null likewise", nullable=True),
 )
 

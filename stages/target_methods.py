@@ -10,9 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypedDict
 
-from amalgam.data.arrays import columns_of, first_label, side_by_side, softmax_column, top_margin, total, width
+from amalgam.data.arrays import (
+    Array,
+    columns_of,
+    first_label,
+    side_by_side,
+    softmax_column,
+    top_margin,
+    total,
+    width,
+)
 from amalgam.data.keys import LabelSpace
-from amalgam.data.lazy import pl
+from amalgam.data.lazy import np, pl
 from amalgam.pipeline.config.schema import Checks, ExperimentConfig, Targets
 
 LEAST_MARGIN = 1e-6
@@ -187,13 +196,20 @@ class MukaSoft(TargetMethod):
         if self.targets.distribution == "top-label":
             distributions = [first_label(distribution) for distribution in distributions]
         by_margin = self.targets.text_weights == "margin"
-        return _weighted_sum(inputs, scores, distributions, self.shares(scores, inputs), by_margin=by_margin)
+        ranking = rank(inputs, scores, probabilities=inputs.weights is not None)
+        return _weighted_sum(inputs, ranking, distributions, self.shares(ranking, inputs), by_margin=by_margin)
 
-    def shares(self, scores: pl.Series, inputs: TargetInputs) -> pl.Series:
-        """Returns the teachers' weights on each text."""
+    def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
+        """Returns the teachers' weights on each text; teachers with the same answer divide the weight of one."""
+        scores = ranking.scores
         if inputs.weights is not None:
             return scores.cast(pl.Array(pl.Float64, len(inputs.evidence)))
-        return softmax_column(scores / self.targets.temperature)
+        logits = scores / self.targets.temperature
+        if ranking.answers is None:
+            return softmax_column(logits)
+        exponents, answers = logits.to_numpy(), ranking.answers
+        divided = exponents + _by_answer(np.maximum, exponents, answers) - _by_answer(np.logaddexp, exponents, answers)
+        return softmax_column(side_by_side([pl.Series(column) for column in divided.T]))
 
 
 class MukaHard(MukaSoft):
@@ -201,8 +217,8 @@ class MukaHard(MukaSoft):
 
     winner_takes_all = True
 
-    def shares(self, scores: pl.Series, inputs: TargetInputs) -> pl.Series:  # noqa: ARG002 - as MukaSoft
-        return first_label(scores)
+    def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
+        return side_by_side([(ranking.leader == place).cast(pl.Float64) for place in range(len(inputs.evidence))])
 
 
 class StrataNet(TargetMethod):
@@ -232,7 +248,8 @@ class StrataNet(TargetMethod):
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         scores = _scores(inputs)
-        return _weighted_sum(inputs, scores, self.tempered_distributions(inputs), scores)
+        ranking = rank(inputs, scores, probabilities=True)
+        return _weighted_sum(inputs, ranking, self.tempered_distributions(inputs), scores)
 
 
 class VanillaKD(TargetMethod):
@@ -362,7 +379,7 @@ def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Se
 
 def _weighted_sum(
     inputs: TargetInputs,
-    scores: pl.Series,
+    ranking: Ranking,
     distributions: Sequence[pl.Series],
     shares: pl.Series,
     *,
@@ -375,8 +392,8 @@ def _weighted_sum(
         for label, values in zip(inputs.space.columns[evidence.teacher], columns_of(distribution), strict=True)
     ]
     names = pl.Series([evidence.teacher for evidence in inputs.evidence], dtype=pl.String)
-    target, chosen, margin = add_up(entries, inputs.space), names.gather(scores.arr.arg_max()), _margin(scores)
-    return TargetBatch(target, margin if by_margin else _ones(len(scores)), chosen, margin, scores)
+    target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
+    return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores)
 
 
 def _scores(inputs: TargetInputs) -> pl.Series:
@@ -394,11 +411,47 @@ def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> p
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
 
 
-def _margin(scores: pl.Series) -> pl.Series:
-    """Returns c_max - c_second + 1e-6; 1 for a single teacher."""
+@dataclass(frozen=True)
+class Ranking:
+    """The teachers of each text, compared by their scores."""
+
+    scores: pl.Series
+    leader: pl.Series
+    """Position of the teacher with the highest score."""
+    margin: pl.Series
+    """The leader's score less that of the best teacher with another answer, plus 1e-6; 1 if all answers are equal."""
+    answers: Array | None = None
+    """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
+
+
+def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool) -> Ranking:
+    """Compares answers: teachers with the same answer have one score, the sum of probabilities, else the maximum."""
     if width(scores) == 1:
-        return _ones(len(scores))
-    return pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN)
+        return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
+    if not inputs.space.shares_labels:
+        return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN))
+    answers = _answers(inputs)
+    by_teacher = scores.to_numpy()
+    by_answer = _by_answer(np.add if probabilities else np.maximum, by_teacher, answers)
+    highest = by_answer.max(axis=1, keepdims=True)
+    leader = np.where(by_answer == highest, by_teacher, -np.inf).argmax(axis=1)
+    disagrees = answers != np.take_along_axis(answers, leader[:, None], axis=1)
+    second = np.where(disagrees, by_answer, -np.inf).max(axis=1)
+    margin = np.where(disagrees.any(axis=1), highest[:, 0] - second + LEAST_MARGIN, 1.0)
+    return Ranking(scores, pl.Series(leader), pl.Series(margin), answers)
+
+
+def _answers(inputs: TargetInputs) -> Array:
+    own = [np.array(inputs.space.columns[evidence.teacher]) for evidence in inputs.evidence]
+    first = [evidence.distribution.arr.arg_max().to_numpy() for evidence in inputs.evidence]
+    return np.stack([labels[places] for labels, places in zip(own, first, strict=True)], axis=1)
+
+
+def _by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
+    """Returns for each teacher the combined score of all teachers with its answer [texts, teachers]."""
+    start = 0.0 if combine is np.add else -np.inf
+    columns = [combine.reduce(np.where(answers == own[:, None], scores, start), axis=1) for own in answers.T]
+    return np.stack(columns, axis=1)
 
 
 def _ones(texts: int) -> pl.Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,6 +95,24 @@ def test_zero_shot_is_the_nearest_label_name_of_the_bare_encoder(workspace: Work
     right = [evaluation["labels"][int((names @ state(text)).argmax())] == label for text, label in rows]
     assert evaluation["systems"]["zero-shot"]["accuracy"] == pytest.approx(sum(right) / len(right))
     assert evaluation["systems"]["zero-shot"]["ece"] is None  # a similarity is no probability
+
+
+@pytest.mark.parametrize("method", ["muka-soft", "amalgam"])
+def test_a_copy_of_a_teacher_changes_neither_targets_nor_weights(workspace: Workspace, method: str) -> None:
+    workspace.edit("targets:\n  mode: soft\n", "")
+    workspace("build-targets", f"student.method={method}")
+    alone = workspace.targets()
+    shutil.copytree(workspace.folder / "models/first", workspace.folder / "models/copy")
+    workspace.edit(
+        "    model: ./models/first\n", "    model: ./models/first\n  - name: copy\n    model: ./models/copy\n"
+    )
+    workspace("build-targets", f"student.method={method}")
+    copied = workspace.targets()
+    assert copied.keys() == alone.keys()
+    assert max(weight for _, weight in alone.values()) > 0.1
+    for key, (target, weight) in alone.items():
+        assert copied[key][0] == pytest.approx(target, abs=1e-4)
+        assert copied[key][1] == pytest.approx(weight, abs=1e-4)
 
 
 def test_label_names_are_read_as_words() -> None:

@@ -410,7 +410,8 @@ class Targets(ConfigSection):
     """Teacher distribution in a target. deterministic: with dropout off. mc-mean: the mean over the passes. top-label:
     the most likely label with dropout off."""
     text_weights: Literal["margin", "none"] = "margin"
-    """Weight of a text in the loss. margin: lead of the best teacher over the second. none: 1."""
+    """Weight of a text in the loss. margin: lead of the best teacher over the best one with another label; 1 if all
+    agree. none: 1."""
     passes: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Number of cached passes to use; 0: only the pass with dropout off; null: all."""
     kd_temperature: Factor = 1.0

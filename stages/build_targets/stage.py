@@ -69,6 +69,8 @@ class BuildTargets(Stage):
             inputs["families"] = families_of(run)
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
             inputs["dtype"] = dtype_of(run)
+            if label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
+                inputs["compared"] = "answers"  # before, teachers were compared
             inputs |= passes_counted(run) if method.reads_passes else {}
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}

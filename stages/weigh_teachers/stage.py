@@ -29,6 +29,7 @@ from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_bucke
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 
@@ -59,6 +60,8 @@ class WeighTeachers(Stage):
         inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
+        if not LabelSets.of(label_space(run)).all_differ:
+            inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         upstream = ["cache-features"] if target_method(targets).reads_features else []
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": settings}, inputs, fingerprints)
@@ -92,17 +95,20 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
-    keys, answers = keys_of(run, buckets), _predictions(run, buckets)
+    keys, answers, label_sets = keys_of(run, buckets), _predictions(run, buckets), LabelSets.of(label_space(run))
     shares = None
     if targets.weight_signal == "all":
         signal, shares = _agreed_signal(run, keys, answers, facts)
     else:
-        signal = weigh.exclusive(answers[targets.weight_signal], facts)
+        signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
         if signal is not None and targets.neighbours:
             near = weigh.nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
             signal = weigh.coherent(signal, near, facts)
     facts["fallback"] = signal is None
-    weights, estimated = weigh.weigh(signal, answers["confidence"], targets, facts, shares)
+    weights, estimated = weigh.weigh(signal, label_sets.mean(answers["confidence"]), targets, facts, shares)
+    if not label_sets.all_differ:
+        weights = label_sets.divided(weights, weigh.together(list(answers.values())))
+        estimated = label_sets.divided_shares(estimated, weights)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
 
@@ -140,14 +146,17 @@ def _agreed_signal(
         "states": weigh.densities(states),
         "names": weigh.standard(names),
     }
-    kept = weigh.agreeing_kinds(kinds, facts)
+    label_sets = LabelSets.of(space)
+    kept = weigh.agreeing_kinds(label_sets.means(kinds), facts)
     if kept is None:
         return None, None
     written = provenance(run, keys)
+    written = None if written is None else label_sets.mean(written)
     kept = kept if written is None else weigh.with_provenance(kept, weigh.standard(written), facts)
-    spaces = {"the encoder's states": [features], "the encoder's and the teachers' states": [features, *states]}
+    joined = [features, *label_sets.joined(states)]
+    spaces = {"the encoder's states": [features], "the encoder's and the teachers' states": joined}
     signal = weigh.smooth_over_neighbours(kept, spaces, neighbours, facts)
-    facts["notes"] += weigh.downweighted(facts["against"], list(space.columns))
+    facts["notes"] += weigh.downweighted(facts["against"], label_sets.names(list(space.columns)))
     return signal, weigh.written_shares(written)
 
 

@@ -220,3 +220,78 @@ def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidence
     assert chosen(batch) == ["b"]
     assert batch.confidence is not None
     assert batch.confidence.to_list()[0] == pytest.approx([0.25, 0.75])
+
+
+# ---- teachers that share labels
+
+
+SHARED = union_of({"a": ["x", "y"], "copy": ["y", "x"], "b": ["z", "w"]})
+
+
+def copied(first: Evidence) -> Evidence:
+    """The same teacher with its labels in the other order."""
+    return Evidence(
+        "copy",
+        arrays(*([b, a] for a, b in first.logits.to_list())),
+        arrays(*([b, a] for a, b in first.distribution.to_list())),
+        first.confidence,
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "soft"},
+        {"mode": "hard"},
+        {"mode": "hard", "distribution": "top-label"},
+        {"mode": "soft", "teacher_weights": "mixture"},
+        {"mode": "hard", "distribution": "top-label", "teacher_weights": "mixture"},
+    ],
+)
+def test_two_copies_of_a_teacher_give_the_targets_and_weights_of_one(settings: dict[str, str]) -> None:
+    random = np.random.default_rng(0)
+    teachers = []
+    for name in ("a", "b"):
+        shares = random.dirichlet([0.5, 0.5], 50)
+        distribution = arrays(*shares.tolist())
+        teachers.append(Evidence(name, arrays(*np.log(shares).tolist()), distribution, pl.Series(random.random(50))))
+    targets = Targets.model_validate(settings)
+    alone = random.random(50)
+    weights = np.stack([alone, 1 - alone], axis=1)
+    with_copy = np.stack([alone / 2, alone / 2, 1 - alone], axis=1)
+    mixed = targets.teacher_weights == "mixture"
+    plain = union_of({"a": ["x", "y"], "b": ["z", "w"]})
+    one = build_targets(teachers, plain, targets, arrays(*weights.tolist()) if mixed else None)
+    a, b = teachers
+    two = build_targets([a, copied(a), b], SHARED, targets, arrays(*with_copy.tolist()) if mixed else None)
+    assert np.allclose(two.target.to_numpy(), one.target.to_numpy())
+    assert two.weight.to_list() == pytest.approx(one.weight.to_list())
+    assert chosen(two) == chosen(one)
+
+
+def test_the_margin_is_the_lead_over_the_best_teacher_with_another_answer() -> None:
+    """Both teachers of y have it as first label: 0.5 + 0.3 - 0.2; then the second one has x: 0.5 - 0.3."""
+    space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
+    weights, targets = arrays([0.5, 0.3, 0.2]), Targets(teacher_weights="mixture")
+    a, c = evidence("a", [0.1, 0.9], 0.9), evidence("c", [0.5, 0.3], 0.4)
+    agreed = build_targets([a, evidence("b", [0.8, 0.2], 0.7), c], space, targets, weights)
+    assert agreed.weight.to_list() == pytest.approx([0.6 + 1e-6])
+    contested = build_targets([a, evidence("b", [0.2, 0.8], 0.7), c], space, targets, weights)
+    assert contested.weight.to_list() == pytest.approx([0.2 + 1e-6])
+    muka = build_targets([a, evidence("b", [0.8, 0.2], 0.7), c], space, Targets())
+    assert muka.weight.to_list() == pytest.approx([0.9 - 0.4 + 1e-6])
+
+
+def test_an_answer_of_two_teachers_is_chosen_over_a_single_teacher_of_more_weight() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
+    teachers = [evidence("a", [0.1, 0.9], 0.9), evidence("b", [0.8, 0.2], 0.7), evidence("c", [0.5, 0.3], 0.4)]
+    targets = Targets(mode="hard", distribution="top-label", teacher_weights="mixture")
+    batch = build_targets(teachers, space, targets, arrays([0.25, 0.35, 0.4]))
+    assert batch.target.to_list()[0] == [0, 1, 0, 0, 0]
+    assert chosen(batch) == ["b"]
+
+
+def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
+    batch = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.4, 0.6], 0.3)], space, Targets())
+    assert batch.weight.to_list() == [1.0]

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from amalgam.data.arrays import top_margin
+from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.states import mean_over_tokens
 from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import (
     AGAINST,
     AGREEING,
@@ -402,3 +404,34 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
     assert set(kept) == set(evidence)
     assert len(facts["notes"]) == 2
     assert set(facts["agreement"]) == {*evidence, *noise}
+
+
+# ---- teachers with the same labels
+
+
+def test_teachers_with_the_same_labels_in_any_order_are_one_group() -> None:
+    labels = {"a": ["x", "y"], "b": ["z", "y"], "copy": ["y", "x"]}
+    label_sets = LabelSets.of(union_of(labels))
+    assert label_sets.groups == [[0, 2], [1]]
+    assert label_sets.names(list(labels)) == ["a and copy", "b"]
+    assert not label_sets.all_differ
+    assert LabelSets.of(union_of({"a": ["x", "y"], "b": ["y", "z"]})).all_differ
+
+
+def test_a_group_has_the_mean_evidence_and_divides_its_weight_by_the_predictions() -> None:
+    label_sets = LabelSets([[0, 2], [1]])
+    assert label_sets.mean(np.array([[1.0, 5.0, 3.0]])).tolist() == [[2.0, 5.0]]
+    weights, answers = np.array([[0.8, 0.2], [0.6, 0.4]]), np.array([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]])
+    divided = label_sets.divided(weights, answers)
+    assert divided[:, [0, 2]].sum(axis=1) == pytest.approx(weights[:, 0])
+    assert divided[:, 1] == pytest.approx(weights[:, 1])
+    assert divided[1, 0] > divided[1, 2]
+    assert label_sets.divided_shares(np.array([0.7, 0.3]), divided).sum() == pytest.approx(1)
+
+
+def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None:
+    random = np.random.default_rng(0)
+    states = [random.normal(size=(40, 6)), random.normal(size=(40, 4)) + 3]
+    joined = LabelSets([[0, 2], [1]]).joined([states[0], states[1], states[0]])
+    plain, copied = side_by_side(states), side_by_side(joined)
+    assert copied @ copied.T == pytest.approx(plain @ plain.T)

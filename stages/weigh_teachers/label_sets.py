@@ -1,0 +1,72 @@
+"""Combines teachers that have the same labels, because they are right on the same texts.
+
+The mixture assumes that exactly one teacher is right. Two copies of a teacher would contradict that on all their texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from amalgam.data.arrays import Array
+from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import np
+from amalgam.stages.weigh_teachers.weigh import standardised
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """The teachers in groups of equal label sets, in the order of each group's first teacher."""
+
+    groups: Sequence[Sequence[int]]
+    """Positions of the teachers."""
+
+    @classmethod
+    def of(cls, space: LabelSpace) -> LabelSets:
+        groups: dict[frozenset[int], list[int]] = {}
+        for position, labels in enumerate(space.columns.values()):
+            groups.setdefault(frozenset(labels), []).append(position)
+        return cls(list(groups.values()))
+
+    @property
+    def all_differ(self) -> bool:
+        return all(len(group) == 1 for group in self.groups)
+
+    def names(self, teachers: Sequence[str]) -> list[str]:
+        """Returns a name for each group."""
+        return [" and ".join(teachers[place] for place in group) for group in self.groups]
+
+    def mean(self, evidence: Array) -> Array:
+        """Returns the mean evidence of each group [texts, groups] from that of the teachers."""
+        return np.stack([evidence[:, list(group)].mean(axis=1) for group in self.groups], axis=1)
+
+    def means(self, kinds: Mapping[str, Array]) -> dict[str, Array]:
+        return {kind: self.mean(evidence) for kind, evidence in kinds.items()}
+
+    def joined(self, states: Sequence[Array]) -> list[Array]:
+        """Returns one space for each group; teachers of a group have equal scale in it."""
+        return [
+            states[group[0]] if len(group) == 1 else np.concatenate([_scaled(states[place]) for place in group], axis=1)
+            for group in self.groups
+        ]
+
+    def divided(self, weights: Array, answers: Array) -> Array:
+        """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
+        divided = np.empty(answers.shape)
+        for group, weight in zip(self.groups, weights.T, strict=True):
+            divided[:, list(group)] = weight[:, None] * standardised(answers[:, list(group)])
+        return divided
+
+    def divided_shares(self, shares: Array, weights: Array) -> Array:
+        """Divides the share of each group in proportion to the mean weights of its teachers [texts, teachers]."""
+        divided, means = np.empty(weights.shape[1]), weights.mean(axis=0)
+        for group, share in zip(self.groups, shares, strict=True):
+            total = means[list(group)].sum()
+            divided[list(group)] = share * means[list(group)] / total if total > 0 else share / len(group)
+        return divided
+
+
+def _scaled(states: Array) -> Array:
+    """Returns the states with a mean squared distance of 1 from their mean."""
+    deviation = float(np.sqrt(((states - states.mean(axis=0)) ** 2).sum(axis=1).mean()))
+    return states / deviation if deviation > 0 else states

@@ -29,8 +29,12 @@ from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_bucke
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
+<<<<<<< HEAD
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
+=======
+from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
+>>>>>>> e7fa9dd (Estimators of the right teacher are compared on settings with gold labels)
 
 
 class WeighTeachers(Stage):
@@ -95,10 +99,11 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
-    keys, answers, label_sets = keys_of(run, buckets), _predictions(run, buckets), LabelSets.of(label_space(run))
+    keys, answers, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
     shares = None
     if targets.weight_signal == "all":
-        signal, shares = _agreed_signal(run, keys, answers, facts)
+        evidence = evidence_of(run, keys, answers)
+        signal, shares = weigh.agreed_signal(evidence, label_sets.names(teachers), targets.neighbours, facts)
     else:
         signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
         if signal is not None and targets.neighbours:
@@ -113,7 +118,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
 
 
-def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
+def predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
     """Returns confidence, margin and highest logit: [texts, teachers] each."""
     reader, parts = answer_reader(run), []
     for group in neighbouring_buckets(buckets):
@@ -129,35 +134,23 @@ def _predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
     return {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
 
 
-def _agreed_signal(
-    run: Run, keys: pa.Array, answers: dict[str, Array], facts: WeightFacts
-) -> tuple[Array | None, Array | None]:
-    """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
-    space, neighbours = label_space(run), run.experiment.targets.neighbours
-    features = features_of(run, key_array(keys))
+def evidence_of(run: Run, keys: pa.Array, answers: dict[str, Array]) -> Evidence:
+    """Reads all kinds of evidence for the texts with these keys; teachers of equal labels are one."""
+    space, features = label_space(run), features_of(run, key_array(keys))
     states = [
         own.take(np.arange(len(own)))[:, 0, 0].astype(np.float32)
         for own in states_of(run, key_array(keys), last_states)
     ]
     similarity = features @ load_encoder(run).name_states(space.names).T
     names = np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
-    kinds = {
-        "answers": weigh.together(list(answers.values())),
-        "states": weigh.densities(states),
-        "names": weigh.standard(names),
-    }
+    kinds, written = weigh.kinds_of(list(answers.values()), states, names), provenance(run, keys)
     label_sets = LabelSets.of(space)
-    kept = weigh.agreeing_kinds(label_sets.means(kinds), facts)
-    if kept is None:
-        return None, None
-    written = provenance(run, keys)
-    written = None if written is None else label_sets.mean(written)
-    kept = kept if written is None else weigh.with_provenance(kept, weigh.standard(written), facts)
-    joined = [features, *label_sets.joined(states)]
-    spaces = {"the encoder's states": [features], "the encoder's and the teachers' states": joined}
-    signal = weigh.smooth_over_neighbours(kept, spaces, neighbours, facts)
-    facts["notes"] += weigh.downweighted(facts["against"], label_sets.names(list(space.columns)))
-    return signal, weigh.written_shares(written)
+    return Evidence(
+        kinds=label_sets.means(kinds),
+        features=features,
+        states=label_sets.joined(states),
+        written=None if written is None else label_sets.mean(written),
+    )
 
 
 def provenance(run: Run, keys: pa.Array) -> Array | None:

@@ -102,6 +102,47 @@ def weigh(
 # ---- several kinds of evidence
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What weigh-teachers reads of all texts, before any estimate."""
+
+    kinds: Mapping[str, Array]
+    """Standardised evidence [texts, teachers] of each kind but provenance."""
+    features: Array
+    """States of the encoder: [texts, width], each of length 1."""
+    states: Sequence[Array]
+    """Last states of each teacher: [texts, width]."""
+    written: Array | None = None
+    """Probability of the class that a text was generated for, at the teacher it was generated for."""
+
+    def spaces(self) -> dict[str, list[Array]]:
+        """Returns the spaces in which neighbours are searched."""
+        both = [self.features, *self.states]
+        return {"the encoder's states": [self.features], "the encoder's and the teachers' states": both}
+
+
+def kinds_of(answers: Sequence[Array], states: Sequence[Array], names: Array) -> dict[str, Array]:
+    """Returns the standardised evidence [texts, teachers] of each kind but provenance.
+
+    `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
+    """
+    return {"answers": together(answers), "states": densities(states), "names": standard(names)}
+
+
+def agreed_signal(
+    evidence: Evidence, teachers: Sequence[str], neighbours: int, facts: WeightFacts
+) -> tuple[Array | None, Array | None]:
+    """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
+    kept = agreeing_kinds(evidence.kinds, facts)
+    if kept is None:
+        return None, None
+    written = evidence.written
+    kept = kept if written is None else with_provenance(kept, standard(written), facts)
+    signal = smooth_over_neighbours(kept, evidence.spaces(), neighbours, facts)
+    facts["notes"] += downweighted(facts["against"], teachers)
+    return signal, written_shares(written)
+
+
 def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array] | None:
     """Returns the kinds that agree, or None if fewer than two do; drops the kind that agrees least, then repeats."""
     kept, facts["agreement"] = dict(evidence), {}
@@ -140,7 +181,18 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: WeightFact
 def smooth_over_neighbours(
     kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: WeightFacts
 ) -> Array:
-    """Returns the sum of the kinds, each with its mean over the neighbours where that improves it.
+    """Returns the sum of the kinds, each with its mean over the neighbours where that improves it."""
+    best = smoothed_kinds(kept, spaces, count, facts)
+    against = contradicting(kept)
+    facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
+    factors = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
+    return together(list(best.values()), [factors.get(kind, 1.0) for kind in best])
+
+
+def smoothed_kinds(
+    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: WeightFacts
+) -> dict[str, Array]:
+    """Returns each kind, with its mean over the neighbours where that improves it.
 
     The noise of two kinds is independent. A kind uses the neighbourhood with which it predicts the other kinds best, or
     none if the text alone does.
@@ -162,10 +214,7 @@ def smooth_over_neighbours(
     facts["foretold"] = {
         kind: {"alone": round(alone[kind], 4), "with them": round(value, 4)} for kind, (value, _, _) in best.items()
     }
-    against = contradicting(kept)
-    facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
-    factors = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
-    return together([signal for _, _, signal in best.values()], [factors.get(kind, 1.0) for kind in best])
+    return {kind: signal for kind, (_, _, signal) in best.items()}
 
 
 def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:

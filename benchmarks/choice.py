@@ -1,0 +1,280 @@
+"""Compares estimators of the right teacher, without labels, on many settings whose gold labels are present.
+
+python benchmarks/choice.py make --data PATH [PATH] --sets trec6 banking77 [--draws 3]
+python benchmarks/choice.py table [--estimators muka amalgam my/file.py:function] [--each] [--json]
+python benchmarks/choice.py stability [--noise 1e-6]
+
+`make` trains teachers on half of the labelled texts, and writes one file per setting with the evidence on the others.
+An interrupted run resumes. `table` measures each setting as it is and thinned to a quarter of one teacher's texts, or
+of the others'. An estimator is a function of a Setting that returns weights [texts, teachers].
+
+right is the share of texts whose most heavily weighted teacher has the gold label. labels is the share for which this
+teacher predicts it. loss is the largest loss against the best of muka, standardised and amalgam in one setting. within
+is half of the 95 % interval of the mean, by a bootstrap over pools: settings of a pool share texts and teachers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amalgam.benchmarks.choice_pools import Sizes, pools_of, write_pool
+from amalgam.benchmarks.choice_settings import Setting, load_settings, settings_of, write_setting
+from amalgam.benchmarks.protocol import row, show
+from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.methods import AMALGAM
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.weigh import WeightFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ENDS = 5
+RIVALS = ("muka", "standardised", "amalgam")
+BOOTSTRAPS = 2000
+
+
+# ---- estimators
+
+
+def muka(setting: Setting) -> Array:
+    return setting.answers["confidence"]
+
+
+def ensemble(setting: Setting) -> Array:
+    """Returns the highest logits: the ensemble's label is that of the highest."""
+    return setting.answers["highest"]
+
+
+def standardised(setting: Setting) -> Array:
+    return muka(setting) if setting.signal is None else weigh.standardised(setting.signal)
+
+
+def amalgam(setting: Setting) -> Array:
+    """Returns the weights of `method: amalgam`."""
+    confidence, facts = setting.answers["confidence"], WeightFacts(notes=[])
+    return weigh.weigh(setting.signal, confidence, Targets.model_validate(AMALGAM), facts, None)[0]
+
+
+def range_scaled(setting: Setting) -> Array:
+    """Scales each teacher's signal to 0 at the mean of its lowest values and 1 at that of its highest."""
+    if setting.signal is None:
+        return muka(setting)
+    ordered = np.sort(setting.signal, axis=0)
+    low, high = ordered[:ENDS].mean(axis=0), ordered[-ENDS:].mean(axis=0)
+    scaled: Array = (setting.signal - low) / (high - low + 1e-9)
+    return scaled
+
+
+def told_shares(setting: Setting) -> Array:
+    """Returns the mixture's weights with the true shares."""
+    return muka(setting) if setting.signal is None else weigh.mixture(setting.signal, setting.shares)[0]
+
+
+def oracle(setting: Setting) -> Array:
+    """Returns 1 for the teachers that have the gold label."""
+    return setting.has_gold.astype(np.float64)
+
+
+ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
+    "muka": muka,
+    "ensemble": ensemble,
+    "standardised": standardised,
+    "amalgam": amalgam,
+    "range-scaled": range_scaled,
+    "told-shares": told_shares,
+    "oracle": oracle,
+}
+
+
+def estimators_of(names: Sequence[str]) -> dict[str, Callable[[Setting], Array]]:
+    """Returns the estimators by name; module:function or path.py:function names one of another file."""
+    return {name.rpartition(":")[2]: _imported(name) if ":" in name else _known(name) for name in names}
+
+
+def _known(name: str) -> Callable[[Setting], Array]:
+    if name not in ESTIMATORS:
+        raise SystemExit(f"no estimator is named {name}: use {', '.join(ESTIMATORS)}, or module:function")
+    return ESTIMATORS[name]
+
+
+def _imported(name: str) -> Callable[[Setting], Array]:
+    place, _, function = name.rpartition(":")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).is_file():
+            raise SystemExit(f"{place} is no Python file: name path.py:function")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    estimator: Callable[[Setting], Array] = getattr(module, function)
+    return estimator
+
+
+# ---- commands
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    make = commands.add_parser("make", help="train the teachers and write the settings")
+    make.set_defaults(run=_make)
+    make.add_argument("--data", type=Path, nargs="+", required=True, help="folders of data sets: NAME/train.parquet")
+    make.add_argument("--sets", nargs="+", required=True, help="data sets, in the order of computation")
+    make.add_argument("--draws", type=int, default=3, help="draws of the labels' groups, halves and teachers")
+    make.add_argument("--teacher-texts", type=int, default=400, help="most training texts of a teacher")
+    make.add_argument("--unlabelled", type=int, default=1200, help="most unlabelled texts of a pool of teachers")
+    make.add_argument("--max-tokens", type=int, default=24)
+    make.add_argument("--passes", type=int, default=4)
+    make.add_argument("--batch-size", type=int, default=16, help="of the teachers' training; amalgam's own: 32")
+    make.add_argument("--least-steps", type=int, default=150, help="of the teachers' training; amalgam's own: 300")
+    table = commands.add_parser("table", help="measure the estimators")
+    table.set_defaults(run=_table)
+    table.add_argument("--each", action="store_true", help="also a row for each setting")
+    table.add_argument("--no-thinned", action="store_true", help="only the settings as they are")
+    stability = commands.add_parser("stability", help="count the texts whose teacher changes with noise on all logits")
+    stability.set_defaults(run=_stability)
+    stability.add_argument("--noise", type=float, default=1e-6, help="deviation of the noise")
+    stability.add_argument("--draws", type=int, default=1, help="draws of the noise")
+    for command in (table, stability):
+        command.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="names, or path.py:function")
+        command.add_argument("--only", nargs="+", default=[], help="settings whose name contains one of these")
+        command.add_argument("--json", action="store_true")
+    for command in (make, table, stability):
+        command.add_argument("--folder", type=Path, default=Path("choice-benchmark"))
+    options = parser.parse_args()
+    options.run(options)
+
+
+def _make(options: argparse.Namespace) -> None:
+    folders = {name: _data_folder(name, options.data) for name in options.sets}
+    fields = ("teacher_texts", "unlabelled", "max_tokens", "passes", "batch_size", "least_steps")
+    sizes = Sizes(*(getattr(options, field) for field in fields))
+    for pool in pools_of(folders, options.draws):
+        write_pool(pool, folders[pool.data], options.folder, sizes)
+        for setting in settings_of(options.folder, pool):
+            path = options.folder / "settings" / f"{setting.name}.npz"
+            if not path.exists():
+                began = time.monotonic()
+                write_setting(setting, path)
+                print(f"{path}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _data_folder(name: str, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if (folder / name / "train.parquet").is_file():
+            return folder / name
+    raise SystemExit(f"no folder of --data has {name}/train.parquet")
+
+
+def _table(options: argparse.Namespace) -> None:
+    estimators = estimators_of(list(dict.fromkeys([*RIVALS, *options.estimators])))
+    figures = [
+        _measured(variant, estimators, is_thinned=variant is not setting)
+        for setting in _settings(options)
+        for variant in ([setting] if options.no_thinned else [setting, *setting.thinned()])
+    ]
+    if options.each:
+        show(list(_each(figures, estimators)), as_json=options.json)
+    show([_summary(name, figures) for name in estimators], as_json=options.json)
+
+
+def _settings(options: argparse.Namespace) -> Iterator[Setting]:
+    settings = iter(load_settings(options.folder, options.only))
+    first = next(settings, None)
+    if first is None:
+        raise SystemExit(f"{options.folder}/settings has no such setting: make some with `choice.py make`")
+    yield first
+    yield from settings
+
+
+def _measured(setting: Setting, estimators: Mapping[str, Callable[[Setting], Array]], **about: Any) -> dict[str, Any]:
+    began = time.perf_counter()
+    _ = setting.signal
+    seconds = time.perf_counter() - began
+    figures: dict[str, Any] = {"name": setting.name, "pool": setting.pool, "n": len(setting.gold), "signal": seconds}
+    for name, estimator in estimators.items():
+        began = time.perf_counter()
+        weights = estimator(setting)
+        spent = time.perf_counter() - began
+        figures[name] = {"right": setting.right(weights), "labels": setting.labelled(weights), "seconds": spent}
+    return figures | about
+
+
+def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the row of one estimator."""
+    plain = [each for each in figures if not each["is_thinned"]]
+    thinned = [each for each in figures if each["is_thinned"]]
+    losses = {each["name"]: max(each[rival]["right"] for rival in RIVALS) - each[name]["right"] for each in figures}
+    worst = max(losses, key=losses.__getitem__)
+    skewed = np.array([each[name]["right"] for each in thinned])
+    whole = np.array([each[name]["right"] for each in plain])
+    return row(
+        "choice",
+        name,
+        right=round(float(whole.mean()), 3),
+        within=within([each["pool"] for each in plain], whole),
+        worst=round(float(whole.min()), 3),
+        labels=round(float(np.mean([each[name]["labels"] for each in plain])), 3),
+        thinned=round(float(skewed.mean()), 3) if thinned else None,
+        thinned_worst=round(float(skewed.min()), 3) if thinned else None,
+        thinned_tenth=round(float(np.quantile(skewed, 0.1)), 3) if thinned else None,
+        loss=round(losses[worst], 3),
+        at=worst,
+        settings=f"{len(plain)} of {len({each['pool'] for each in plain})} pools, {len(thinned)} thinned",
+        seconds=round(float(np.mean([each[name]["seconds"] + each["signal"] for each in figures])), 2),
+    )
+
+
+def within(pools: Sequence[str], values: Array) -> float | None:
+    """Returns half of the 95 % interval of the mean, by a bootstrap over pools; None for fewer than three."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for pool, value in zip(pools, values, strict=True):
+        groups[pool].append(float(value))
+    if len(groups) < 3:
+        return None
+    sums = np.array([[sum(own), len(own)] for own in groups.values()])
+    drawn = np.random.default_rng(0).integers(len(sums), size=(BOOTSTRAPS, len(sums)))
+    means = sums[drawn].sum(axis=1)
+    low, high = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
+    return round(float(high - low) / 2, 3)
+
+
+def _each(figures: Sequence[Mapping[str, Any]], estimators: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for each in figures:
+        right = {name: round(each[name]["right"], 3) for name in estimators}
+        yield row("choice", each["name"], n=each["n"], **right)
+
+
+def _stability(options: argparse.Namespace) -> None:
+    estimators = estimators_of(options.estimators)
+    changed: dict[str, list[float]] = defaultdict(list)
+    for setting in _settings(options):
+        for seed in range(options.draws):
+            noisy = setting.with_noise(options.noise, seed)
+            for name, estimator in estimators.items():
+                before, after = estimator(setting).argmax(axis=1), estimator(noisy).argmax(axis=1)
+                changed[name].append(float((before != after).mean()))
+    show([_stability_row(name, shares, options) for name, shares in changed.items()], as_json=options.json)
+
+
+def _stability_row(name: str, shares: Sequence[float], options: argparse.Namespace) -> dict[str, Any]:
+    mean, worst = float(np.mean(shares)), max(shares)
+    figures = {"changed": round(mean, 5), "worst": round(worst, 5), "runs_changed": sum(each > 0 for each in shares)}
+    return row("choice-stability", name, noise=options.noise, **figures, runs=len(shares))
+
+
+if __name__ == "__main__":
+    main()

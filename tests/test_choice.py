@@ -1,0 +1,147 @@
+"""The benchmark of the choice of teacher: settings are slices, and its figures are those of hand-made weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import polars as pl
+import pytest
+
+from amalgam.benchmarks import choice
+from amalgam.benchmarks.choice_pools import Pool, groups_of, labelled_texts, pools_of
+from amalgam.benchmarks.choice_settings import Setting, load_settings, write_setting
+from amalgam.stages.common.cached.uncertainty import summarise_passes
+
+TEXTS = 240
+TEACHERS = {"a": [0, 1], "b": [2, 3, 4]}
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """Two teachers that are sure of their own texts, and states around one centre for each label."""
+    random = np.random.default_rng(0)
+    gold = np.arange(TEXTS) % 5
+    centres = random.normal(size=(5, 16))
+    logits, passes, states = [], [], []
+    for own in TEACHERS.values():
+        sure = 4.0 * (gold[:, None] == np.array(own)) + random.normal(size=(TEXTS, len(own)))
+        logits.append(sure.astype(np.float32))
+        passes.append((sure[:, None] + 0.3 * random.normal(size=(TEXTS, 4, len(own)))).astype(np.float16))
+        spread = np.where(np.isin(gold, own), 0.1, 1.0)[:, None]
+        states.append((centres[gold] + spread * random.normal(size=(TEXTS, 16))).astype(np.float16))
+    features = centres[gold] + 0.5 * random.normal(size=(TEXTS, 16))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    similarity = features @ centres.T
+    return Setting(
+        name="made-2-draw0-t1.2",
+        pool="made-2-draw0",
+        labels=list("vwxyz"),
+        teachers=TEACHERS,
+        layers={"a": 0, "b": 0},
+        logits=logits,
+        passes=passes,
+        states=states,
+        features=features.astype(np.float16),
+        similarity=similarity.astype(np.float32),
+        gold=gold,
+        texts=[f"text {row}" for row in range(TEXTS)],
+    )
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    with mock.patch.object(sys, "argv", ["choice.py", *arguments, "--json"]):
+        choice.main()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["row"]: row for row in rows}
+
+
+def test_right_and_labels_count_the_most_heavily_weighted_teacher(setting: Setting) -> None:
+    assert setting.right(choice.oracle(setting)) == 1.0
+    only_first = np.tile([1.0, 0.0], (TEXTS, 1))
+    assert setting.right(only_first) == pytest.approx(0.4)
+    first = np.isin(setting.gold, [0, 1])
+    correct = setting.logits[0].argmax(axis=1) == setting.gold
+    assert setting.labelled(only_first) == pytest.approx((first & correct).mean())
+
+
+def test_confidence_is_that_of_the_cache(setting: Setting) -> None:
+    expected = summarise_passes(setting.passes[1]).confidence
+    assert setting.answers["confidence"][:, 1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_written_setting_gives_the_same_weights(setting: Setting, tmp_path: Path) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    [loaded] = load_settings(tmp_path)
+    assert loaded.texts == setting.texts
+    assert loaded.teachers == setting.teachers
+    for estimator in choice.ESTIMATORS.values():
+        assert np.array_equal(estimator(loaded), estimator(setting))
+    with np.load(tmp_path / "settings" / f"{setting.name}.npz") as arrays:
+        assert arrays["signal"] == pytest.approx(setting.signal, abs=1e-6)
+        assert arrays["signals"].shape == (TEXTS, 2, 5)
+    assert not list(load_settings(tmp_path, ["another"]))
+
+
+def test_thinned_settings_keep_a_quarter_of_one_teachers_texts_or_of_the_others(setting: Setting) -> None:
+    shares = {thinned.name.removeprefix(f"{setting.name} "): thinned.shares[0] for thinned in setting.thinned()}
+    assert list(shares) == ["1:4 a", "1:4 b"]
+    assert shares["1:4 a"] == pytest.approx(0.1 / 0.7, abs=0.06)
+    assert shares["1:4 b"] == pytest.approx(0.4 / 0.55, abs=0.06)
+    three = replace(setting, teachers={"a": [0], "b": [1], "c": [2, 3, 4]})
+    names = [thinned.name.removeprefix(f"{setting.name} ") for thinned in three.thinned()]
+    assert names == ["1:4 a", "4:1 a", "1:4 b", "4:1 b", "1:4 c", "4:1 c"]
+
+
+def test_the_table_has_the_loss_against_the_best_rival(
+    setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "import numpy as np\n\ndef first(setting):\n    return np.eye(2)[np.zeros(len(setting.gold), int)]\n"
+    )
+    rows = printed(capsys, "table", "--folder", str(tmp_path), "--estimators", "oracle", f"{own}:first")
+    assert list(rows) == ["muka", "standardised", "amalgam", "oracle", "first"]
+    assert rows["oracle"]["right"] == rows["oracle"]["thinned_worst"] == 1.0
+    assert rows["first"]["right"] == 0.4
+    assert rows["first"]["loss"] == pytest.approx(max(rows[name]["right"] for name in choice.RIVALS) - 0.4, abs=0.4)
+    assert rows["oracle"]["loss"] <= 0.0
+    assert rows["amalgam"]["settings"] == "1 of 1 pools, 2 thinned"
+    assert rows["amalgam"]["within"] is None  # one pool has no interval
+
+
+def test_noise_changes_only_ties(setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    flags = ("stability", "--folder", str(tmp_path), "--estimators", "muka", "amalgam")
+    assert printed(capsys, *flags, "--noise", "1e-9")["muka"]["changed"] == 0.0
+    assert printed(capsys, *flags, "--noise", "10")["muka"]["changed"] > 0.1
+
+
+def test_without_settings_or_estimators_the_message_names_the_fix(tmp_path: Path) -> None:
+    for arguments, fix in (
+        (["table", "--folder", str(tmp_path)], "choice.py make"),
+        (["table", "--folder", str(tmp_path), "--estimators", "best"], "use muka"),
+    ):
+        with mock.patch.object(sys, "argv", ["choice.py", *arguments]), pytest.raises(SystemExit, match=fix):
+            choice.main()
+
+
+def test_pools_partition_the_labels_by_their_draw(tmp_path: Path) -> None:
+    labels = [f"label {number}" for number in range(7)]
+    texts = [(f"{label} {row}", label) for label in labels for row in range(30)]
+    texts += [("twice", "label 0"), ("twice", "label 1"), ("rare", "label 8")]
+    pl.DataFrame(texts, schema=["text", "label"], orient="row").write_parquet(tmp_path / "train.parquet")
+    kept = labelled_texts(tmp_path / "train.parquet")
+    assert sorted(kept["label"].unique()) == labels
+    assert "twice" not in kept["text"]
+    pools = list(pools_of({"made": tmp_path}, draws=2))
+    assert [(pool.groups, pool.draw, pool.layers) for pool in pools[:3]] == [(3, 0, 0), (2, 0, 0), (3, 0, 3)]
+    first, second = (groups_of(labels, Pool("made", 3, draw)) for draw in range(2))
+    assert sorted(label for own in first.values() for label in own) == labels
+    assert first != second

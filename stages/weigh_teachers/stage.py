@@ -29,12 +29,8 @@ from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_bucke
 from amalgam.stages.common.load import generated_file, label_space, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
-<<<<<<< HEAD
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.weigh import WeightFacts
-=======
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
->>>>>>> e7fa9dd (Estimators of the right teacher are compared on settings with gold labels)
 
 
 class WeighTeachers(Stage):

@@ -184,9 +184,7 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     mode: Annotated[
         str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
-    oracle: Annotated[
-        Path | None, typer.Option(help="Model folder; prints the KL divergence of the targets from its predictions.")
-    ] = None,
+    oracle: Annotated[Path | None, typer.Option(help="Model folder; prints KL(its prediction || target).")] = None,
     only: Only = False,
     force: Force = False,
     part: Part = None,

@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from amalgam.stages.app.oracle import divergence
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.training.loop import training_dtype
 from amalgam.tests.forking import BARE, Forked
@@ -286,17 +288,28 @@ def test_doctor_lists_the_environment_and_the_faults(workspace: Workspace) -> No
         assert fix in rows[what]["fix"]
 
 
-def test_an_oracle_measures_the_targets(workspace: Workspace) -> None:
-    result = workspace("build-targets", "--oracle", "students/student")
-    assert "KL" in result.err + result.out
+def test_the_divergence_is_that_of_the_target_from_the_oracle() -> None:
+    """By hand: 0.5 log(0.5 / 0.8) + 0.5 log(0.5 / 0.2) = 0.2231; the other direction is 0.1927."""
+    nats = divergence(np.zeros((3, 2), np.float32), np.array([[0.8, 0.2], [0.5, 0.5], [1.0, 0.0]]))
+    assert nats[:2] == pytest.approx([0.22314, 0.0], abs=1e-5)
+    assert np.isinf(nats[2])
 
 
 def test_an_oracle_measures_the_divergence_of_the_targets(workspace: Workspace) -> None:
     result = workspace("build-targets", "--oracle", "students/student")
-    assert "KL to the oracle, all: " in result.out
+    assert "KL(oracle || target), all: " in result.out
     assert "weight < 0.5: " in result.out
     nats = float(result.out.split("all: ")[1].split()[0])
     assert 0 < nats < 5
+
+
+def test_hard_targets_have_no_finite_divergence_and_are_compared_by_label(workspace: Workspace) -> None:
+    result = workspace(
+        "build-targets", "--mode", "hard", "targets.distribution=top-label", "--oracle", "students/student"
+    )
+    [line] = [line for line in result.out.splitlines() if "target), all: " in line]
+    count = line.split("n=")[1].rstrip(")")
+    assert f"all: infinite, as {count} targets have a label of probability 0, the same first label for " in line
 
 
 def test_an_oracle_with_other_labels_is_refused(workspace: Workspace) -> None:

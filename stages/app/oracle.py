@@ -1,6 +1,7 @@
 """Compares the targets with those of an oracle, a model with all labels: `build-targets --oracle`.
 
-KL(target || oracle) is finite because an oracle's softmax is never zero.
+The direction is KL(oracle || target), as in Figure 4 of the MUKA paper. It is infinite for hard targets, whose other
+labels have probability 0; their first labels are compared too.
 """
 
 from __future__ import annotations
@@ -18,22 +19,39 @@ from amalgam.stages.common.load import load_student, train_part
 
 
 def show_divergence(run: Run, folder: Path) -> None:
-    """Prints the mean divergence of all texts, and of texts of large and of small weight."""
+    """Prints the mean divergence and the agreement of all texts, and of texts of large and of small weight."""
     facts = target_facts(run)
     if facts["objective"] != "kl":
         what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
         raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")
     oracle = load_student(run, folder, facts["labels"], where="--oracle")
-    divergences, weights = [], []
-    for rows, targets in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
-        target = matrix(targets.column("target")).astype(np.float64)
-        log_target = np.log(np.where(target > 0, target, 1.0))
-        divergences.append((target * (log_target - _log_softmax(oracle.logits(fields(rows))))).sum(axis=1))
-        weights.append(targets.column("weight").to_numpy())
-    divergence, weight = np.concatenate(divergences), np.concatenate(weights)
+    parts = []
+    for rows, table in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
+        target, logits = matrix(table.column("target")), oracle.logits(fields(rows))
+        same = target.argmax(axis=1) == logits.argmax(axis=1)
+        parts.append(np.stack([divergence(logits, target), same, table.column("weight").to_numpy()]))
+    nats, same, weight = np.concatenate(parts, axis=1)
     for name, group in (("all", weight >= 0), ("weight >= 0.5", weight >= 0.5), ("weight < 0.5", weight < 0.5)):
         if group.any():
-            run.console.result(f"KL to the oracle, {name}: {divergence[group].mean():.3f} nats (n={group.sum():,})")
+            agreeing = f"the same first label for {same[group].mean():.3f}"
+            run.console.result(f"KL(oracle || target), {name}: {_mean(nats[group])}, {agreeing} (n={group.sum():,})")
+
+
+def divergence(logits: Array, target: Array) -> Array:
+    """Returns KL(oracle || target) in nats for each text, from the oracle's logits; infinite where a target has a 0."""
+    log_oracle = _log_softmax(logits.astype(np.float64))
+    with np.errstate(divide="ignore"):
+        log_target = np.log(target.astype(np.float64))
+    nats: Array = (np.exp(log_oracle) * (log_oracle - log_target)).sum(axis=1)
+    return nats
+
+
+def _mean(nats: Array) -> str:
+    finite = np.isfinite(nats)
+    if finite.all():
+        return f"{nats.mean():.3f} nats"
+    others = f"; {nats[finite].mean():.3f} nats for the others" if finite.any() else ""
+    return f"infinite, as {(~finite).sum():,} targets have a label of probability 0{others}"
 
 
 def _log_softmax(logits: Array) -> Array:

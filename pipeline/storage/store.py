@@ -405,6 +405,8 @@ class Store:
 
     def pin(self, kind: str, name: str, value: str, **facts: str) -> str:
         """Pins a decision and returns the pinned value: that of the first call."""
+        if self.backend.is_empty():  # `doctor` may write the first file of a workspace
+            self.claim()
         path = self._pin(kind, name)
         record = self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts}))
         self._put_record(self.root / copy_of(self.inside(path)), record)

@@ -398,6 +398,11 @@ def test_a_new_workspace_gets_a_mark_before_its_first_file(tmp_path: Path) -> No
     assert store.read_json(store.root / MARK) == mark
 
 
+def test_a_pin_may_be_the_first_file_of_a_workspace(tmp_path: Path) -> None:
+    Store(tmp_path / "artifacts").pin("digest", "package:encoder", "a" * 64)
+    Store(tmp_path / "artifacts").check_workspace()
+
+
 def test_a_workspace_of_another_layout_is_refused_with_the_way_out(tmp_path: Path) -> None:
     store = Store(tmp_path / "artifacts")
     store.replace(store.root / MARK, {"id": "a", "layout": LAYOUT - 1})

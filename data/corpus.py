@@ -105,7 +105,7 @@ def read_part(
 
 
 def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
-    """Returns the number of texts that two parts share, and the first five by id, else by text."""
+    """Returns the number of texts that two parts share, and the first five ids, else keys (never texts)."""
     count, examples = 0, list[str]()
     for bucket in _bucket_files(test):
         keys = read_keys(bucket)
@@ -115,8 +115,8 @@ def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
                 shared |= np.isin(keys, read_keys(train_bucket))
         count += int(shared.sum())
         if shared.any() and len(examples) < MOST_REPORTED:
-            rows = read_table(bucket, ["id", "text"]).filter(shared).to_pylist()
-            examples += [shown(row["text"] if row["id"] is None else row["id"]) for row in rows]
+            rows = read_table(bucket, ["id", "key"]).filter(shared).to_pylist()
+            examples += [f"key {row['key'].hex()}" if row["id"] is None else f"id {shown(row['id'])}" for row in rows]
     return count, examples[:MOST_REPORTED]
 
 

@@ -8,7 +8,6 @@ becomes a BadRow with its place, the reason and the fix; the caller decides what
 from __future__ import annotations
 
 import csv
-import difflib
 import fnmatch
 import glob
 import json
@@ -27,7 +26,7 @@ from urllib.parse import unquote
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError, InputChangedError
+from amalgam.pipeline.errors import DataError, InputChangedError, nearest
 from amalgam.pipeline.input_files import InputFile, file_digest
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
@@ -122,7 +121,7 @@ def _no_files(source: str, path: Path) -> DataError:
     while not parent.is_dir():
         missing, parent = parent, parent.parent
     names = sorted(entry.name for entry in parent.iterdir())
-    near = [shown(name) for name in nearest(missing.name, names) or names[:5]]
+    near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
@@ -229,11 +228,6 @@ def _versions(url: str) -> object:
         return None
     marks = {entry["path"]: (entry["size"], entry["e_tag"], entry["version"]) for entry in entries}
     return marks if marks and all(mark[1] or mark[2] for mark in marks.values()) else None
-
-
-def nearest(name: str, names: Iterable[str]) -> list[str]:
-    by_folded = {other.casefold(): other for other in names}
-    return [by_folded[near] for near in difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.5)]
 
 
 # ---- rows

@@ -16,10 +16,11 @@ AmalgamError                exit 1
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class AmalgamError(Exception):
@@ -112,9 +113,16 @@ def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
     if len(errors) == 1:
         return errors[0]
     parts = [f"{number}. " + str(error).replace("\n", "\n   ") for number, error in enumerate(errors, 1)]
-    combined = AmalgamError("\n".join([f"{len(errors)} problems", *parts]))
+    fix = "make each of these changes, then run the same command again"
+    combined = AmalgamError("\n".join([f"{len(errors)} problems", *parts]), fix=fix)
     combined.exit_code = errors[0].exit_code
     return combined
+
+
+def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 0.5) -> list[str]:
+    """Returns the choices most like a misspelt word; upper and lower case are equal."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    return [by_folded[near] for near in difflib.get_close_matches(word.casefold(), by_folded, most, ratio)]
 
 
 # ---- errors of the system

@@ -61,6 +61,7 @@ def test_a_mistake_is_refused_by_plan_and_doctor_before_anything_runs(fresh: Wor
 def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
     result = fresh.attempt("plan", "corpus.text=body", "teachers.0.model=./nowhere", "student.encoder=./models/encodr")
     assert result.err.startswith("error: 4 problems\n1. ")  # both corpus files lack the column
+    assert result.err.splitlines()[-1].startswith("fix: make each of these changes")
     assert all(piece in result.err for piece in ("train.csv", "test.csv", "./nowhere", "encodr"))
     listed = json.loads(fresh.attempt("plan", "--json", "teachers.0.model=./nowhere").out)["problems"]
     assert [problem["what"] for problem in listed] == ["there is no folder ./nowhere"]

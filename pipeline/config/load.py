@@ -6,7 +6,6 @@ are given twice, and drop the text from which a value was read.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import json
@@ -23,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
-from amalgam.pipeline.errors import ExperimentError, short_path
+from amalgam.pipeline.errors import ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.pipeline.user_paths import write_new
@@ -327,7 +326,7 @@ def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]]) -
         return parsed.data
     preset = presets.get(re.sub(r"^teacher:.*", "teacher:<name>", method))
     if preset is None:
-        parsed.add(("student", "method"), f"no method {method!r}{_nearest(method, presets)}")
+        parsed.add(("student", "method"), f"no method {method!r}{_hint(method, presets)}")
         return parsed.data
     defaults = {section: fields for section, fields in preset.items() if section != ON_GENERATED}
     if isinstance(parsed.data.get("generate"), dict):
@@ -385,13 +384,13 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
         case "extra_forbidden" if _dotted(path) in RENAMED:
             message = f"is named {RENAMED[_dotted(path)]} since schema_version 2"
         case "extra_forbidden":
-            message = f"unknown key{_nearest(str(path[-1]), _fields_at(path[:-1]))}"
+            message = f"unknown key{_hint(str(path[-1]), _fields_at(path[:-1]))}"
         case "missing":
             message = "is required"
         case "literal_error":
             expected = str(item["ctx"]["expected"])
             choices = re.findall(r"'([^']*)'", expected)
-            message = f"is {given!r}; must be one of {expected}{_nearest(str(given), choices, listed=False)}"
+            message = f"is {given!r}; must be one of {expected}{_hint(str(given), choices, listed=False)}"
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
         case "model_type":
@@ -408,11 +407,11 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     return message
 
 
-def _nearest(word: str, choices: Iterable[str], *, listed: bool = True) -> str:
+def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:
     words = list(choices)
-    close = difflib.get_close_matches(word, words, 1)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
-    return guess or (f"; known: {', '.join(words)}" if listed and words else "")
+    for choice in nearest(word, words, ratio=0.6):
+        return f"; did you mean {choice!r}?"
+    return f"; known: {', '.join(words)}" if listed and words else ""
 
 
 def _fields_at(path: KeyPath) -> Iterable[str]:

@@ -16,11 +16,10 @@ import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from amalgam.pipeline.errors import DamagedError, ExperimentError
+from amalgam.pipeline.errors import DamagedError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
@@ -470,9 +469,8 @@ def open_store(workspace: str, base: Path) -> Store:
     other = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", workspace)
     if other:
         what = f"a workspace in {other[0]} is not supported"
-        near = get_close_matches(other[0].lower(), BACKENDS, 1, 0.5)
-        fix = f"did you mean {near[0]}? " if near else ""
-        raise ExperimentError(what, where=WORKSPACE, fix=f"{fix}name a folder, or {', '.join(BACKENDS)}")
+        fix = f"name a folder, or {' or '.join(nearest(other[0], BACKENDS) or BACKENDS)}"
+        raise ExperimentError(what, where=WORKSPACE, fix=fix)
     return Store(user_path(workspace, base, where=WORKSPACE).absolute())
 
 

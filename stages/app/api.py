@@ -5,7 +5,6 @@ Small results are Polars frames, and large ones lazy frames.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
-from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of
+from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of, nearest
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
@@ -255,7 +254,7 @@ class Experiment:
         """Returns why a stage would run: the fields that differ from its last result."""
         stages = {entry.name: entry for entry in STAGES}
         if stage not in stages:
-            close = [name for name in stages if name.startswith(stage)] or difflib.get_close_matches(stage, stages, 1)
+            close = [name for name in stages if name.startswith(stage)] or nearest(stage, stages)
             fix = f"did you mean {' or '.join(close)}?" if close else f"name one of {', '.join(stages)}"
             raise ExperimentError(f"no stage {stage!r}", fix=fix)
         state = next((state for state in self.plan() if state.stage == stage), None)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.rows import SUFFIXES, find_files, nearest
+from amalgam.data.rows import SUFFIXES, find_files
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
+from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.init import name_of
@@ -154,7 +154,7 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
     parent = base / model.partition("/")[0]
     if "/" in model and is_model_id(model) and parent.is_dir():
         folders = [path.name for path in parent.iterdir() if path.is_dir()]
-        close = ", ".join(nearest(model.rpartition("/")[2], folders) or sorted(folders)[:5]) or "no folders"
+        close = ", ".join(nearest(model.rpartition("/")[2], folders, 3) or sorted(folders)[:5]) or "no folders"
         fix = f"name a folder of {parent} ({close}), or write hub:{model} for a model on the Hub"
         raise ModelError(f"there is no folder {model}", where=where, fix=fix)
     return {**entry, "model": model}

@@ -89,7 +89,7 @@ class CostEstimate:
         for stage, cost in self.costs.items():
             if isinstance(cost, str):
                 reasons.setdefault(cost, []).append(stage)
-        lines = [f"cost of {', '.join(stages)} not known: {note}" for note, stages in reasons.items()]
+        lines = [f"no cost yet for {', '.join(stages)}: {note}" for note, stages in reasons.items()]
         if self.total:
             seconds, memory, disk = self.total.cells()
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
@@ -127,7 +127,7 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
         if state.total is None:
             return state.detail
         can_measure = stage.parallelism == "units"
-        return "`amalgam plan --estimate` runs and times one unit" if can_measure else "known after its first run"
+        return "`amalgam plan --estimate` runs and times one unit" if can_measure else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
     scale = 1.0 if workload is None else workload / rate.workload
     grows = stage.parallelism == "units"  # other stages write one model or table, however long they take

@@ -13,12 +13,13 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_folders, check_space, check_texts, check_workspace
+from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_texts, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
+from amalgam.stages.train_teachers.stage import encoders_of
 
 
 class Check(NamedTuple):
@@ -35,14 +36,13 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
     device = pick_device("auto")
     yield Check("device", f"{device}, {dtype_for(device)}")
     yield from _experiment(config, overrides)
-    free = shutil.disk_usage(Path.cwd()).free
-    yield Check("disk", f"{size(free)} free", "amalgam gc" if free < 1e9 else "")
 
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
     if not config.exists():
         yield Check("experiment", f"no {config.name} here", "amalgam init")
+        yield Check("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
         return
     try:
         run = open_run(config, overrides)
@@ -51,12 +51,12 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         return
     yield Check("experiment", config.name)
     checks = {"texts": _texts, "teachers": _teachers, "models": _models, "folders": _folders, "workspace": _workspace}
-    checks["space"] = _space
+    checks["disk"] = _disk
     for name, check in checks.items():
         try:
             yield Check(name, check(run))
         except PendingDependencyError as pending:
-            yield Check(name, f"after {pending}")
+            yield Check(name, f"checked after {pending}")
         except AmalgamError as error:
             yield Check(name, error.what, error.fix or "", ok=False)
 
@@ -67,7 +67,11 @@ def _texts(run: Run) -> str:
 
 
 def _teachers(run: Run) -> str:
-    """Finds every teacher, on the Hub too, and reads its labels."""
+    """Finds every teacher, on the Hub too, and reads its labels; of trained ones the encoder."""
+    if run.experiment.train_teachers:
+        check_teacher_encoders(run)
+        encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
+        return f"trained by train-teachers from {', '.join(encoders)}"
     prepare_teachers(run)
     labels = {label for own in labels_by_teacher(run).values() for label in own}
     count = len(run.experiment.teachers)
@@ -90,7 +94,7 @@ def _folders(run: Run) -> str:
     return "results can be written next to the experiment file"
 
 
-def _space(run: Run) -> str:
+def _disk(run: Run) -> str:
     return check_space(run, ())
 
 

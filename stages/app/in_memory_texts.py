@@ -12,10 +12,9 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pa, pc, pq
-from amalgam.data.rows import nearest
 from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
@@ -137,7 +136,7 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     own_id = [] if corpus.id == "auto" else [corpus.id]
     for field, names in {"text": corpus.text, "id": own_id, "label": _labels(corpus, part)}.items():
         for name in (name for name in names if name not in columns):
-            close = ", ".join(map(shown, nearest(name, columns) or columns[:20]))
+            close = ", ".join(map(shown, nearest(name, columns, 3) or columns[:20]))
             fix = f"set corpus.{field} to the name of the column; the columns are {close}"
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     selected = [name for name in columns if name in (*corpus.text, corpus.id, corpus.label)]

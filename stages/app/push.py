@@ -5,7 +5,6 @@ The Hub client handles the token.
 
 from __future__ import annotations
 
-import difflib
 import io
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.console import Console, size
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
@@ -79,7 +78,7 @@ def _check_licence(licence: str | None, folder: Path) -> None:
         what, fix = f"the student's folder has its own {CARD}", f"write `license: {shown(licence)}` at its top"
         raise ExperimentError(what, where=f"--license, {folder / CARD}", fix=fix)
     if licence not in LICENCES:
-        close = difflib.get_close_matches(licence.lower(), LICENCES, n=3, cutoff=0.4) or ["apache-2.0", "mit"]
+        close = nearest(licence, LICENCES, 3, ratio=0.4) or ["apache-2.0", "mit"]
         what = f"{shown(licence)} is no licence identifier of the Hub"
         raise ExperimentError(what, where="--license", fix=f"write {shown_names(close, 3)}, or other")
 

@@ -131,7 +131,7 @@ class CorpusFacts(TypedDict):
 
     parts: dict[str, PartFacts]
     leaks: dict[str, tuple[int, list[str]]]
-    """By part: how many of its texts are training texts too, and the first of them."""
+    """By part: how many of its texts are training texts too, and the ids or keys of the first."""
 
 
 @dataclass(frozen=True)

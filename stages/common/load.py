@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
-from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 LABELS_SHOWN = 5
 
 SIMILARITY = 0.85
-"""Lowest ratio of difflib at which an error suggests a label for another one."""
+"""Lowest ratio of `nearest` at which an error suggests a label for another one."""
 
 
 @once
@@ -136,9 +135,8 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str]) -> str | None
 
 def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:
     """Returns a `rename` entry for labels that differ only by case or a letter."""
-    folded = {label.casefold(): label for label in union}
-    close = {label: difflib.get_close_matches(label.casefold(), folded, 1, SIMILARITY) for label in unknown}
-    pairs = {folded[matches[0]]: label for label, matches in close.items() if matches}
+    labels = list(union)
+    pairs = {match: label for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
     renames = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_SHOWN])
     return f"rename: {{{renames}}}" if renames else "teachers: rename"
 

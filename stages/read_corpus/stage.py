@@ -115,7 +115,8 @@ class ReadCorpus(Stage):
         for part, (count, which) in corpus["leaks"].items():
             if count:
                 more = ", ..." if count > len(which) else ""
-                yield f"{count} {part} texts are also in train: {', '.join(which)}{more}"
+                are = "text is" if count == 1 else "texts are"
+                yield f"{count:,} {part} {are} also in train: {', '.join(which)}{more}"
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
         return f"read again: part {unit.name}" if unit else "read again: one part"

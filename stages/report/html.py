@@ -27,6 +27,7 @@ from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark
 from amalgam.stages.common.intervals import bounds, interval, percent
+from amalgam.stages.common.training.schedule import FEW
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
     AuditedTeacher,
@@ -236,6 +237,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "losses": _losses(numbers),
         "size": _size(numbers["models"]),
         "spikes": spikes(numbers),
+        "notes": [row for row in numbers["notes"] if "few-steps" not in causes or FEW not in row["note"]],
         "undertrained": bool(causes & {"few-steps", "not-fitted", "labels-never-predicted"}),
     }
 

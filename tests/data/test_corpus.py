@@ -283,7 +283,7 @@ def test_files_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
         _take(tmp_path / "out", *sources)
 
 
-def test_texts_in_both_parts_are_counted_and_named(tmp_path: Path) -> None:
+def test_texts_in_both_parts_are_counted_and_named_by_id_or_key(tmp_path: Path) -> None:
     rows = _rows(1300)
     shared = rows[100:107]
     _take(tmp_path / "train", _write(tmp_path / "a.csv", rows))
@@ -291,9 +291,10 @@ def test_texts_in_both_parts_are_counted_and_named(tmp_path: Path) -> None:
     count, ids = leaks(tmp_path / "train", tmp_path / "test")
     assert count == 7
     assert len(ids) == 5
-    assert set(ids) < {key for key, *_ in shared}
-    assert leaks(tmp_path / "test", tmp_path / "train")[0] == 7
-    assert set(leaks(tmp_path / "test", tmp_path / "train")[1]) < {text for _, text, _ in shared}
+    assert set(ids) < {f"id {key}" for key, *_ in shared}
+    count, keys = leaks(tmp_path / "test", tmp_path / "train")
+    assert count == 7
+    assert set(keys) < {f"key {text_key([text]).hex()}" for _, text, _ in shared}
     _take(tmp_path / "clean", _write(tmp_path / "c.csv", [("new", "new", "x")]))
     assert leaks(tmp_path / "train", tmp_path / "clean") == (0, [])
 

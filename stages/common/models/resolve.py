@@ -6,7 +6,6 @@ files that determine behaviour. For the Hub and for packages the first digest is
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import os
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
@@ -324,7 +323,7 @@ def _package_pin(given: str) -> str | None:
 def _folder_hint(reference: Reference) -> str:
     if reference.given.startswith("hub:"):
         return "or give a folder"
-    return f"if a folder was meant: {_nearest(reference.base / reference.given)}"
+    return f"if a folder was meant: {_folder_near(reference.base / reference.given)}"
 
 
 # ---- folders and packages
@@ -353,7 +352,7 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         what = f"{given} is a file, not a model's folder"
         raise ModelError(what, where=where, fix="name the folder that contains it")
     if not looks_like_id:
-        raise ModelError(f"there is no folder {given}", where=where, fix=_nearest(folder))
+        raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))
     return given
 
 
@@ -373,17 +372,17 @@ def _package_folder(reference: str, where: str) -> Path:
     present = next((folder for folder in folders if folder.is_dir()), None)
     if present is None:
         what = f"the package {module!r} has no folder {'/'.join(inner)}"
-        raise ModelError(what, where=where, fix=_nearest(folders[0]))
+        raise ModelError(what, where=where, fix=_folder_near(folders[0]))
     return present
 
 
-def _nearest(folder: Path) -> str:
+def _folder_near(folder: Path) -> str:
     """Returns the fix: a folder of the nearest existing parent, if it has any."""
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
     siblings = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
-    close = difflib.get_close_matches(missing.name, siblings, n=3, cutoff=0.4) or siblings[:5]
+    close = nearest(missing.name, siblings, 3, ratio=0.4) or siblings[:5]
     if not close:
         return f"name another folder: {missing.parent} has none"
     return f"name a folder of {missing.parent}, such as {', '.join(close)}"
@@ -463,7 +462,7 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
         raise ModelError(what, where=where, fix=f"give exactly {len(own)} labels, by position")
     unknown = sorted(set(rename) - set(names))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.4) or names[:5]
+        close = nearest(unknown[0], names, ratio=0.4) or names[:5]
         what = f"rename: the teacher has no label {', '.join(map(repr, unknown))}"
         raise ModelError(what, where=where, fix=f"name one of its labels, such as {', '.join(map(repr, close))}")
     renamed = [rename.get(name, name) for name in names]

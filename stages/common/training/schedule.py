@@ -23,6 +23,8 @@ EVALUATIONS = (10, 20)
 """Fewest and most evaluations of a training; between them, one per epoch."""
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
+FEW = "steps are few"
+"""Words of this note; the page leaves it out where the verdict names the cause."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,6 @@ def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
     """Yields a note on a training that is too short for an encoder."""
     if facts["steps"] < FEW_STEPS:
         yield (
-            f"{facts['steps']:,} steps are few for fine-tuning an encoder: add texts, or raise {section}.epochs "
+            f"{facts['steps']:,} {FEW} for fine-tuning an encoder: add texts, or raise {section}.epochs "
             f"(now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
         )

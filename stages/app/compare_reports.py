@@ -15,12 +15,12 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.common.intervals import bounds, interval, paired, percent
+from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
 from amalgam.stages.report.html import FOLDER, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
-from amalgam.stages.report.tables import number
+from amalgam.stages.report.tables import measure, share
 from amalgam.stages.report.verdict import Rival, difference_sentence
 
 SUFFIXES = (".yaml", ".yml")
@@ -321,19 +321,19 @@ def _table(comparison: Comparison) -> list[list[str]]:
         return [name, *map(cell, comparison["runs"])]
 
     def change(step: str) -> Callable[[ComparedRun], str]:
-        return lambda run: f"{-100 * run['accuracy_losses'][step]:+.1f}" if step in run["accuracy_losses"] else "-"
+        return lambda run: points(-run["accuracy_losses"][step]) if step in run["accuracy_losses"] else "-"
 
     steps = [step for step in STEPS if any(step in run["accuracy_losses"] for run in comparison["runs"])]
     return [
         row("method", lambda run: run["method"]),
-        row("accuracy", lambda run: number(run["accuracy"])),
-        row("95 % interval", lambda run: "-" if run["low"] is None else f"{run['low']:.3f} to {run['high']:.3f}"),
+        row("accuracy", lambda run: share(run["accuracy"])),
+        row("95 % interval", lambda run: "-" if run["low"] is None else bounds(run["low"] or 0.0, run["high"] or 0.0)),
         row("against the first", _against_first),
         row("n", lambda run: "-" if run["n"] is None else f"{run['n']:,}"),
-        row("macro-F1", lambda run: number(run["macro_f1"])),
-        row("NLL", lambda run: "∞" if run["nll_infinite"] else number(run["nll_nats"])),
-        row("ECE", lambda run: number(run["ece"])),
-        *([f"on labels of {group['group']}", *map(number, group["accuracy"])] for group in comparison["groups"]),
+        row("macro-F1", lambda run: share(run["macro_f1"])),
+        row("NLL", lambda run: "∞" if run["nll_infinite"] else measure("nll_nats", run["nll_nats"])),
+        row("ECE", lambda run: share(run["ece"])),
+        *([f"on labels of {group['group']}", *map(share, group["accuracy"])] for group in comparison["groups"]),
         *(row(f"change: {step}", change(step)) for step in steps),
         row("time", lambda run: "-" if run["seconds"] is None else duration(run["seconds"])),
         row("text-passes of teachers", lambda run: f"{run['text_passes']:,}"),
@@ -344,4 +344,6 @@ def _table(comparison: Comparison) -> list[list[str]]:
 
 def _against_first(run: ComparedRun) -> str:
     against = run["against_first"]
-    return "" if against is None else f"{against['mean']:+.3f} ({against['low']:+.3f} to {against['high']:+.3f})"
+    return (
+        "" if against is None else f"{points(against['mean'])} ({points(against['low'])} to {points(against['high'])})"
+    )

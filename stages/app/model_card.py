@@ -28,6 +28,7 @@ from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
+from amalgam.stages.report.tables import measure
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LABELS_SHOWN = 100
@@ -140,7 +141,7 @@ def card(info: CardInfo, repo_id: str) -> str:
     environment.filters |= {
         "plain": plain,
         "sentence": partial(plain, limit=SENTENCE),
-        "score": lambda value: "-" if value is None else f"{value:.3f}",
+        "measure": measure,
         "percent": percent,
         "listed": lambda values: ", ".join(map(plain, values)) or "not stated",
     }

@@ -31,7 +31,7 @@ from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import Scores
 from amalgam.stages.report.stage import evaluation_if_any
-from amalgam.stages.report.tables import SCORES, Score, header, row
+from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 
 STUDENT = next(stage for stage in STAGES if stage.name == "train-student")
 MOST = 200
@@ -220,9 +220,13 @@ def _show(console: Console, results: Sequence[SweepResult], *, as_json: bool) ->
         for result in results
     ]
     for summary in summaries:
-        cells = ["-" if None in summary[score] else "{:.3f} ± {:.3f}".format(*summary[score]) for score in SCORES]
+        cells = [_mean(score, *summary[score]) for score in SCORES]
         rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
     console.table(f"{scored['n']:,} labelled test texts", columns, rows)
+
+
+def _mean(score: Score, mean: float | None, deviation: float | None) -> str:
+    return "-" if mean is None else f"{measure(score, mean)} ± {measure(score, deviation)}"
 
 
 def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:

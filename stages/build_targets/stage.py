@@ -21,6 +21,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
@@ -260,13 +261,13 @@ def _added(total: Any, part: Any) -> Any:
 
 def summary_lines(summary: TargetSummary, mode: str) -> list[str]:
     texts = max(summary["texts"], 1)
-    lines = [f"{summary['texts']:,} texts, mode {mode}, mean weight {summary['weight_sum'] / texts:.3f}"]
+    lines = [f"{summary['texts']:,} texts, mode {mode}, mean weight {percent(summary['weight_sum'] / texts)}"]
     if summary["chosen"]:
-        shares = (f"{teacher} {100 * count / texts:.0f}%" for teacher, count in summary["chosen"].items())
-        bins = (f"{100 * count / texts:.0f}%" for count in summary["weight_bins"])
+        shares = (f"{teacher} {percent(count / texts)}" for teacher, count in summary["chosen"].items())
+        bins = (f"{100 * count / texts:.0f} %" for count in summary["weight_bins"])
         lines += [f"most confident: {', '.join(shares)}", f"weights 0.0 .. 1.0: {' '.join(bins)}"]
     if summary["selection"] and summary["selection"]["all"][1]:
         counts = summary["selection"].items()
-        parts = (f"{name} {right / count:.3f} (n={count:,})" for name, (right, count) in counts if count)
+        parts = (f"{name} {percent(right / count)} (n={count:,})" for name, (right, count) in counts if count)
         lines.append(f"right teacher chosen: {', '.join(parts)}")
     return lines

@@ -20,6 +20,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def points(difference: float) -> str:
+    """Formats a difference of two shares in percentage points."""
+    return f"{100 * difference:+.1f}"
+
+
+def nats(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def bounds(low: float, high: float) -> str:
     """Formats the ends of an interval of a share in percent."""
     return f"{100 * low:.1f} to {100 * high:.1f}"

@@ -26,7 +26,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark
-from amalgam.stages.common.intervals import bounds, interval, percent
+from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.common.training.schedule import FEW
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
@@ -104,11 +104,11 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "count": _optional("{:,}".format),
-        "nats": _optional("{:.2f}".format),
+        "nats": _optional(nats),
         "percent": _optional(percent),
         "bounds": lambda row: bounds(row["low"], row["high"]),
         "millions": _optional(millions),
-        "points": _optional(lambda share: f"{100 * share:+.1f}"),
+        "points": _optional(points),
         "unbroken": lambda text: as_html(text).replace(" %", "\N{NO-BREAK SPACE}%"),
         "size": _optional(size),
         "time": _optional(duration),

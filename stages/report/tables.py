@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
+from amalgam.stages.common.intervals import nats, percent, points
 from amalgam.stages.report.blocks import AuditBlock, AuditedLabel, AuditedTeacher, Evaluation, LeftOut, Scores
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
@@ -14,8 +15,13 @@ SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
 MOST_SYSTEMS, MOST_LABELS = 12, 20
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def share(value: float | None) -> str:
+    return "-" if value is None else percent(value)
+
+
+def measure(score: Score, value: float | None) -> str:
+    """Returns a measure as on the page: NLL in nats, the others in percent."""
+    return nats(value) if score == "nll_nats" and value is not None else share(value)
 
 
 # ---- evaluation
@@ -36,8 +42,8 @@ def header(groups: Iterable[str]) -> list[str]:
 
 def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
-    measures = (system["accuracy"], system["macro_f1"], system["nll_nats"], system["ece"])
-    return [name, *map(number, measures), *(number(system["slice_accuracy"][group]) for group in groups)]
+    measures = (measure(score, system[score]) for score in SCORES)
+    return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]
 
 
 # ---- audit
@@ -47,21 +53,21 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
     gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else "no gold labels"
     title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
     if audit["accuracy"] is not None:
-        title += f"; the union has {100 * audit['accuracy']:.1f} % accuracy"
+        title += f"; the union has {percent(audit['accuracy'])} accuracy"
     left_out = ["without it: changed", "accuracy", "agreement"]
     header = ["teacher", "labels", "confidence", "wins", "wins by weight", *left_out, ""]
     console.table(title, header, [_teacher_row(teacher, audit) for teacher in audit["teachers"]])
     conflicts, names = audit["conflicts"], audit["conflicts"]["teachers"]
     if len(names) > 1:
-        least = f"{conflicts['confident_from']:g}"
+        least = percent(conflicts["confident_from"])
         title = f"\nconflicts: share of the texts on which both confidences are at least {least} and the labels differ"
-        rows = [[name, *map(number, shares)] for name, shares in zip(names, conflicts["shares"], strict=True)]
+        rows = [[name, *map(share, shares)] for name, shares in zip(names, conflicts["shares"], strict=True)]
         for index, cells in enumerate(rows, 1):
             cells[index] = "."
         console.table(title, ["", *names], rows)
     if audit["shared_labels"]:
         rows = [
-            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", number(pair["disagree"]), ", ".join(pair["labels"])]
+            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), ", ".join(pair["labels"])]
             for pair in audit["shared_labels"]
         ]
         title = "\nshared labels: texts on which both teachers predict one, and the share on which they disagree"
@@ -81,21 +87,21 @@ def _teacher_row(teacher: AuditedTeacher, audit: AuditBlock) -> list[str]:
         agreement, gain = left_out["held_out_agreement"], left_out["gain"]
         duplicate = any(teacher["teacher"] in pair["teachers"] for pair in audit["duplicates"])
         effect = [
-            number(left_out["changed"]),
-            "-" if gain is None else f"{number(left_out['accuracy'])} ({gain:+.3f})",
-            f"{number(agreement['with'])} -> {number(agreement['without'])}" if agreement["texts"] else "-",
+            share(left_out["changed"]),
+            "-" if gain is None else f"{share(left_out['accuracy'])} ({points(gain)})",
+            f"{share(agreement['with'])} -> {share(agreement['without'])}" if agreement["texts"] else "-",
             ", ".join(["harmful"] * bool(left_out["harmful"]) + ["duplicate"] * duplicate),
         ]
     shares = (teacher["mean_confidence"], teacher["wins"], teacher["wins_by_weights"])
-    return [teacher["teacher"], str(teacher["labels"]), *map(number, shares), *effect]
+    return [teacher["teacher"], str(teacher["labels"]), *map(share, shares), *effect]
 
 
 def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
     texts = next((gold for gold in audit["gold"] if gold["label"] == label["label"]), None)
     shares = ["-"] * 3
     if texts:
-        shares = [f"{texts['texts']:,}", number(texts["won"][label["teacher"]]), number(texts["right"])]
-    return [label["label"], label["teacher"], f"{label['predicted']:,}", number(label["wins"]), *shares]
+        shares = [f"{texts['texts']:,}", share(texts["won"][label["teacher"]]), share(texts["right"])]
+    return [label["label"], label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
 
 
 def advice(audit: AuditBlock) -> list[str]:
@@ -109,7 +115,7 @@ def advice(audit: AuditBlock) -> list[str]:
     for pair in audit["duplicates"]:
         reason = "the same model"
         if not pair["same_model"]:
-            agreement, distance = number(pair["agreement"]), number(pair["distance"])
+            agreement, distance = share(pair["agreement"]), f"{pair['distance']:.3f}"
             reason = f"same label on {agreement} of the texts, mean distance {distance}"
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
     return lines or ["no harmful or duplicate teacher was found"]
@@ -117,6 +123,7 @@ def advice(audit: AuditBlock) -> list[str]:
 
 def _effect(left_out: LeftOut) -> str:
     if left_out["gain"] is not None:
-        return f"accuracy {number(left_out['accuracy'])}, {left_out['gain']:+.3f} +- {number(left_out['gain_error'])}"
+        change = f"{points(left_out['gain'])} ± {100 * (left_out['gain_error'] or 0.0):.1f} points"
+        return f"accuracy {share(left_out['accuracy'])}, {change}"
     agreement = left_out["held_out_agreement"]
-    return f"the agreement of the others is {number(agreement['without'])} instead of {number(agreement['with'])}"
+    return f"the agreement of the others is {share(agreement['without'])} instead of {share(agreement['with'])}"

@@ -356,6 +356,38 @@ def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = 
     commands.show_audit(config, overrides or [], as_json=as_json)
 
 
+LABEL = """\
+Examples:
+
+amalgam label --count 50              writes labels.csv: texts to label, with the teachers' predictions as hints
+
+amalgam label labels.csv              prints the changes by the labels in it
+
+amalgam run labels=labels.csv         trains the student with them
+
+Half of the texts are those whose teacher is most uncertain. The others are random, because only random texts estimate
+an accuracy. Empty labels are left out.
+"""
+
+
+@app.command(rich_help_panel=WHOLE, epilog=LABEL)
+def label(  # noqa: PLR0913 - the options of a command
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE | FIELD=VALUE]...", help="A file with labels to compare; overrides."),
+    ] = None,
+    config: Config = FILE,
+    count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of texts to label.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the random texts and of the hints' order.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write. [default: labels.csv next to the experiment]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the texts whose labels help most to choose teachers; with a filled file, print the changes."""
+    commands.label(arguments or [], config, count=count, seed=seed, out=out, as_json=as_json)
+
+
 @app.command(rich_help_panel=START, epilog=examples("amalgam methods", "amalgam methods --json"))
 def methods(as_json: AsJson = False) -> None:
     """List the amalgamation methods."""

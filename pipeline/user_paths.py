@@ -67,12 +67,17 @@ def readable(path: Path, kind: type[AmalgamError], where: str = "") -> Iterator[
         raise kind(what, where=f"{where}: {place}" if where else place, fix=fix_of(error)) from error
 
 
-def write_new(path: Path, text: str) -> None:
-    """Writes a text file and the folders above it; refuses to replace a file."""
+def check_new(path: Path) -> None:
+    """Refuses a path where a file exists or cannot be written."""
     if path.exists():
         fix = "edit it, move it away, or give another name"
         raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix=fix)
     check_writable(path.absolute().parent, "name a folder that you may write")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a text file and the folders above it; refuses to replace a file."""
+    check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

@@ -132,8 +132,9 @@ def method_name(experiment: ExperimentConfig) -> str:
     if not experiment.student.learns:
         return str(experiment.student.method)
     targets = experiment.targets
-    name = method_of(targets.model_dump(), experiment.objective.name)
-    return target_method(targets).full_name(experiment, name)
+    method, name = target_method(targets), method_of(targets.model_dump(), experiment.objective.name)
+    labels = " with labels" if experiment.labels and method.takes_labels else ""
+    return f"{method.full_name(experiment, name)}{labels}"
 
 
 # ---- loading

@@ -92,6 +92,8 @@ class TargetMethod:
     """Whether the student's logits are divided by `targets.kd_temperature` too."""
     one_label_set: ClassVar[bool] = False
     """Whether all teachers must have the same labels."""
+    takes_labels: ClassVar[bool] = True
+    """Whether a text with a label in `labels` of the experiment has it as its target."""
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
@@ -279,6 +281,7 @@ class Scores(TargetMethod):
     """The logits of all teachers next to each other."""
 
     loss = "scores"
+    takes_labels = False
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         logits = [logit for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
@@ -295,6 +298,7 @@ class MTBert(TargetMethod):
     loss = "mt-bert"
     tempered = True
     one_label_set = True
+    takes_labels = False
     fields: ClassVar[set[str]] = {"mode", "kd_temperature", "text_weights", "task_loss"}
 
     @property
@@ -334,6 +338,7 @@ class Supervised(TargetMethod):
 
     reads_teachers = False
     reads_gold = True
+    takes_labels = False
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         return unweighted(one_hot(inputs.gold, inputs.space))

@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "corpus.rename": (["corpus.rename={banking: money}"], ALL),
     "corpus.limit": (["corpus.limit=50"], ALL),
     "corpus.on_bad_row": (["corpus.on_bad_row=skip"], ALL),
+    "labels": (["labels=texts/labels.csv"], TARGETS_ON),  # with `amalgam`, weigh-teachers too: test_labels.py
     "teachers.name": (["teachers.0.name=other"], CACHE_ON),
     "teachers.model": (["teachers.0.model=./models/third"], CACHE_ON),
     "teachers.revision": (["teachers.0.revision=main"], NOTHING),  # a folder is known by its content
@@ -199,6 +200,7 @@ def trained(built: Workspace, shared: Path) -> Workspace:
 def stock(workspace: Workspace) -> None:
     write_texts(workspace.folder / "texts/more.csv", workspace.texts()[:90])
     write_texts(workspace.folder / "texts/validation.csv", workspace.texts("test")[:20])
+    write_texts(workspace.folder / "texts/labels.csv", workspace.texts()[:5])
     for copy, seed in (("third", "first"), ("encoder2", "encoder")):
         shutil.copytree(workspace.folder / "models" / seed, workspace.folder / "models" / copy)
         shift_weights(workspace.folder / "models" / copy, {biased(workspace.folder / "models" / copy): 0.5})

@@ -520,6 +520,9 @@ class ExperimentConfig(ConfigSection):
     schema_version: Literal[2] = 2
     """Version of the file format."""
     corpus: Corpus = Corpus()
+    labels: Text | None = None
+    """File with gold labels of some training texts, which correct targets and teacher weights; null: none. Its columns
+    are label, and key, id or text. corpus: the labels in the column corpus.label."""
     teachers: list[Teacher] = []
     train_teachers: TrainTeachers | None = None
     generate: Generate | None = None

@@ -26,10 +26,11 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import experiment_of, with_texts, write_file
+from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
 from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
+from amalgam.stages.app.label import LabelEffect, label_effect, random_texts, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
@@ -121,6 +122,7 @@ class Experiment:
         *,
         test: Any = None,
         validation: Any = None,
+        labels: str | Path | None = None,
         workspace: str | Path = "artifacts",
         quiet: bool = False,
         **sections: Mapping[str, Any],
@@ -130,12 +132,13 @@ class Experiment:
         `teachers`: folders, Hub ids, or {"name": ..., "model": ..., "labels": [...]}.
         `texts`: a list of texts, a frame of Polars or pandas, a datasets.Dataset, an Arrow table, or a path.
         `test`, `validation`: the same with labels, in column `label` or the one that `corpus={"label": ...}` names.
+        `labels`: a file with gold labels of a few texts, such as a filled one of `Experiment.label`.
         `workspace`: the folder or address of all results.
         `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
         """
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
-        source, in_memory = experiment_of(teachers, given, workspace, sections)
+        source, in_memory = experiment_of(teachers, given, workspace, sections, labels)
         self._start(source, [], console_of_python(quiet=quiet))
         problems = problems_of(self._run, [])
         if problems:
@@ -266,6 +269,29 @@ class Experiment:
         states = self.plan()
         with working(self._run):
             return Audit(audit(self._run, states))
+
+    def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
+        """Returns the training texts whose labels help most: key, text, label (empty), hint_1 and so on, why.
+
+        Fill the column label, write the frame as csv, and give its path to `compare_labels` or as `labels`.
+        """
+        self.run("build-targets")
+        with working(self._run):
+            return texts_to_label(self._run, count, seed)
+
+    def compare_labels(self, path: str | Path) -> LabelEffect:
+        """Builds the targets without labels and with those of the file; returns the changes."""
+        local = local_path(Path(path).absolute(), self._run.base)
+        without, using = (self._targets_with(labels) for labels in ("null", json.dumps(local)))
+        with working(using):
+            return label_effect(without, using, random_texts(Path(path)))
+
+    def _targets_with(self, labels: str) -> Run:
+        """Builds the targets with other labels; later commands do not repeat the override."""
+        run = open_run(self._source, [*self._overrides, f"labels={labels}"], part=self._part, console=self._console)
+        with working(run):
+            update(STAGES, run, target="build-targets", keep_overrides=False)
+        return run
 
     def compare_targets(self, oracle: Path) -> None:
         """Shows how far the targets are from the predictions of the model in this folder."""

@@ -16,6 +16,7 @@ from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.init import name_of
 from amalgam.stages.common.corpus import IN_MEMORY
+from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
 
 METHOD = "amalgam"
@@ -23,13 +24,19 @@ METHOD = "amalgam"
 
 
 def experiment_of(
-    teachers: Any, texts: Mapping[str, Any], workspace: str | Path, sections: Mapping[str, Any]
+    teachers: Any,
+    texts: Mapping[str, Any],
+    workspace: str | Path,
+    sections: Mapping[str, Any],
+    labels: str | Path | None = None,
 ) -> tuple[GivenExperiment, dict[str, Any]]:
     """Returns the experiment, and the texts in memory, whose files it does not have yet (`with_texts`)."""
     base = Path.cwd()
     files = {part: sources for part, given in texts.items() if (sources := _sources(given, part, base))}
     in_memory = {part: given for part, given in texts.items() if part not in files}
     data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, IN_MEMORY)}}
+    if labels is not None:
+        data["labels"] = labels if labels == FROM_CORPUS else local_path(labels, base)
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
         data[name] = {**data.get(name, {}), **_section(name, fields)}
@@ -39,7 +46,7 @@ def experiment_of(
 
 def with_texts(experiment: GivenExperiment, in_memory: Mapping[str, Any]) -> GivenExperiment:
     """Stores texts as files in the experiment's workspace, and returns the experiment with these files."""
-    stored = {part: _local(path, experiment.base) for part, path in store_texts(experiment, [], in_memory).items()}
+    stored = {part: local_path(path, experiment.base) for part, path in store_texts(experiment, [], in_memory).items()}
     return replace(experiment, data={**experiment.data, "corpus": {**experiment.data["corpus"], **stored}})
 
 
@@ -58,7 +65,7 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
 
 def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str | Path, base: Path) -> None:
     """Sets the method, the label column of labelled parts and the workspace, where the sections leave them out."""
-    defaults = {"execution": {"workspace": workspace if "://" in str(workspace) else _local(workspace, base)}}
+    defaults = {"execution": {"workspace": workspace if "://" in str(workspace) else local_path(workspace, base)}}
     if "mode" not in data.get("targets", {}):
         defaults["student"] = {"method": METHOD}
     if texts.keys() & {"test", "validation"}:
@@ -78,7 +85,7 @@ def _plain(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
-def _local(path: str | Path, base: Path) -> str:
+def local_path(path: str | Path, base: Path) -> str:
     """Returns a path within `base` as relative to it, with ./ first; any other path stays as it is."""
     expanded = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     absolute = base / expanded
@@ -103,7 +110,7 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
         raise DataError(f"the {part} texts look like names of files", where=f"texts[0] = {given[0]!r}", fix=fix)
     elif not all(isinstance(entry, Path) for entry in given):
         return None
-    return [_local(path, base) if isinstance(path, Path) else path for path in given]
+    return [local_path(path, base) if isinstance(path, Path) else path for path in given]
 
 
 def _check_exists(source: str, base: Path) -> None:
@@ -148,7 +155,7 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         what = "a teacher has no model" if model is None else f"a teacher's model is a {type(model).__name__}"
         fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
         raise ExperimentError(what, where=where, fix=fix)
-    local = _local(model, base)
+    local = local_path(model, base)
     if isinstance(model, Path) or (":" not in model and os.path.isdir(base / local)):  # noqa: PTH112 - False for a long text
         return {**entry, "model": local}
     parent = base / model.partition("/")[0]

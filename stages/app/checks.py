@@ -21,7 +21,7 @@ from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.deliveries import read_metadata
-from amalgam.stages.common.load import check_encoder, labels_by_teacher
+from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
@@ -95,6 +95,7 @@ CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
     ("cache-teachers", labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
+    ("build-targets", check_labels),
     ("train-student", check_student_encoder),
     *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
 ]
@@ -113,7 +114,15 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
 
 
 def _about_gold_labels(run: Run) -> Iterator[str]:
-    """Yields the parts that evaluate nothing, because their texts have no column of labels."""
+    """Yields labels that nothing reads, and the parts without a column of labels, which evaluate nothing."""
+    experiment, method = run.experiment, target_method(run.experiment.targets)
+    if experiment.labels and not method.takes_labels:
+        yield f"targets.mode={experiment.targets.mode} does not use `labels: {experiment.labels}`"
+    train = run.results.get("read-corpus", (None, None))[1]
+    facts = train.facts["parts"].get("train") if train else None
+    labelled = sum(facts["labels"].values()) if facts else 0
+    if facts and not experiment.labels and method.takes_labels and 0 < labelled < facts["texts"] / 2:
+        yield f"{labelled:,} of {facts['texts']:,} training texts have a gold label; `labels: corpus` uses them"
     for part in {"test", "validation"} & sources_of(run.experiment).keys():
         corpus = corpus_for(run.experiment, part)
         for source in (source for source in sources_of(run.experiment)[part] if not source.startswith(REMOTE)):

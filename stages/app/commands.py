@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -13,14 +14,19 @@ from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
+from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
+from amalgam.stages.app.arguments import local_path
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
+from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
+from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
+from amalgam.stages.weigh_teachers.to_label import DRAWN
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -198,6 +204,41 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
     else:
         later = "; their loose files go with `amalgam gc --yes`, from a day on" if packs["loose"] else ""
         console.result(f"{units:,} units of {folders} folders are packed{later}")
+
+
+LABELS_FILE = "labels.csv"
+
+
+def label(  # noqa: PLR0913 - the options of a command
+    arguments: list[str], config: Path, *, count: int, seed: int, out: Path | None, as_json: bool
+) -> None:
+    """Writes the texts to label, or with a filled file prints the changes by its labels."""
+    files = [argument for argument in arguments if "=" not in argument]
+    if len(files) > 1:
+        raise ExperimentError(f"{len(files)} files of labels are given", where="amalgam label", fix="name one file")
+    console, experiment = _looking(config, [argument for argument in arguments if "=" in argument])
+    if not files:
+        target = out or config.parent / LABELS_FILE
+        check_new(target)
+        table = experiment.label(count, seed=seed)
+        write_labels_file(target, table)
+        drawn = table.filter(table["why"] == DRAWN).height
+        console.result(f"{target}: {table.height:,} texts to label; {drawn:,} of them are random, the others uncertain")
+        column = experiment.config.corpus.label or "label"
+        console.sentence(f"labels: {', '.join(experiment.labels)}")
+        console.result(f"fill the column {column}, then run: amalgam label {shlex.quote(str(target))}")
+        return
+    path = Path(files[0])
+    effect = experiment.compare_labels(path)
+    if as_json:
+        console.json(asdict(effect))
+        return
+    for line in effect.lines():
+        console.result(line)
+    rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
+    if rows:
+        console.table("", ["teacher", "share without labels", "share with labels"], rows)
+    console.result(next_step(local_path(path.absolute(), config.absolute().parent)))
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from amalgam.stages.app.checks import check_folders, check_space, check_teacher_
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.load import encoder_files, labels_by_teacher, prepare_teachers
+from amalgam.stages.common.load import check_labels, encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.train_teachers.stage import encoders_of
 
@@ -50,7 +50,14 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         yield Check("experiment", error.what, error.fix or "", ok=False)
         return
     yield Check("experiment", config.name)
-    checks = {"texts": _texts, "teachers": _teachers, "models": _models, "folders": _folders, "workspace": _workspace}
+    checks = {
+        "texts": _texts,
+        "teachers": _teachers,
+        "labels": _labels,
+        "models": _models,
+        "folders": _folders,
+        "workspace": _workspace,
+    }
     checks["disk"] = _disk
     for name, check in checks.items():
         try:
@@ -76,6 +83,12 @@ def _teachers(run: Run) -> str:
     labels = {label for own in labels_by_teacher(run).values() for label in own}
     count = len(run.experiment.teachers)
     return f"{count} teacher{'' if count == 1 else 's'}, {len(labels)} labels"
+
+
+def _labels(run: Run) -> str:
+    """Checks the labels of training texts; without a result of read-corpus, their texts are not looked up."""
+    check_labels(run)
+    return f"labels: {run.experiment.labels}" if run.experiment.labels else "none given"
 
 
 def _models(run: Run) -> str:

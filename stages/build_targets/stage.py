@@ -19,10 +19,18 @@ from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import percent
-from amalgam.stages.common.load import check_gold, label_space, teachers_of, train_part
+from amalgam.stages.common.load import (
+    check_gold,
+    given_labels,
+    label_space,
+    labels_identity,
+    teachers_of,
+    train_part,
+)
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
@@ -40,7 +48,7 @@ class BuildTargets(Stage):
     VERSION = 2
     parallelism = "units"
     unit_label = "texts"
-    sections = ("targets",)
+    sections = ("targets", "labels")
     enabled_by = "choose a student.method that trains a student from texts"
     at_once = 2
 
@@ -73,6 +81,7 @@ class BuildTargets(Stage):
             if label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
                 inputs["compared"] = "answers"  # before, teachers were compared
             inputs |= passes_counted(run) if method.reads_passes else {}
+        inputs |= labels_identity(run)
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": targets.model_dump(include=method.fields)}, inputs, fingerprints)
@@ -89,7 +98,7 @@ class BuildTargets(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
-        batch = _targets(run, unit.payload, rows)
+        batch = _targets(run, unit.payload, rows, _given_labels(run, rows))
         _check(run.experiment.targets, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
@@ -149,7 +158,14 @@ def _name(buckets: Sequence[Bucket]) -> str:
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
 
 
-def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
+def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
+    """Returns the label in `labels` of each text, or None without any label."""
+    given = given_labels(run)
+    labels = [given.by_key.get(key) for key in rows.column("key").to_pylist()] if given else []
+    return pl.Series("label", labels, dtype=pl.String) if any(labels) else None
+
+
+def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Series | None) -> TargetBatch:
     space, method = label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if method.reads_gold and gold.null_count():  # the corpus was read when no label was needed
@@ -166,7 +182,8 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch
     if method.weighs_by_domain:
         evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
     weights = _weights(run, buckets, keys) if method.weighs_together else None
-    return method.build(TargetInputs(space, gold, evidence, weights))
+    batch = method.build(TargetInputs(space, gold, evidence, weights))
+    return batch if labels is None else with_labels(batch, space, labels, by_teacher=method.loss == "restricted")
 
 
 def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series:

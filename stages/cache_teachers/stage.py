@@ -34,6 +34,7 @@ from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
     check_gold,
+    check_labels,
     extra_parts,
     part_of,
     prepare_teachers,
@@ -59,6 +60,7 @@ class CacheTeachers(Stage):
     def resolve_inputs(self, run: Run) -> None:
         prepare_teachers(run)
         check_gold(run)
+        check_labels(run)
         if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
             earlier = pinned_dtype(run)
             if earlier is None:

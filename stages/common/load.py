@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
+from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
+from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -19,13 +19,16 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import StoredFile
+from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
+    IN_MEMORY,
     REMOTE,
     Bucket,
     CorpusFacts,
     Part,
+    corpus_for,
     filters_of,
     part_name,
     read_bucket,
@@ -33,6 +36,15 @@ from amalgam.stages.common.corpus import (
     texts_file,
 )
 from amalgam.stages.common.deliveries import DeliveryServices
+from amalgam.stages.common.given_labels import (
+    FROM_CORPUS,
+    GivenLabels,
+    LabelFile,
+    find_texts,
+    labels_in,
+    read_label_file,
+)
+from amalgam.stages.common.given_labels import WHERE as LABELS
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     NewClassifier,
@@ -48,7 +60,7 @@ from amalgam.stages.common.models.resolve import (
     takes_types,
 )
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
-from amalgam.stages.target_methods import measure_of, target_method
+from amalgam.stages.target_methods import measure_of, reads_texts, target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -57,6 +69,9 @@ if TYPE_CHECKING:
 
 
 LABELS_SHOWN = 5
+
+MOST_SCANNED = 50_000_000
+"""Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels."""
 
 SIMILARITY = 0.85
 """Lowest ratio of `nearest` at which an error suggests a label for another one."""
@@ -97,6 +112,70 @@ def check_gold(run: Run) -> None:
         note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
         if note:
             run.console.note(note)
+
+
+@once
+def given_labels(run: Run) -> GivenLabels | None:
+    """Returns the labels of `labels` in the experiment; None without them, or if the targets do not use them."""
+    source, method = run.experiment.labels, target_method(run.experiment.targets)
+    if source is None or not (method.takes_labels and reads_texts(run.experiment)):
+        return None
+    part, names = train_part(run), label_space(run).names
+    if source == FROM_CORPUS:
+        check_gold_labels(part, run.experiment.corpus, set(names))
+        if not part.facts["labels"]:
+            fix = "fill the column corpus.label in some rows, or name a file of labels"
+            raise DataError("no training text has a label", where="labels: corpus", fix=fix)
+        return labels_in((read_bucket(run.store, bucket, ["key", "label"]) for bucket in part.buckets), names)
+    file = label_file(run, source)
+    columns = ["key", "id"] if file.column == "id" else ["key"]
+    keys = find_texts(file, (read_bucket(run.store, bucket, columns) for bucket in part.buckets))
+    file.check(names, keys)
+    return file.by_key(keys)
+
+
+def labels_identity(run: Run) -> dict[str, str]:
+    """Returns the input of the labels for an identity; empty without labels."""
+    labels = given_labels(run)
+    return {"given labels": labels.digest} if labels else {}
+
+
+@once
+def label_file(run: Run, source: str) -> LabelFile:
+    path = user_path(source, run.base, DataError, where=LABELS)
+    if not path.is_file():
+        fix = "name a csv, tsv, jsonl or parquet file, or `corpus`; `amalgam label --count 50` writes a file to fill"
+        raise DataError(f"{shown(source)} is no file of labels", where=LABELS, fix=fix)
+    return read_label_file(find_files(source, run.base)[0], run.experiment.corpus)
+
+
+def check_labels(run: Run) -> None:
+    """Refuses faulty labels as far as teachers and corpus are known; `given_labels` checks the rest."""
+    source, union = run.experiment.labels, None
+    if source is None:
+        return
+    try:
+        given_labels(run)
+    except PendingDependencyError:
+        if source != FROM_CORPUS:
+            own, file = labels_by_teacher(run), label_file(run, source)
+            if len(own) == len(run.experiment.teacher_names):
+                union = [label for labels in own.values() for label in labels]
+            file.check(union, _keys_in_sources(run, file))
+
+
+def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | None:
+    """Returns the texts of the file that are in the files of texts; None if these are remote, large or not written."""
+    sources = sources_of(run.experiment).get("train", [])
+    if any(source.startswith((*REMOTE, GENERATED, IN_MEMORY)) for source in sources):
+        return None
+    files = [path for source in sources for path in find_files(source, run.base)]
+    if sum(path.stat().st_size for path in files) > MOST_SCANNED:
+        return None
+    corpus = corpus_for(run.experiment, "train")
+    rows = (row for path in files for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
+    pairs = ((row.id, text_key(row.fields)) for row in rows)
+    return {key if identity is None or file.column != "id" else identity: key for identity, key in pairs}
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:

@@ -40,6 +40,11 @@ class LabelSets:
         """Returns the mean evidence of each group [texts, groups] from that of the teachers."""
         return np.stack([evidence[:, list(group)].mean(axis=1) for group in self.groups], axis=1)
 
+    def by_teacher(self, evidence: Array) -> Array:
+        """Returns the evidence of each teacher's group [texts, teachers]; reverses `mean` for groups of one."""
+        group_of = {place: number for number, group in enumerate(self.groups) for place in group}
+        return evidence[:, [group_of[place] for place in range(len(group_of))]]
+
     def means(self, kinds: Mapping[str, Array]) -> dict[str, Array]:
         return {kind: self.mean(evidence) for kind, evidence in kinds.items()}
 

@@ -26,9 +26,10 @@ from amalgam.stages.common.cached.load import (
     states_of,
 )
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
-from amalgam.stages.common.load import generated_file, label_space, train_part
+from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
@@ -60,6 +61,7 @@ class WeighTeachers(Stage):
         inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
+        inputs |= labels_identity(run)
         if not LabelSets.of(label_space(run)).all_differ:
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         upstream = ["cache-features"] if target_method(targets).reads_features else []
@@ -82,6 +84,9 @@ class WeighTeachers(Stage):
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())
         yield f"estimated shares of the texts: {shares}"
+        labelled = manifest.facts.get("labelled")
+        if labelled:
+            yield f"{labelled['texts']:,} labels; {labelled['moved']:,} texts have another teacher than without them"
 
     def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
         return list(manifest.facts["notes"])
@@ -96,9 +101,10 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
     keys, answers, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
-    shares = None
+    shares, kinds = None, {"answers": label_sets.mean(weigh.together(list(answers.values())))}
     if targets.weight_signal == "all":
         evidence = evidence_of(run, keys, answers)
+        kinds = dict(evidence.kinds)
         signal, shares = weigh.agreed_signal(evidence, label_sets.names(teachers), targets.neighbours, facts)
     else:
         signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
@@ -110,8 +116,52 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, weigh.together(list(answers.values())))
         estimated = label_sets.divided_shares(estimated, weights)
+    labelled = _labelled(run, keys)
+    if labelled:
+        by_teacher = [label_sets.by_teacher(kind) for kind in kinds.values()]
+        weights, estimated = _with_labels(run, weights, by_teacher, labelled, facts)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
+
+
+def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
+    """Returns the texts with a label in `labels` of the experiment, or None."""
+    given, space = given_labels(run), label_space(run)
+    if given is None:
+        return None
+    teachers_with = {
+        name: [name in owners for name in space.columns] for name, owners in zip(space.names, space.owners, strict=True)
+    }
+    pairs = [(row, given.by_key[key]) for row, key in enumerate(keys.to_pylist()) if key in given.by_key]
+    return Labelled(np.array([row for row, _ in pairs]), np.array([teachers_with[label] for _, label in pairs]))
+
+
+def _with_labels(
+    run: Run, weights: Array, kinds: Sequence[Array], labelled: Labelled, facts: WeightFacts
+) -> tuple[Array, Array]:
+    """Returns weights and shares after the labels."""
+    result = corrected(weights, kinds, first_labels(run), labelled)
+    moved = weights.argmax(axis=1) != result.weights.argmax(axis=1)
+    facts["labelled"] = {
+        "texts": len(labelled.rows),
+        "moved": int(moved.sum()),
+        "strength": result.strength,
+        "loss_before": round(result.loss_before, 4),
+        "loss_after": round(result.loss_after, 4),
+    }
+    return result.weights, result.weights.mean(axis=0)
+
+
+def first_labels(run: Run) -> Array:
+    """Returns each teacher's prediction on each training text, as the label's position in the union."""
+    space, reader, parts = label_space(run), answer_reader(run), []
+    for group in neighbouring_buckets(train_part(run).buckets):
+        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
+        first = (reader.evidence(teacher, prefixes, keys).logits.to_numpy().argmax(axis=1) for teacher in space.columns)
+        parts.append(
+            np.stack([np.array(own)[place] for own, place in zip(space.columns.values(), first, strict=True)], axis=1)
+        )
+    return np.concatenate(parts)
 
 
 def predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:

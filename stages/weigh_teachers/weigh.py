@@ -18,6 +18,19 @@ from amalgam.pipeline.config.schema import Targets
 FALLBACK = "each text's own confidences were used, as muka does"
 
 
+class LabelledFacts(TypedDict):
+    """The effect of gold labels in `labels` of the experiment."""
+
+    texts: int
+    """Labelled texts."""
+    moved: int
+    """Texts with another teacher of the largest weight."""
+    strength: float | None
+    """Precision of the prior that cross-validation chose; None: the labels change the labelled texts alone."""
+    loss_before: float
+    loss_after: float
+
+
 class WeightFacts(TypedDict, total=False):
     """Results of the checks, for the manifest; the fields depend on the kinds of evidence."""
 
@@ -35,6 +48,7 @@ class WeightFacts(TypedDict, total=False):
     against: dict[str, list[float]]
     exclusion: float
     coherence: float
+    labelled: LabelledFacts
 
 
 AGREEING = 0.15

@@ -1,0 +1,183 @@
+"""Reads the gold labels of some training texts, `labels` of the experiment, and finds the texts that they belong to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from amalgam.data.keys import shown, shown_names, text_key
+from amalgam.data.lazy import pa
+from amalgam.data.rows import Row, read_rows
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.errors import DataError
+
+FROM_CORPUS = "corpus"
+"""Value of `labels` that takes the labels in the column corpus.label of the training texts."""
+
+WHERE = "labels"
+KEY, ID, TEXT = "key", "id", "text"
+MOST_SHOWN = 20
+SIMILAR = 0.7
+
+
+@dataclass(frozen=True)
+class GivenLabels:
+    """Gold labels of some training texts."""
+
+    by_key: Mapping[bytes, str]
+    empty: int = 0
+    """Rows of the file without a label."""
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of keys and labels, the same for a file and for a column of the corpus."""
+        digest = sha256()
+        for key, label in sorted(self.by_key.items()):
+            data = label.encode()
+            digest.update(key + len(data).to_bytes(4, "big") + data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    place: str
+    """Such as "row 3"."""
+    text: bytes | str
+    """The key of the text, or its id."""
+    shown: str
+    label: str
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    name: str
+    where: str
+    column: str
+    """The kind of column that identifies the texts: key, id or text."""
+    rows: Sequence[LabelRow]
+    problems: Sequence[str]
+    empty: int
+
+    def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
+        """Refuses all faulty rows in one message.
+
+        `names` are the teachers' labels. `keys` maps the keys or ids of the training texts to keys. None is unknown.
+        """
+        problems = list(self.problems)
+        if names is not None:
+            problems += [_unknown(row, names) for row in self.rows if row.label not in names]
+        problems += _contradictions(self.rows)
+        if keys is not None:
+            problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
+        if problems:
+            raise self._error(problems)
+        if not self.rows:
+            fix = "write a label into the column label of some rows"
+            raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
+
+    def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
+        return GivenLabels({keys[row.text]: row.label for row in self.rows}, self.empty)
+
+    def _absent(self, row: LabelRow) -> str:
+        if self.column == TEXT:
+            return f"no training text is {row.shown}"
+        return f"no training text has the {self.column} {row.shown}"
+
+    def _error(self, problems: Sequence[str]) -> DataError:
+        lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
+        lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        fix = "correct or remove these rows; `amalgam label --count 50` writes a file of texts to label"
+        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=fix)
+
+
+def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
+    """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label."""
+    label = next((name for name in (corpus.label, "label") if name and _has_column(path, name)), "label")
+    column, texts = _identifying_column(path, corpus)
+    settings = Corpus(text=texts, label=label, labels=corpus.labels, rename=corpus.rename)
+    rows, problems, empty = [], [], 0
+    _check_column(path, settings)
+    unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+    for row in read_rows(path, corpus=settings):
+        place = f"{unit} {row.number}"
+        if not isinstance(row, Row):
+            problems.append(f"{place}: {row.where.partition(f'{unit} {row.number}')[2].lstrip(':, ')}; {row.fix}")
+        elif row.label is None:
+            empty += 1
+        else:
+            rows.append(LabelRow(place, _identity(column, row.fields), shown(row.fields[0]), row.label))
+    return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty)
+
+
+def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
+    """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
+    wanted = {row.text for row in file.rows}
+    key_of: dict[bytes | str, bytes] = {}
+    for table in buckets:
+        keys = table.column("key").to_pylist()
+        identities = table.column("id").to_pylist() if file.column == ID else keys
+        key_of |= {text: key for text, key in zip(identities, keys, strict=True) if text in wanted}
+    return key_of
+
+
+def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
+    """Returns the labels of the union in the corpus's own column."""
+    pairs = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
+    return GivenLabels({key: label for part in pairs for key, label in part if label in names})
+
+
+def _identity(column: str, fields: Sequence[str]) -> bytes | str:
+    if column == TEXT:
+        return text_key(fields)
+    try:
+        return bytes.fromhex(fields[0]) if column == KEY else fields[0]
+    except ValueError:
+        return fields[0]  # a text that no corpus has
+
+
+def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:
+    """Returns the kind and the names of the columns: keys before ids before texts, because editors change texts."""
+    own_id = [] if corpus.id == "auto" else [corpus.id, "id"]
+    single = ["text"] if len(corpus.text) == 1 else ["text", "text_2"]
+    candidates = [(KEY, ["key"]), *((ID, [name]) for name in own_id), (TEXT, list(corpus.text)), (TEXT, single)]
+    for kind, names in candidates:
+        if all(_has_column(path, name) for name in names):
+            return kind, names
+    return TEXT, list(corpus.text)
+
+
+def _has_column(path: Path, name: str) -> bool:
+    try:
+        next(read_rows(path, corpus=Corpus(text=[name])), None)
+    except DataError as error:
+        if error.what.startswith("no column"):
+            return False
+        raise
+    return True
+
+
+def _check_column(path: Path, settings: Corpus) -> None:
+    """Refuses a file without the columns; a label may be absent from rows, but not its column."""
+    for name in (*settings.text, str(settings.label)):
+        columns = Corpus(text=[name])
+        next(read_rows(path, corpus=columns, setting=f"rename a column to {shown(name)}: "), None)
+
+
+def _unknown(row: LabelRow, names: Sequence[str]) -> str:
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(row.label.casefold(), folded, 1, SIMILAR)
+    hint = f"did you mean {shown(folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
+    return f"{row.place}: no teacher has the label {shown(row.label)}; {hint}"
+
+
+def _contradictions(rows: Sequence[LabelRow]) -> Iterator[str]:
+    first: dict[bytes | str, LabelRow] = {}
+    for row in rows:
+        earlier = first.setdefault(row.text, row)
+        if earlier.label != row.label:
+            labels = f"{shown(row.label)} here, {shown(earlier.label)} in {earlier.place}"
+            yield f"{row.place}: {row.shown} has two labels: {labels}"

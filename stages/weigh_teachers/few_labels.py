@@ -1,0 +1,155 @@
+"""Corrects the teachers' weights by the gold labels of a few texts.
+
+A conditional logit over the teachers has a factor of the log weights without labels, and a coefficient for each kind
+of evidence. It has a bias for each teacher and for each label that the teacher predicts. A normal prior centres it on
+the weights without labels. Cross-validation on the labelled texts chooses the strength of the prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amalgam.data.arrays import Array, RowNumbers, softmax
+from amalgam.data.lazy import np
+
+LEAST_WEIGHT = 1e-3
+"""Smaller weights without labels count as this one, so that a label can correct a wrong certainty."""
+
+STRENGTHS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
+"""Candidates for the precision of the prior, from the strongest; "no change" is compared with all of them."""
+
+LEAST_GAIN = 1.0
+"""The labels change other texts only if the log-likelihood of all labels, by cross-validation, rises by more."""
+
+FOLDS = 10
+ROUNDS = 30
+LARGEST_STEP = 2.0
+SETTLED = 1e-6
+LEAST_PROBABILITY = 1e-4
+"""Smaller probabilities of the right teacher count as this one in cross-validation."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The texts with a gold label."""
+
+    rows: RowNumbers
+    """Positions of the texts."""
+    has_label: Array
+    """Whether each teacher has_label the label [labelled texts, teachers]."""
+
+
+@dataclass(frozen=True)
+class Corrected:
+    weights: Array
+    strength: float | None
+    """Strength of the prior that cross-validation chose; None: the weights without labels predict as well."""
+    loss_before: float
+    """Mean of -log w(teachers that know the label) on labelled texts, without labels."""
+    loss_after: float
+    """The same by cross-validation, at the chosen strength."""
+
+
+def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: Labelled) -> Corrected:
+    """Returns the weights [texts, teachers] after the labels; on a labelled text only teachers that know it have some.
+
+    `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts.
+    """
+    start = np.log(np.maximum(weights, LEAST_WEIGHT))
+    design = _Design.of(start, kinds, answers)
+    loss = _loss(softmax(start[labelled.rows]), labelled.has_label)
+    before, best, chosen = float(loss.mean()), float(loss.mean()), None
+    for strength in STRENGTHS if len(labelled.rows) > 1 else ():
+        mean = _cross_validated(design, labelled, strength)
+        if mean < best:
+            best, chosen = mean, strength
+    if (before - best) * len(labelled.rows) <= LEAST_GAIN:
+        best, chosen = before, None
+    after = weights if chosen is None else softmax(design.scores(_fit(design, labelled, chosen)))
+    return Corrected(_with_known(after, labelled), chosen, before, best)
+
+
+def _with_known(weights: Array, labelled: Labelled) -> Array:
+    """Divides the weight of a labelled text among the teachers that know its label, in proportion to their weights."""
+    result = weights.copy()
+    own = np.maximum(weights[labelled.rows], LEAST_WEIGHT) * labelled.has_label
+    result[labelled.rows] = own / own.sum(axis=1, keepdims=True)
+    return result
+
+
+@dataclass(frozen=True)
+class _Design:
+    """The terms of the logit: dense ones, and the biases of the teachers and of their answers."""
+
+    dense: Sequence[Array]
+    """[texts, teachers] each: the log weight, and the kinds of evidence."""
+    answers: Array
+    """[texts, teachers]: the number of the answer's bias."""
+
+    @classmethod
+    def of(cls, start: Array, kinds: Sequence[Array], answers: Array) -> _Design:
+        teachers = start.shape[1]
+        distinct = answers + np.arange(teachers) * (int(answers.max()) + 1)
+        _, numbers = np.unique(distinct, return_inverse=True)
+        return cls([start, *kinds], numbers.reshape(answers.shape))
+
+    @property
+    def centre(self) -> Array:
+        """Returns the coefficients of the weights without labels."""
+        centre = np.zeros(len(self.dense) + self.answers.shape[1] + int(self.answers.max()) + 1)
+        centre[0] = 1.0
+        return centre
+
+    def scores(self, coefficients: Array) -> Array:
+        dense, teachers = len(self.dense), self.answers.shape[1]
+        biases, of_answers = coefficients[dense : dense + teachers], coefficients[dense + teachers :]
+        terms = [weight * term for weight, term in zip(coefficients[:dense], self.dense, strict=True)]
+        result: Array = np.sum(terms, axis=0) + biases + of_answers[self.answers]
+        return result
+
+    def rows(self, rows: RowNumbers) -> Array:
+        """Returns all terms of a few texts [texts, teachers, terms]."""
+        dense = np.stack([term[rows] for term in self.dense], axis=2)
+        teachers, answers = self.answers.shape[1], int(self.answers.max()) + 1
+        biases = np.broadcast_to(np.eye(teachers), (len(rows), teachers, teachers))
+        return np.concatenate([dense, biases, np.eye(answers)[self.answers[rows]]], axis=2)
+
+
+def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
+    """Returns the coefficients with the largest posterior, by Newton's method."""
+    terms, has_label, centre = design.rows(labelled.rows), labelled.has_label, design.centre
+    coefficients = centre
+    for _ in range(ROUNDS):
+        scores = terms @ coefficients
+        weights, right = softmax(scores), softmax(np.where(has_label, scores, -np.inf))
+        gradient = np.einsum("ti,tik->k", right - weights, terms) - strength * (coefficients - centre)
+        mean = np.einsum("ti,tik->tk", weights, terms)
+        spread = np.einsum("ti,tik,til->kl", weights, terms, terms, optimize=True) - mean.T @ mean
+        step = np.linalg.solve(spread + strength * np.eye(len(centre)), gradient)
+        largest = float(np.abs(step).max())
+        coefficients = coefficients + step * min(1.0, LARGEST_STEP / max(largest, SETTLED))
+        if largest < SETTLED:
+            break
+    return coefficients
+
+
+def _cross_validated(design: _Design, labelled: Labelled, strength: float) -> float:
+    """Returns the mean loss of texts on which the coefficients were not fitted.
+
+    Texts are in the order of their keys, which are digests, so each fold is a random sample.
+    """
+    fold = np.arange(len(labelled.rows)) % min(FOLDS, len(labelled.rows))
+    losses = np.empty(len(fold))
+    for number in range(int(fold.max()) + 1):
+        left_out = fold == number
+        rest = Labelled(labelled.rows[~left_out], labelled.has_label[~left_out])
+        coefficients = _fit(design, rest, strength)
+        scores = design.rows(labelled.rows[left_out]) @ coefficients
+        losses[left_out] = _loss(softmax(scores), labelled.has_label[left_out])
+    return float(losses.mean())
+
+
+def _loss(weights: Array, has_label: Array) -> Array:
+    result: Array = -np.log(np.maximum((weights * has_label).sum(axis=1), LEAST_PROBABILITY))
+    return result

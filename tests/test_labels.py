@@ -1,0 +1,293 @@
+"""Gold labels of a few training texts: read from a file or the corpus, checked, and used by weights and targets."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amalgam import Experiment
+from amalgam.data.keys import text_key
+from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
+from amalgam.stages.weigh_teachers.to_label import Candidates, pick, uncertainty
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
+
+LABELS = [label for own in TEACHER_LABELS.values() for label in own]
+AMALGAM = ("student.method=amalgam", "targets.mode=hard")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def write(workspace: Workspace, rows: Sequence[Sequence[str]], header: Sequence[str] = ("text", "label")) -> Path:
+    path = workspace.folder / "labels.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+# ---- the file
+
+
+def test_a_labelled_text_has_its_label_as_target_with_weight_1(workspace: Workspace) -> None:
+    before = workspace.targets()
+    rows = workspace.texts()[:6]
+    write(workspace, [*rows, (workspace.texts()[7][0], "")])
+    result = workspace("build-targets", "labels=labels.csv")
+    assert "cache-teachers: reused" in result.err
+    after = workspace.targets()
+    labelled = {text_key([text]): label for text, label in rows}
+    for key, (target, weight) in after.items():
+        if key in labelled:
+            assert target == [float(label == labelled[key]) for label in LABELS]
+            assert weight == 1.0
+        else:
+            assert (target, weight) == before[key]
+
+
+def test_labels_rerun_weights_targets_and_student_only(workspace: Workspace) -> None:
+    workspace("run", *AMALGAM)
+    assert workspace.stale(*AMALGAM) == set()
+    write(workspace, workspace.texts()[:6])
+    stale = {"weigh-teachers", "build-targets", "train-student", "report"}
+    assert workspace.stale(*AMALGAM, "labels=labels.csv") == stale
+    workspace("build-targets", *AMALGAM, "labels=labels.csv")
+    assert workspace.stale(*AMALGAM, "labels=labels.csv") == {"train-student", "report"}
+    write(workspace, workspace.texts()[6::-1][1:])  # the same labels in another order
+    assert workspace.stale(*AMALGAM, "labels=labels.csv") == {"train-student", "report"}
+    write(workspace, workspace.texts()[:7])
+    assert workspace.stale(*AMALGAM, "labels=labels.csv") == stale
+
+
+def test_the_weights_of_a_labelled_text_are_those_of_teachers_that_know_the_label(workspace: Workspace) -> None:
+    rows = workspace.texts()[:6]
+    write(workspace, rows)
+    workspace("build-targets", *AMALGAM, "labels=labels.csv")
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
+    manifest = json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+    assert manifest["facts"]["labelled"]["texts"] == 6
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(workspace.artifacts / manifest["files"][0]["path"]).to_pylist()
+    weights = {row["key"]: row["weight"] for row in table}
+    for text, label in rows:
+        assert weights[text_key([text])] == [float(label in own) for own in TEACHER_LABELS.values()]
+
+
+def test_labels_of_the_corpus_give_the_result_of_the_same_labels_in_a_file(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([(text, label if place < 5 else "") for place, (text, label) in enumerate(rows)])
+    assert "`labels: corpus` uses them" in workspace("build-targets").err + workspace("plan").err
+    workspace("build-targets", "labels=corpus")
+    write(workspace, rows[:5])
+    assert "build-targets" not in workspace.stale("labels=labels.csv")
+
+
+def test_ids_and_keys_name_texts_too(workspace: Workspace) -> None:
+    text, label = workspace.texts()[3]
+    write(workspace, [(text_key([text]).hex(), "edited by a spreadsheet", label)], ("key", "text", "label"))
+    workspace("build-targets", "labels=labels.csv")
+    assert workspace.targets()[text_key([text])][1] == 1.0
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "build-targets"])
+def test_all_faults_of_a_file_are_in_one_message(workspace: Workspace, command: str) -> None:
+    (first, label), (second, _) = workspace.texts()[:2]
+    other = next(name for name in LABELS if name != label)
+    write(workspace, [(first, label), (second, "bankng"), ("no such text", label), (first, other)])
+    result = workspace.attempt(command, "labels=labels.csv")
+    assert result.code != 0
+    shown = result.out + result.err
+    assert "labels.csv: 3 problems" in shown
+    assert "row 3: no teacher has the label bankng; did you mean banking?" in shown
+    assert "row 4: no training text is no such text" in shown
+    assert f"has two labels: {other} here, {label} in row 2" in shown
+
+
+def test_faults_are_found_before_any_stage_has_run(fresh: Workspace) -> None:
+    write(fresh, [("no such text", "banking")])
+    result = fresh.attempt("plan", "labels=labels.csv")
+    assert result.code == 3
+    assert "row 2: no training text is no such text" in result.err
+    assert "row 2: no training text is no such text" in fresh.attempt("run", "labels=labels.csv").err
+    assert not list(fresh.artifacts.glob("cache-teachers/*/units/*"))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        (("text", "label"), [("a text", "")], "no row of labels.csv has a label"),
+        (("text", "label"), [], "no row of labels.csv has a label"),
+        (("text", "lable"), [("a text", "law")], "rename a column to label: lable"),
+        (("body", "label"), [("a text", "law")], "rename a column to text"),
+    ],
+)
+def test_a_file_without_labels_or_columns_is_refused(
+    workspace: Workspace, header: Sequence[str], rows: Sequence[Sequence[str]], message: str
+) -> None:
+    write(workspace, rows, header)
+    result = workspace.attempt("plan", "labels=labels.csv")
+    assert result.code == 3
+    assert message in result.err
+
+
+def test_a_missing_file_is_refused(workspace: Workspace) -> None:
+    result = workspace.attempt("plan", "labels=nothing.csv")
+    assert result.code == 3
+    assert "nothing.csv is no file of labels" in result.err
+
+
+# ---- the weights
+
+
+def mistaken(texts: int = 600, seed: int = 0) -> tuple[Array, list[Array], Array, Array]:
+    """Weights that prefer the first teacher too much, evidence, answers, and the right teacher."""
+    random = np.random.default_rng(seed)
+    right = random.integers(2, size=texts)
+    evidence = random.normal(size=(texts, 2)) + 2.0 * np.eye(2)[right]
+    scores = 2 * evidence + np.array([4.0, 0.0])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    answers = np.stack([random.integers(2, size=texts), 2 + random.integers(2, size=texts)], axis=1)
+    return weights / weights.sum(axis=1, keepdims=True), [evidence], answers, right
+
+
+def accuracy(weights: Array, right: Array) -> float:
+    return float((weights.argmax(axis=1) == right).mean())
+
+
+def test_a_few_labels_correct_wrong_shares() -> None:
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 20)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    others = np.setdiff1d(np.arange(600), rows)
+    assert accuracy(result.weights[others], right[others]) > accuracy(weights[others], right[others]) + 0.1
+    assert result.loss_after < result.loss_before
+    assert result.weights.sum(axis=1) == pytest.approx(1)
+
+
+def test_labels_that_the_weights_predict_change_the_labelled_texts_alone() -> None:
+    _, kinds, answers, right = mistaken()
+    weights = 0.9 * np.eye(2)[right] + 0.05
+    rows = np.arange(0, 600, 60)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    others = np.setdiff1d(np.arange(600), rows)
+    assert result.strength is None
+    assert np.array_equal(result.weights[others], weights[others])
+    assert np.array_equal(result.weights[rows], np.eye(2)[right[rows]])
+
+
+def test_one_label_changes_its_own_text_alone() -> None:
+    weights, kinds, answers, right = mistaken()
+    result = corrected(weights, kinds, answers, Labelled(np.array([5]), np.eye(2, dtype=bool)[right[[5]]]))
+    assert np.array_equal(np.delete(result.weights, 5, axis=0), np.delete(weights, 5, axis=0))
+
+
+def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
+    weights, kinds, answers, _ = mistaken()
+    weights, kinds = (
+        np.concatenate([weights, weights[:, :1]], axis=1) / 2,
+        [np.concatenate([kinds[0], kinds[0][:, :1]], axis=1)],
+    )
+    answers = np.concatenate([answers, answers[:, :1]], axis=1)
+    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[True, False, True]])))
+    assert result.weights[0] == pytest.approx([0.5, 0.0, 0.5])
+
+
+# ---- the texts to label
+
+
+def fill(path: Path, labels: dict[str, str], rows: int | None = None) -> None:
+    """Write the true labels into a file of `amalgam label`."""
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    for row in table[:rows]:
+        row["label"] = labels[row["text"]]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0].keys())
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) -> None:
+    written = workspace("label", "--count", "20", *AMALGAM)
+    path = workspace.folder / "labels.csv"
+    assert "20 texts to label; 10 of them are random" in written.out
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["key"] for row in rows}) == 20
+    assert {row["label"] for row in rows} == {""}
+    assert {row["hint_1"] for row in rows} | {row["hint_2"] for row in rows} <= set(LABELS)
+    assert any(row["hint_1"] in TEACHER_LABELS["second"] for row in rows)  # the order of the teachers is random
+    assert {float(row["probability"]) for row in rows if row["why"] == "uncertain"} == {1.0}
+    assert {float(row["probability"]) for row in rows if row["why"] == "random"} == {10 / (120 - 10)}
+    assert workspace.attempt("label", *AMALGAM).code == 2  # a file is never replaced
+    fill(path, dict(workspace.texts()), 19)
+    effect = workspace("label", "labels.csv", *AMALGAM)
+    assert "19 labels, 1 rows without one" in effect.out
+    assert "n = " in effect.out
+    assert "share with labels" in effect.out
+    assert "amalgam run labels=./labels.csv" in effect.out
+    assert workspace("label", "labels.csv", "--json", *AMALGAM).json["labels"] == 19
+    again = workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
+    assert again.code == 0
+    with (workspace.folder / "more.csv").open(newline="") as file:
+        labelled = {row["key"] for row in rows[:19]}
+        assert not labelled & {row["key"] for row in csv.DictReader(file)}
+
+
+def test_a_method_that_weighs_no_teachers_has_texts_to_label_too(workspace: Workspace) -> None:
+    workspace("label", "--count", "5", "student.method=vanilla-kd", "targets.mode=vanilla-kd")
+    fill(workspace.folder / "labels.csv", dict(workspace.texts()))
+    effect = workspace("label", "labels.csv", "student.method=vanilla-kd", "targets.mode=vanilla-kd")
+    assert "5 labels" in effect.out
+    assert "share with labels" not in effect.out
+
+
+def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None:
+    random = np.random.default_rng(0)
+    features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
+    weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
+    answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
+    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
+    assert len({row // 5 for row in rows}) == len(rows) == 10
+    assert len({int(answers[row, 0]) for row in rows}) == 4
+
+
+def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
+    weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
+    answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
+    assert uncertainty(weights, answers)[2] == 0
+    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]
+
+
+@pytest.mark.parametrize(("method", "mode"), [("uhc", "uhc"), ("muka-soft", "soft"), ("vanilla-kd", "vanilla-kd")])
+def test_other_methods_have_the_gold_label_as_target(workspace: Workspace, method: str, mode: str) -> None:
+    text, label = workspace.texts()[0]
+    write(workspace, [(text, label)])
+    workspace("build-targets", f"student.method={method}", f"targets.mode={mode}", "labels=labels.csv")
+    target, weight = workspace.targets()[text_key([text])]
+    own = next(labels for labels in TEACHER_LABELS.values() if label in labels)
+    assert target[LABELS.index(own[0]) : LABELS.index(own[-1]) + 1] == [float(name == label) for name in own]
+    assert weight == 1.0
+
+
+def test_a_method_that_does_not_use_labels_is_named(workspace: Workspace) -> None:
+    write(workspace, workspace.texts()[:2])
+    assert "does not use `labels: labels.csv`" in workspace("plan", "targets.mode=scores", "labels=labels.csv").err
+
+
+def test_labels_from_python(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, {"student.method": "amalgam", "targets.mode": "hard"}, quiet=True)
+    frame = experiment.label(count=10)
+    assert frame.columns[:3] == ["key", "text", "label"]
+    truth = dict(workspace.texts())
+    path = workspace.folder / "from_python.csv"
+    frame.with_columns(label=frame["text"].replace_strict(truth)).write_csv(path)
+    effect = experiment.compare_labels(path)
+    assert effect.labels == 10
+    assert effect.random is not None
+    assert effect.random.texts == 5

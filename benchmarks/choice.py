@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amalgam.benchmarks import estimates
 from amalgam.benchmarks.choice_pools import Sizes, pools_of, write_pool
 from amalgam.benchmarks.choice_settings import Setting, load_settings, settings_of, write_setting
 from amalgam.benchmarks.protocol import row, show
@@ -81,6 +82,12 @@ def told_shares(setting: Setting) -> Array:
     return muka(setting) if setting.signal is None else weigh.mixture(setting.signal, setting.shares)[0]
 
 
+def dawid_skene(setting: Setting) -> Array:
+    """Returns the probability of each teacher's labels by the teachers' answers alone."""
+    labels = estimates.dawid_skene(setting.answered, len(setting.labels))
+    return np.stack([labels[:, own].sum(axis=1) for own in setting.columns], axis=1)
+
+
 def oracle(setting: Setting) -> Array:
     """Returns 1 for the teachers that have the gold label."""
     return setting.has_gold.astype(np.float64)
@@ -92,6 +99,7 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "standardised": standardised,
     "amalgam": amalgam,
     "range-scaled": range_scaled,
+    "dawid-skene": dawid_skene,
     "told-shares": told_shares,
     "oracle": oracle,
 }
@@ -225,7 +233,7 @@ def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "choice",
         name,
         right=round(float(whole.mean()), 3),
-        within=within([each["pool"] for each in plain], whole),
+        within=_within([each["pool"] for each in plain], whole),
         worst=round(float(whole.min()), 3),
         labels=round(float(np.mean([each[name]["labels"] for each in plain])), 3),
         thinned=round(float(skewed.mean()), 3) if thinned else None,
@@ -238,7 +246,7 @@ def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-def within(pools: Sequence[str], values: Array) -> float | None:
+def _within(pools: Sequence[str], values: Array) -> float | None:
     """Returns half of the 95 % interval of the mean, by a bootstrap over pools; None for fewer than three."""
     groups: dict[str, list[float]] = defaultdict(list)
     for pool, value in zip(pools, values, strict=True):

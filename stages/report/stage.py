@@ -240,7 +240,7 @@ def _evaluate(run: Run) -> Evaluated:
     test, train = part_of(run, "test"), _train_part(run)
     scores, quality, targets, unlabelled, to_label, speed = None, None, None, None, None, None
     if test:
-        inputs = _evaluation_inputs(run, test)
+        inputs = evaluation_inputs(run, test)
         answers, names = predict_test(inputs), inputs.labels.names
         learns = run.experiment.student.learns
         scores = Evaluation(
@@ -289,7 +289,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
     return unlabelled_quality(inputs)
 
 
-def _evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
+def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.report.evaluation import EvaluationInputs
 
     labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)

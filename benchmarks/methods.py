@@ -128,7 +128,7 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     return [
         *rows,
-        *(row("methods", method, **about, **_figures(students, method)) for method in options.methods),
+        *(row("methods", method, **about, **figures_of(students, method)) for method in options.methods),
     ]
 
 
@@ -300,7 +300,7 @@ def gap_closed(student: float, ensemble: float, supervised: float | None) -> flo
     return None if supervised is None or supervised == ensemble else (student - ensemble) / (supervised - ensemble)
 
 
-def _figures(students: Mapping[str, list[list[Trained]]], method: str) -> dict[str, Any]:
+def figures_of(students: Mapping[str, list[list[Trained]]], method: str) -> dict[str, Any]:
     """Returns the figures of a method over draws of the teachers; each draw is the mean of its students."""
     runs = students[method]
     correct, supervised = _by_text(runs, STUDENT), _by_text(students.get("supervised", []), STUDENT)

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from amalgam.benchmarks.estimates import dawid_skene, gap_over, within
-from amalgam.benchmarks.methods import STUDENT, Trained, _figures, text_files
+from amalgam.benchmarks.methods import STUDENT, Trained, figures_of, text_files
 
 
 def correct(share: float, *, draws: int = 3, texts: int = 1000, seed: int = 0) -> np.ndarray:
@@ -70,11 +70,11 @@ def test_a_row_is_the_mean_over_draws_and_students() -> None:
         "amalgam": [[trained(70), trained(80)], [trained(60), trained(70)]],
         "supervised": [[Trained({STUDENT: supervised, "ensemble": ensemble}, None)] * 2] * 2,
     }
-    figures = _figures(students, "amalgam")
+    figures = figures_of(students, "amalgam")
     assert figures["accuracy"] == 0.7
     assert figures["within"] == pytest.approx(12.71 * 0.0707 / 2**0.5, abs=1e-3)
     assert figures["gap_closed"] == 0.6
     assert figures["gap_low"] < 0.6 < figures["gap_high"]
     assert figures["right_teacher"] == 0.7
     assert (figures["draws"], figures["seeds"], figures["texts"]) == (2, 2, 100)
-    assert _figures({"amalgam": students["amalgam"]}, "amalgam")["gap_closed"] is None
+    assert figures_of({"amalgam": students["amalgam"]}, "amalgam")["gap_closed"] is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.storage import store as store_module
+from amalgam.pipeline.storage import compaction
 from amalgam.tests.workspaces import Workspace, age
 
 
@@ -14,7 +14,7 @@ from amalgam.tests.workspaces import Workspace, age
 def packed(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Its few units are packed, and the day is over in which their loose files stay."""
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store_module, "LEAST", 2)
+    monkeypatch.setattr(compaction, "LEAST", 2)
     assert "6 units" in workspace("gc", "--compact").out
     assert "6 units" in workspace("gc", "--compact", "--yes").out
     assert workspace("gc", "--json").json["items"] == []

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.facts import DECLARED
+from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
+from amalgam.stages.registry import STAGES
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import denied, mode, permissions
 from amalgam.tests.workspaces import TOLERANCE, Workspace, age, flip_bit, largest_difference, rewrite
@@ -203,6 +207,48 @@ def test_a_record_that_names_a_file_outside_is_damaged(
         assert workspace("verify").code == 0
 
 
+def without(facts: Mapping[str, object], name: str) -> dict[str, object]:
+    return {field: value for field, value in facts.items() if field != name}
+
+
+@pytest.mark.parametrize("command", [("verify",), ("run",), ("status",), ("report", "--force")])
+@pytest.mark.parametrize("facts", [{"last": None}, {"rows": "12"}, {"first": -1}, {"rows": 2**70}, {"prefix": {}}])
+def test_a_signed_record_whose_facts_have_another_type_is_damaged(
+    workspace: Workspace, facts: Mapping[str, object], command: tuple[str, ...]
+) -> None:
+    unit = record_of(workspace.units()[0])
+    [name], inside = facts, str(unit.relative_to(workspace.artifacts))
+    rewrite(unit, lambda old: replace(old, facts={**without(old.facts, name), **(facts if facts[name] else {})}))
+    for manifest in workspace.artifacts.glob("cache-teachers/*/MANIFEST.json"):
+        manifest.unlink()  # the stage reads the unit's facts to write it again
+    result = workspace.attempt(*command)
+    assert result.code == (1 if command == ("verify",) else 0), result.err
+    if command == ("verify",):
+        assert inside in result.out
+        assert "predicted again" in result.out
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
+def test_each_fact_of_another_type_is_damage_in_every_record(workspace: Workspace) -> None:
+    store = Store(workspace.artifacts)
+    paths = [path for path in workspace.artifacts.glob("*/*/**/*.json") if store.record(path) is not None]
+    assert {path.parts[len(workspace.artifacts.parts)] for path in paths} >= {*workspace.plan(), "tokens"}
+    for path in paths:
+        before = path.read_bytes()
+        record = Record.from_json(before)
+        for name in record.facts:
+            path.write_text(canonical_record(replace(record, facts={**record.facts, name: [{"a": None}]})))
+            assert store.record(path) is None, (path, name)
+            path.write_bytes(before)
+
+
+def test_every_stage_declares_the_types_of_its_facts() -> None:
+    assert DECLARED.keys() == {*(stage.name for stage in STAGES), CACHED_TOKENS}
+    assert not any(kinds.unit is Any for kinds in DECLARED.values())
+    assert not any(DECLARED[stage.name].manifest is Any for stage in STAGES)
+
+
 def test_a_link_in_the_place_of_a_stage_is_not_followed(workspace: Workspace) -> None:
     outside = workspace.folder / "outside"
     (workspace.artifacts / "cache-teachers").rename(outside)
@@ -372,15 +418,17 @@ def test_a_record_without_permission_is_not_lost(workspace: Workspace, command: 
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"PAR1 and no footer PAR1"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"PAR1 and no footer PAR1", None], ids=["empty", "other", "footer", "page"]
+)
 def test_a_signed_unit_without_readable_content_is_named_and_computed_again(
-    workspace: Workspace, content: bytes
+    workspace: Workspace, content: bytes | None
 ) -> None:
     """Anyone who hands a workspace on can give a record the digest of any content."""
     before = workspace.targets()
     for unit in workspace.units():
-        unit.write_bytes(content)
-        stored = StoredFile(str(unit.relative_to(workspace.artifacts)), len(content), file_digest(unit))
+        unit.write_bytes((2**62).to_bytes(8, "little") + unit.read_bytes()[8:] if content is None else content)
+        stored = StoredFile(str(unit.relative_to(workspace.artifacts)), unit.stat().st_size, file_digest(unit))
         record = Record.from_json(record_of(unit).read_text())
         record_of(unit).write_text(canonical_record(replace(record, files=(stored,))))
     [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")

@@ -20,9 +20,7 @@ from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.input_files import changed_error
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.pipeline.storage.store import MANIFEST, TIMING_NAME, Record
-
-TIMING = "timing.json"
+from amalgam.pipeline.storage.store import MANIFEST, TIMING, TIMING_NAME, Record
 
 MAX_REPAIRS = 8
 """Number of damaged files that one run recomputes before it fails."""

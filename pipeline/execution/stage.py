@@ -20,6 +20,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
 from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
@@ -192,6 +193,12 @@ class Stage:
     """The value of `needs` where it is the same for every experiment."""
     enabled_by: ClassVar[str] = ""
     """The setting that adds the stage to an experiment; empty for stages without such a setting."""
+    facts: ClassVar[FactTypes] = FactTypes()
+    """Types of the records; a record of another type counts as damaged."""
+
+    def __init_subclass__(cls) -> None:
+        if "facts" in vars(cls):
+            DECLARED[cls.name] = cls.facts
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - a default for subclasses
         """Returns whether the experiment has this stage."""

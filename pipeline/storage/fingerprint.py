@@ -17,7 +17,7 @@ from typing import Any
 from amalgam import __version__
 from amalgam.pipeline.input_files import FileMark, file_digest
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.storage.paths import is_regular
+from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
 ABSENT = object()  # an absent field differs from a null
@@ -101,6 +101,6 @@ class FileDigests:
         """Returns no digest from a damaged file: all are computed again."""
         content = None
         with contextlib.suppress(OSError):
-            content = verified(self._path.read_bytes()) if is_regular(self._path) else None
+            content = verified(small_content(self._path))
         files = content.get("files") if content else None
         return {str(key): str(digest) for key, digest in files.items()} if isinstance(files, dict) else {}

@@ -15,14 +15,11 @@ from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
-from amalgam.pipeline.storage.paths import inside, is_below, is_regular
+from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below, is_regular
 
 T = TypeVar("T")
 
 LOCK_SECONDS, POLL_SECONDS = 5.0, 0.005
-
-MOST_BYTES = 1 << 28
-"""Size limit of a small file; no larger file is read as a whole."""
 
 
 class LocalStorage:

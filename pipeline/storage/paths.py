@@ -77,6 +77,19 @@ def is_regular(path: Path) -> bool:
         return False
 
 
+MOST_BYTES = 1 << 28
+"""Size limit of a small file, which is read as a whole."""
+
+
+def small_content(path: Path) -> bytes | None:
+    """Returns the content of a small file; None if there is no regular file, or one larger than MOST_BYTES."""
+    try:
+        is_small = is_regular(path) and path.lstat().st_size <= MOST_BYTES
+        return path.read_bytes() if is_small else None
+    except FileNotFoundError:  # deleted meanwhile
+        return None
+
+
 # ---- names
 
 

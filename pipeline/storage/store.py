@@ -7,8 +7,6 @@ MANIFEST.json makes a stage's result complete. No lock is needed: the first reco
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import math
 import os
 import re
 import shutil
@@ -17,14 +15,15 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
-from amalgam.pipeline.storage.backend import FileInfo, StorageBackend
+from amalgam.pipeline.storage.backend import StorageBackend
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, Timing, fits
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, alone_in, sync, temporary_path
-from amalgam.pipeline.storage.packing import FOLDER, PackedStorage, PackIndex, may_be_packed, pack_end
+from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.user_paths import user_path
@@ -36,8 +35,8 @@ MARK = "WORKSPACE.json"
 
 HEAD = "HEAD.json"
 
-TIMING_NAME, TIMING_FIELDS = "timing", ("seconds", "units", "found", "workload", "bytes")
-"""Name of the record of a build's cost, and the numbers in it."""
+TIMING, TIMING_NAME = "timing.json", "timing"
+"""File and name of the record of a build's cost."""
 
 LAYOUT = 2
 """Version of the workspace's folders and file names, in its mark."""
@@ -70,11 +69,7 @@ class Record:
         if raw is None:
             raise ValueError("the record does not match its digest")
         files = tuple(StoredFile(check_path(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in raw["files"])
-        name, facts, made = str(raw["name"]), dict(raw["facts"]), dict(raw["made"])
-        is_valid = name != TIMING_NAME or all(0 <= float(facts[field]) < math.inf for field in TIMING_FIELDS)
-        if not is_valid or not all(isinstance(text, str) for text in dict(made.get("libraries", {})).values()):
-            raise ValueError("a timing is no number, or a version is no text")
-        return cls(name, files, facts, made, dict(raw["identity"]))
+        return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
 class HeadEntry(TypedDict):
@@ -142,14 +137,14 @@ class Store:
     def record(self, path: Path) -> Record | None:
         """Returns the record at `path`, or None if it is absent or unreadable: the unit is not committed."""
         inside = self.inside(path)
-        return _record(inside, self.backend.read([inside]).get(inside))
+        return parsed_record(inside, self.backend.read([inside]).get(inside))
 
     def records(self, paths: Sequence[Path], *, complete: bool = True) -> dict[Path, Record]:
         """Returns the committed records; `complete`: only those whose files have the right sizes."""
         by_inside = {self.inside(path): path for path in paths}
         contents, trusts = self.backend.read(list(by_inside)), self.backend.trusts
-        parsed = {by_inside[inside]: _record(inside, text, trusted=trusts(inside)) for inside, text in contents.items()}
-        records = {path: record for path, record in parsed.items() if record is not None}
+        parsed = {path: parsed_record(path, text, trusted=trusts(path)) for path, text in contents.items()}
+        records = {by_inside[path]: record for path, record in parsed.items() if record is not None}
         if complete:
             sizes = self.backend.sizes([file.path for record in records.values() for file in record.files])
             records = {
@@ -274,10 +269,11 @@ class Store:
         inside, content = self.inside(path), canonical_record(record).encode()
         if self.backend.put_if_absent(inside, content):
             return record
-        earlier = self.record(path)
-        if earlier is not None and not self.missing_files(earlier):
+        earlier, ours = self.record(path), {file.path: file for file in record.files}
+        has_ours = earlier and all(ours.get(file.path, file) == file for file in earlier.files)
+        if earlier is not None and has_ours and not self.missing_files(earlier):
             return earlier
-        self.quarantine(path)  # unreadable, or its files are missing
+        self.quarantine(path)  # unreadable, its files are missing, or it has another digest for a file of this record
         return record if self.backend.put_if_absent(inside, content) else (self.record(path) or record)
 
     def replace(self, path: Path, value: Mapping[str, Any], *, copy: bool = False) -> None:
@@ -421,13 +417,27 @@ class Store:
 def _ignored(note: str) -> None: ...
 
 
-def _record(inside: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
+def parsed_record(inside: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
     """Returns the record at a path, or None if it is absent, damaged, or belongs to another path."""
     try:
         record = None if content is None else Record.from_json(content, trusted=trusted)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
-    return record if record is None or _belongs(record, inside) else None
+    return record if record is None or (_belongs(record, inside) and _has_types(record, inside)) else None
+
+
+def _has_types(record: Record, inside: str) -> bool:
+    """Returns whether the record has the fields that its stage declares; an undeclared stage's has any."""
+    room, name = inside.partition("/")[0], inside.rpartition("/")[2]
+    if name == TIMING:
+        return fits(record.facts, Timing) and record.facts["seconds"] >= 0 <= record.facts["workload"]
+    kinds = DECLARED.get(room, FactTypes())
+    if not fits(record.made, kinds.made) or (room in DECLARED and not record.files):
+        return False
+    if name != MANIFEST:
+        return fits(record.facts, kinds.unit)
+    is_result = fits(record.identity, ResultIdentity) and fits(record.identity.get("config"), kinds.config)
+    return is_result and fits(record.facts.get("units", 1), int) and fits(record.facts, kinds.manifest)
 
 
 def _belongs(record: Record, inside: str) -> bool:
@@ -477,124 +487,3 @@ def open_store(workspace: str, base: Path) -> Store:
 def canonical_record(record: Record) -> str:
     """Returns the record as JSON with its own digest."""
     return signed(asdict(record)).decode()
-
-
-# ---- many small units
-
-SMALL = 4 << 20
-"""Size limit of a packed file."""
-
-PACK_BYTES = 64 << 20
-"""Approximate size of a pack."""
-
-LEAST = 16
-"""Number of loose units from which a folder is packed."""
-
-AT_ONCE = 256
-"""Number of units whose files are fetched together."""
-
-
-class LooseUnits(NamedTuple):
-    """Paths of the records of a folder's small units."""
-
-    new: list[str]
-    packed: list[str]
-    """An earlier run was stopped before it removed their loose files."""
-
-
-def loose_units(store: Store, entries: Iterable[FileInfo]) -> dict[str, LooseUnits]:
-    """Returns the folders with many small units."""
-    large: set[str] = set()
-    records: dict[str, list[str]] = {}
-    for entry in entries:
-        folder, _, name = entry.path.rpartition("/")
-        if may_be_packed(folder) and not entry.packed:
-            if name.endswith(".json"):
-                records.setdefault(folder, []).append(entry.path)
-            elif entry.bytes > SMALL:
-                large.add(entry.path.rpartition("-")[0] + ".json")
-    folders = {}
-    for folder, paths in sorted(records.items()):
-        texts = store.backend.index(folder, refresh=True).texts
-        packed = sorted(path for path in paths if path in texts)
-        new = sorted(path for path in paths if path not in large and path not in texts)
-        if packed or len(new) >= LEAST:
-            folders[folder] = LooseUnits(new if len(new) >= LEAST else [], packed)
-    return folders
-
-
-def compact(store: Store, folder: str, loose: LooseUnits) -> int:
-    """Packs the units and returns their number; damaged and incomplete units stay loose.
-
-    A kill loses nothing, because the index with the units is complete before their loose records are removed.
-    """
-    texts: dict[str, str] = {}
-    pieces: dict[str, tuple[str, int, int]] = {}
-    packs: dict[str, int] = {}
-    index = store.backend.index(folder)
-    for group in _groups(_small_units(store, loose.new)):
-        content = _pack(group)
-        pack = f"{folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
-        store.backend.put({pack: content})
-        packs[pack], offset = len(content), 0
-        for path, text, file, data in group:
-            texts[path], pieces[file.path] = text.decode(), (pack, offset, len(data))
-            offset += len(data)
-    if texts:
-        store.backend.add(folder, texts=texts, pieces=pieces, packs=packs)
-    _remove_loose(store, index, [*loose.new, *loose.packed])
-    return len(texts)
-
-
-SmallUnit = tuple[str, bytes, StoredFile, bytes]
-"""Path and text of the record, the unit's file and its content."""
-
-
-def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
-    """Yields the units of one small file that matches its digest."""
-    for start in range(0, len(paths), AT_ONCE):
-        texts = store.backend.inner.read(paths[start : start + AT_ONCE])
-        records = {path: record for path, text in texts.items() if (record := _record(path, text)) is not None}
-        files = {path: record.files[0] for path, record in records.items() if len(record.files) == 1}
-        files = {path: file for path, file in files.items() if file.bytes <= SMALL}
-        store.backend.fetch([file.path for file in files.values()])
-        for path, file in files.items():
-            if store.check_file(file) is None:
-                yield path, texts[path], file, store.verified_path(file).read_bytes()
-
-
-def _pack(group: Sequence[SmallUnit]) -> bytes:
-    """Returns the content of a pack: the files, and their records at the end."""
-    places, offset = dict[str, tuple[int, int]](), 0
-    for _, _, file, data in group:
-        places[file.path] = offset, len(data)
-        offset += len(data)
-    records = {path: text.decode() for path, text, _, _ in group}
-    return b"".join([*(data for _, _, _, data in group), pack_end(records, places)])
-
-
-def _groups(units: Iterable[SmallUnit]) -> Iterator[list[SmallUnit]]:
-    group: list[SmallUnit] = []
-    size = 0
-    for unit in units:
-        group.append(unit)
-        size += len(unit[-1])
-        if size >= PACK_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _remove_loose(store: Store, index: PackIndex, paths: Sequence[str]) -> None:
-    """Removes loose records that equal their packed ones, and the units' files in an object store.
-
-    On a disk the files stay for a day, for processes that are about to read them; object stores' readers have copies.
-    """
-    inner = store.backend.inner
-    contents = inner.read([path for path in paths if path in index.texts])
-    same = [path for path, content in contents.items() if content == index.texts[path]]
-    inner.delete(same)
-    if inner.is_remote:
-        files = {file.path for path in same for file in Record.from_json(index.texts[path], trusted=True).files}
-        inner.delete(sorted(files & index.pieces.keys()))

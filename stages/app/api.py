@@ -68,7 +68,9 @@ def working(run: Run) -> Iterator[None]:
             yield
             _leave_group()
         except Exception as error:
-            if isinstance(error, AmalgamError | OSError):
+            cause = error.__cause__ or error
+            is_of_system = isinstance(cause, OSError) and cause.errno is not None  # pyarrow's on a content have none
+            if is_of_system or (isinstance(error, AmalgamError) and not isinstance(cause, OSError)):
                 raise
             unreadable = maintenance.unreadable_files(run.store)
             if not unreadable:

@@ -17,8 +17,8 @@ from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import duration, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState, stage_state
-from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
+from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.registry import STAGES

@@ -13,9 +13,8 @@ from typing import TypedDict
 from amalgam.data.lazy import np, pq
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run, Stage
-from amalgam.pipeline.storage import store
+from amalgam.pipeline.storage import compaction
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
@@ -25,10 +24,11 @@ from amalgam.pipeline.storage.paths import (
     TEMPORARY_NAME,
     is_pack,
     is_unfinished,
+    small_content,
     temporary_part,
     unit_of,
 )
-from amalgam.pipeline.storage.store import HEAD, MANIFEST, HeadEntry, Record, Store
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -142,6 +142,12 @@ def unreadable_files(store: Store) -> list[str]:
     return unreadable
 
 
+def _read_rows(path: Path) -> None:
+    with pq.ParquetFile(path) as file:  # its footer may be readable, and its pages not
+        for _ in file.iter_batches():
+            pass
+
+
 def _read_header(path: Path) -> None:
     from safetensors import safe_open
 
@@ -150,8 +156,8 @@ def _read_header(path: Path) -> None:
 
 
 READERS: Mapping[str, Callable[[Path], object]] = {
-    ".parquet": lambda path: pq.ParquetFile(path).close(),
-    ".json": lambda path: json.loads(path.read_bytes()),
+    ".parquet": _read_rows,
+    ".json": lambda path: json.loads(small_content(path) or b""),
     ".npy": lambda path: np.load(path, mmap_mode="r"),
     ".safetensors": _read_header,
 }
@@ -160,8 +166,8 @@ READERS: Mapping[str, Callable[[Path], object]] = {
 
 def compact(run: Run, *, write: bool) -> Packing:
     """Counts the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
-    loose = store.loose_units(run.store, run.store.backend.list())
-    packed = (store.compact(run.store, folder, units) if write else len(units.new) for folder, units in loose.items())
+    store, loose = run.store, compaction.loose_units(run.store, run.store.backend.list())
+    packed = (compaction.compact(store, folder, units) if write else len(units.new) for folder, units in loose.items())
     return {"units": sum(packed), "folders": list(loose), "loose": not run.store.backend.is_remote}
 
 

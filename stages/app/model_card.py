@@ -21,6 +21,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.intervals import interval, percent
@@ -119,7 +120,7 @@ def _verdict(base: Path, report: str) -> str | None:
     """Returns the verdict and its reasons, or the first line of the summary, from the report's JSON file."""
     for path in sorted((base / FOLDER).glob("*.json")):
         with suppress(OSError, ValueError, RecursionError):
-            numbers = json.loads(path.read_text("utf-8"))
+            numbers = json.loads(small_content(path) or b"null")
             if isinstance(numbers, dict) and numbers.get("fingerprint") == report:
                 match numbers:
                     case {"verdict": {"decision": str(decision), "reasons": [*reasons]}}:

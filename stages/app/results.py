@@ -15,9 +15,10 @@ from amalgam.data.lazy import pl
 from amalgam.pipeline.console import Console, aligned, duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
-from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
+from amalgam.pipeline.storage.paths import small_content
+from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
@@ -187,7 +188,7 @@ class RunResult:
     @cached_property
     def _report_json(self) -> Mapping[str, Any]:
         path = self.report.with_suffix(".json") if self.report else None
-        content = json.loads(path.read_text("utf-8")) if path and path.is_file() else {}
+        content = json.loads(small_content(path) or b"{}") if path else {}
         return content if isinstance(content, dict) else {}
 
     def __iter__(self) -> Iterator[StageResult]:

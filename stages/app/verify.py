@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TypedDict
 
 from amalgam.pipeline.console import duration
-from amalgam.pipeline.execution.runner import TIMING
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
-from amalgam.pipeline.storage.store import MANIFEST, Record, Store, StoredFile
+from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in
 from amalgam.stages.common.deliveries import (
     EXPORT,

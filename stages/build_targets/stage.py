@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import width
 from amalgam.data.keys import LabelSpace
@@ -18,6 +18,7 @@ from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, w
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
@@ -43,6 +44,36 @@ READ = ("key", "target", "weight", "teacher", "margin")
 """Columns that later stages read; pyarrow before 26 cannot read the null arrays of `confidence`."""
 
 
+class TargetSummary(TypedDict):
+    """Sums over the texts; without teachers or gold labels the last ones are empty."""
+
+    texts: int
+    weight_sum: float
+    weight_bins: list[int]
+    chosen: dict[str, int]
+    selection: dict[str, list[int]]
+
+
+class TargetFacts(LossFacts):
+    """The manifest's facts."""
+
+    method: NotRequired[str | None]
+    labels: list[str]
+    knows: dict[str, list[str]]
+    gold: bool
+    summary: TargetSummary
+
+
+class ModeSettings(TypedDict):
+    mode: NotRequired[str]
+
+
+class TargetConfig(TypedDict):
+    """The settings of a result that `describe` reads."""
+
+    targets: ModeSettings
+
+
 class BuildTargets(Stage):
     name = "build-targets"
     VERSION = 2
@@ -50,6 +81,7 @@ class BuildTargets(Stage):
     unit_label = "texts"
     sections = ("targets", "labels")
     enabled_by = "choose a student.method that trains a student from texts"
+    facts = FactTypes(TargetFacts, TargetSummary, config=TargetConfig)
     at_once = 2
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
@@ -122,18 +154,8 @@ class BuildTargets(Stage):
         return summary_lines(manifest.facts["summary"], run.experiment.targets.mode)
 
     def describe(self, manifest: Record) -> str:
-        method = manifest.facts.get("method", manifest.identity["config"]["targets"]["mode"])
+        method = manifest.facts.get("method", manifest.identity["config"]["targets"].get("mode"))
         return f"{method}, {manifest.facts['summary']['texts']:,} texts"
-
-
-class TargetFacts(LossFacts):
-    """The manifest's facts."""
-
-    method: str | None
-    labels: list[str]
-    knows: dict[str, list[str]]
-    gold: bool
-    summary: TargetSummary
 
 
 def target_facts(run: Run) -> TargetFacts:
@@ -228,16 +250,6 @@ def _table(rows: pa.Table, batch: TargetBatch, teachers: int) -> pa.Table:
 
 
 # ---- the summary: counts and sums alone, so that units can be added up
-
-
-class TargetSummary(TypedDict):
-    """Sums over the texts; without teachers or gold labels the last ones are empty."""
-
-    texts: int
-    weight_sum: float
-    weight_bins: list[int]
-    chosen: dict[str, int]
-    selection: dict[str, list[int]]
 
 
 def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> TargetSummary:

@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.coverage import units_for
+from amalgam.stages.common.cached.coverage import UnitFacts, units_for
 from amalgam.stages.common.cached.load import (
     ENCODER,
     CachedStates,
@@ -47,6 +48,18 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
 
 
+class StateFacts(UnitFacts):
+    """The facts of a unit of hidden states."""
+
+    width: NotRequired[int]
+
+
+class FamiliesFacts(TypedDict):
+    """The families of states by their owner."""
+
+    families: dict[str, list[str]]
+
+
 class CacheFeatures(Stage):
     name = "cache-features"
     VERSION = 1
@@ -54,6 +67,7 @@ class CacheFeatures(Stage):
     unit_label = "texts"
     reads = ("read-corpus", "train-teachers")
     enabled_by = "choose targets or an objective that read hidden states"
+    facts = FactTypes(FamiliesFacts, StateFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         reads_states = objective_inputs(experiment).states is not None or measure_of(experiment) is not None
@@ -108,7 +122,7 @@ class CacheFeatures(Stage):
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
                 run.console.advance(unit.size)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, dict[str, list[str]]]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> FamiliesFacts:  # noqa: ARG002
         families: dict[str, list[str]] = {}
         for states in required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa
@@ -30,6 +30,27 @@ AUDITED = 0.01
 """Share of the texts that run 2 K passes."""
 
 VERSION = 1
+
+
+class AuditCounts(TypedDict):
+    """Audited texts, and those for which stopping early or another seed choose another teacher than K passes do."""
+
+    audited: int
+    stopped_otherwise: int
+    seeded_otherwise: int
+
+
+class DecisionFacts(TypedDict):
+    """The facts of a stop decision: of a step the settled texts, of the last one the passes and the audit."""
+
+    prefix: str
+    step: int
+    rows: int
+    settled: NotRequired[int]
+    passes: NotRequired[int]
+    audited: NotRequired[int]
+    stopped_otherwise: NotRequired[int]
+    seeded_otherwise: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -145,12 +166,12 @@ def decide(cached: CachedPasses, unit: Unit) -> None:
     decision: StopDecision = unit.payload
     keys = read_keys(cached.store.verified_path(decision.bucket.file))
     settled = _settled(cached, decision, keys)
-    facts: dict[str, str | int] = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
+    facts: DecisionFacts = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
     if decision.step:
         facts["settled"] = int((settled > 0).sum())
     else:
         settled = np.where(settled > 0, settled, decision.passes)
-        facts |= _audit(cached, decision, keys, settled) | {"passes": int(settled.sum())}
+        facts = {**facts, **_audit(cached, decision, keys, settled), "passes": int(settled.sum())}
     with cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
         columns = {"key": key_column(keys), "passes": pa.array(settled.astype(np.int32))}
         write_table(pa.table(columns), draft.folder / "unit.parquet")
@@ -175,7 +196,7 @@ def _is_settled(confidence_MN: Array, error_MN: Array) -> Array:  # noqa: N803 -
     return settled
 
 
-def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> dict[str, int]:
+def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> AuditCounts:
     """Counts audited texts for which stopping early, or K other passes, choose another teacher than K passes do."""
     rows = np.flatnonzero(audited(keys))
     if not len(rows):

@@ -26,7 +26,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.common.cached.coverage import UnitFacts, UnitRequest
+from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
@@ -162,14 +162,6 @@ def _compute(
         what = f"cache-teachers {tokenized.unit.name}"
         commits.append(partial(with_retries, commit, what, inputs.store, inputs.console))
     return commits
-
-
-class AnswerFacts(UnitFacts):
-    cut: int
-    """Number of truncated texts."""
-    tokens: int
-    device: str
-    halved_launches: int
 
 
 def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> AnswerFacts:

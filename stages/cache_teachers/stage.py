@@ -16,9 +16,10 @@ from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import CachedPasses, decide, stopping_rounds
-from amalgam.stages.common.cached.coverage import CachedUnits, UnitRequest, family_in, units_for
+from amalgam.stages.cache_teachers.adaptive import CachedPasses, DecisionFacts, decide, stopping_rounds
+from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
     describe_family,
     dtype_of,
@@ -46,6 +47,40 @@ from amalgam.stages.common.load import (
 from amalgam.stages.target_methods import reads_texts
 
 
+class AdaptiveSummary(TypedDict):
+    """The passes that stopping early saved, and shares of the audited texts."""
+
+    texts: int
+    mean_passes: float
+    audited: int
+    stopped_otherwise: float | None
+    seeded_otherwise: float | None
+
+
+class CacheFacts(TypedDict):
+    """The facts of cache-teachers."""
+
+    families: dict[str, str]
+    cut: dict[str, int]
+    """Number of truncated texts by teacher."""
+    dtype: str
+    ranges: dict[str, list[int]]
+    """First and last pass of each file."""
+    pass_counts: NotRequired[dict[str, str]]
+    """The file of each bucket with the number of passes by text."""
+    adaptive: NotRequired[AdaptiveSummary]
+
+
+class CacheSettings(TypedDict):
+    passes: int
+
+
+class CacheConfig(TypedDict):
+    """The settings of a result that `describe` reads."""
+
+    cache: CacheSettings
+
+
 class CacheTeachers(Stage):
     name = "cache-teachers"
     VERSION = 2
@@ -53,6 +88,7 @@ class CacheTeachers(Stage):
     unit_label = "text-passes"
     reads = ("read-corpus", "train-teachers")
     sections = ("cache",)
+    facts = FactTypes(CacheFacts, AnswerFacts | DecisionFacts, config=CacheConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None
@@ -168,28 +204,6 @@ class CacheTeachers(Stage):
     def describe(self, manifest: Record) -> str:
         passes, dtype = manifest.identity["config"]["cache"]["passes"], manifest.facts["dtype"]
         return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
-
-
-class AdaptiveSummary(TypedDict):
-    """The passes that stopping early saved, and shares of the audited texts."""
-
-    texts: int
-    mean_passes: float
-    audited: int
-    stopped_otherwise: float | None
-    seeded_otherwise: float | None
-
-
-class CacheFacts(TypedDict):
-    families: dict[str, str]
-    cut: dict[str, int]
-    """Number of truncated texts by teacher."""
-    dtype: str
-    ranges: dict[str, list[int]]
-    """First and last pass of each file."""
-    pass_counts: NotRequired[dict[str, str]]
-    """The file of each bucket with the number of passes by text."""
-    adaptive: NotRequired[AdaptiveSummary]
 
 
 def _summary(decisions: Sequence[Record]) -> AdaptiveSummary:

@@ -119,7 +119,10 @@ class PartFacts(TypedDict):
     """Texts by gold label."""
     texts_digest: str
     labels_digest: str | None
+    bits: int
     buckets: list[StoredBucket]
+    files: list[str]
+    part: NotRequired[str]
     failed: NotRequired[dict[str, int]]
     """Generated texts that fail each filter."""
     accepted: NotRequired[dict[str, list[int]]]

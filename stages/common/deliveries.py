@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE
 from amalgam.pipeline.storage.local import atomic_write, make_folder, sync, temporary_path
-from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, is_regular, regular
+from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, regular, small_content
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.storage.store import Store, StoredFile
 from amalgam.pipeline.user_paths import check_writable
@@ -76,18 +76,11 @@ class DeliveryServices:
 
 def read_mark(folder: Path) -> Mark | None:
     """Returns the folder's mark or its copy; None if the folder has no readable mark."""
-    texts = {name: _content(folder / name) for name in MARKS}
+    texts = {name: small_content(folder / name) for name in MARKS}
     contents = [verified(text) for text in texts.values()]
     older = texts[METADATA]
     contents += [without_digest(older)] if older else []
     return next((mark for content in contents if content and (mark := _mark(content))), None)
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes() if is_regular(path) else None
-    except FileNotFoundError:
-        return None
 
 
 def _mark(content: Mapping[str, Any]) -> Mark | None:
@@ -110,7 +103,7 @@ def write_mark(folder: Path, mark: Mark) -> None:
     """Writes the mark and its copy; equal ones stay untouched."""
     text = signed(mark.to_json())
     for name in MARKS:
-        if _content(folder / name) != text:
+        if small_content(folder / name) != text:
             with atomic_write(folder / name) as temporary:
                 temporary.write_bytes(text)
 
@@ -120,7 +113,7 @@ def unreadable_marks(folder: Path) -> list[str]:
     mark = read_mark(folder)
     if mark is None or mark.files is None:
         return [METADATA] if (folder / METADATA).exists() and mark is None else []
-    return [name for name in MARKS if _content(folder / name) != signed(mark.to_json())]
+    return [name for name in MARKS if small_content(folder / name) != signed(mark.to_json())]
 
 
 def read_metadata(folder: Path) -> dict[str, Any] | None:
@@ -290,7 +283,7 @@ def deliver_page(
     present = read_mark(folder / PAGES / name)
     changed = faults(folder, present.files or {}) if present else {}
     for file, text in texts.items():
-        if _content(folder / file) == text:
+        if small_content(folder / file) == text:
             continue
         if services and changed.get(file, "missing") != "missing":
             where = set_aside(services.store, folder / file)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np, pa
@@ -20,6 +20,7 @@ from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, use
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, DataError
 from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store
@@ -34,6 +35,17 @@ VERSION = 1
 
 SMALL_PART = 4
 """Less than 1 / SMALL_PART of a bucket is tokenised without storing the tokens."""
+
+
+class TokenFacts(TypedDict):
+    """The facts of the tokens of one bucket."""
+
+    bucket: str
+    rows: int
+    tokens: int
+
+
+DECLARED[CACHED_TOKENS] = FactTypes(unit=TokenFacts)
 
 
 @dataclass(frozen=True)

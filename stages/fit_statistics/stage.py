@@ -17,6 +17,7 @@ from amalgam.data.lazy import np, pl
 from amalgam.data.parquet import key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
@@ -26,6 +27,22 @@ FEW = 5
 """Classes named in a note."""
 
 
+class StatisticsFacts(TypedDict):
+    """The texts that a teacher's statistics are fitted on, and the properties that the notes report."""
+
+    texts: int
+    which: str
+    background: int
+    absent: list[str]
+    width: int
+    shrinkage: list[float]
+    same: list[bool]
+
+
+class AllStatisticsFacts(TypedDict):
+    teachers: dict[str, StatisticsFacts]
+
+
 class FitStatistics(Stage):
     name = "fit-statistics"
     VERSION = 2
@@ -33,6 +50,7 @@ class FitStatistics(Stage):
     unit_label = "teachers"
     reads = ("generate", "read-corpus", "train-teachers", "cache-teachers", "cache-features")
     enabled_by = "choose an uncertainty that compares teachers (rmd, md, msp), or student.method: stratanet"
+    facts = FactTypes(AllStatisticsFacts, StatisticsFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and measure_of(experiment) is not None
@@ -87,7 +105,7 @@ class FitStatistics(Stage):
             }
             draft.facts = facts
 
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, dict[str, StatisticsFacts]]:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> AllStatisticsFacts:  # noqa: ARG002
         return {"teachers": {record.name: record.facts for record in records}}
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
@@ -147,18 +165,6 @@ def with_domain_confidence(
         replace(teacher, confidence=pl.Series("confidence", np.ascontiguousarray(column)))
         for teacher, column in zip(evidence, columns, strict=True)
     ]
-
-
-class StatisticsFacts(TypedDict):
-    """The texts that a teacher's statistics are fitted on, and the properties that the notes report."""
-
-    texts: int
-    which: str
-    background: int
-    absent: list[str]
-    width: int
-    shrinkage: list[float]
-    same: list[bool]
 
 
 def notes(teacher: str, facts: StatisticsFacts) -> list[str]:

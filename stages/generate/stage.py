@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import describe_family
@@ -53,6 +54,27 @@ LANGUAGE_MODEL = "generate.language_model"
 SHOWN_LABELS = 5
 
 
+class BlockFacts(TypedDict):
+    """The facts of a block of a family."""
+
+    first: int
+    rows: int
+    tokens: int
+    scored: int
+
+
+class CollectedFacts(TypedDict):
+    """The facts of the file with all texts."""
+
+    source: str
+    texts: int
+
+
+class GeneratedFacts(CollectedFacts):
+    families: list[str]
+    file: str
+
+
 class Generate(Stage):
     name = "generate"
     VERSION = 2
@@ -60,6 +82,7 @@ class Generate(Stage):
     unit_label = "texts"
     sections = ("generate",)
     enabled_by = "add a `generate` section"
+    facts = FactTypes(GeneratedFacts, BlockFacts | CollectedFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.generate is not None and reads_texts(experiment)

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.load import prepare_teachers, teacher_loader, teachers_of
@@ -20,6 +21,15 @@ FILE = "embeddings.safetensors"
 
 LOW_SHARE = 0.5
 """Below this share of embeddings that the teacher predicts as their class, a note is shown."""
+
+
+class ClassUnitFacts(TypedDict):
+    """The facts of a unit."""
+
+    rows: int
+    taken: int
+    content: str
+    label: int
 
 
 class ClassFacts(TypedDict):
@@ -42,6 +52,7 @@ class MakeEmbeddings(Stage):
     reads = ("train-teachers",)
     sections = ("pseudo_embeddings",)
     enabled_by = "set student.method: as-dfd"
+    facts = FactTypes(EmbeddingFacts, ClassUnitFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not reads_texts(experiment)

@@ -19,6 +19,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig, Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.input_files import unchanged
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import (
@@ -48,6 +49,7 @@ class ReadCorpus(Stage):
     unit_label = "parts"
     reads = ("generate",)
     sections = ("corpus",)
+    facts = FactTypes(CorpusFacts, PartFacts)
 
     def resolve_inputs(self, run: Run) -> None:
         """Downloads remote files once and pins their content."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.runner import TIMING
-from amalgam.pipeline.storage.store import Record, Store
+from amalgam.pipeline.storage.store import TIMING, Record, Store
 from amalgam.stages.cache_teachers.stage import CacheFacts
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.corpus import CorpusFacts, PartFacts
@@ -48,7 +47,7 @@ from amalgam.stages.report.students import (
 from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, verdict
 
 if TYPE_CHECKING:
-    from amalgam.stages.train_student.training import StudentFacts
+    from amalgam.stages.common.training.schedule import StudentFacts
     from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 FORMAT = 3

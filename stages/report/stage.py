@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts
@@ -45,7 +46,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings
+from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, TeacherCost
 from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
 from amalgam.stages.report.report_json import (
     MEASURES,
@@ -69,11 +70,38 @@ EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-l
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
+class Speed(TypedDict):
+    """Texts that the student predicted, and the seconds that this took."""
+
+    texts: int
+    seconds: float
+
+
+class UnitFacts(TypedDict, total=False):
+    """The facts of the evaluation, if there are labelled test texts; of the similarities the words of each label."""
+
+    scores: dict[str, float | None]
+    right_hex: str
+    labels: dict[str, str]
+
+
+class ReportFacts(UnitFacts):
+    method: str
+
+
+class ReportMade(Made):
+    executed: NotRequired[list[str]]
+    teacher_costs: NotRequired[list[TeacherCost]]
+    student: NotRequired[Speed | None]
+    date: NotRequired[str]
+
+
 class Report(Stage):
     name = "report"
     VERSION = 5
     parallelism = "single"
     unit_label = "evaluations"
+    facts = FactTypes(ReportFacts, UnitFacts, ReportMade)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()
@@ -212,13 +240,6 @@ def _file(run: Run, name: str) -> StoredFile | None:
 
 
 # ---- inputs of the units
-
-
-class Speed(TypedDict):
-    """Texts that the student predicted, and the seconds that this took."""
-
-    texts: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
@@ -32,7 +33,15 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
-from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
+from amalgam.stages.common.training.schedule import (
+    Schedule,
+    StudentFacts,
+    StudentRecordFacts,
+    chosen_fields,
+    few_steps,
+    kept,
+    schedule_of,
+)
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
@@ -41,7 +50,7 @@ from amalgam.stages.train_teachers.stage import encoders_of
 if TYPE_CHECKING:
     from amalgam.stages.common.training.run import Selection
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
-    from amalgam.stages.train_student.training import StudentFacts, TeacherEmbeddings
+    from amalgam.stages.train_student.training import TeacherEmbeddings
 
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
@@ -55,6 +64,7 @@ class TrainStudent(Stage):
     unit_label = "students"
     sections = ("student", "objective")
     enabled_by = "choose a student.method that trains a student"
+    facts = FactTypes(StudentRecordFacts, StudentRecordFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns

@@ -30,24 +30,11 @@ from amalgam.stages.common.training.batches import BucketArrays, Examples, Train
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
-from amalgam.stages.common.training.schedule import TrainingFacts
+from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
-
-
-class PhasedFacts(TrainingFacts):
-    """The result of the last phase, and those of all."""
-
-    phases: dict[str, TrainingFacts]
-
-
-class StudentFacts(TrainingFacts):
-    labels: list[str]
-    cut: int
-    """Number of truncated texts."""
-    texts: int
 
 
 def train(  # noqa: PLR0913 - the training's inputs, by name

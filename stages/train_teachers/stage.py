@@ -16,6 +16,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
@@ -33,10 +34,18 @@ from amalgam.stages.common.load import (
     training_services,
 )
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
-from amalgam.stages.common.training.schedule import Schedule, chosen_fields, few_steps, kept, schedule_of
+from amalgam.stages.common.training.schedule import (
+    Schedule,
+    TeacherFacts,
+    TeachersFacts,
+    chosen_fields,
+    few_steps,
+    kept,
+    schedule_of,
+)
 
 if TYPE_CHECKING:
-    from amalgam.stages.train_teachers.training import Encoders, TeachersFacts
+    from amalgam.stages.train_teachers.training import Encoders
 
 
 ENCODER = "train_teachers.encoder"
@@ -51,6 +60,7 @@ class TrainTeachers(Stage):
     reads = ("read-corpus",)
     sections = ("train_teachers",)
     enabled_by = "add a `train_teachers` section"
+    facts = FactTypes(TeachersFacts, TeacherFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.train_teachers is not None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,28 +27,13 @@ from amalgam.stages.common.training.batches import Examples, TrainingData, label
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
-from amalgam.stages.common.training.schedule import TrainingFacts
+from amalgam.stages.common.training.schedule import CoTrainedFacts, TeacherFacts, TrainingFacts
 
 HELD_OUT = 0.05
 """Share of the texts on which the accuracy is measured and, if there are enough, the best checkpoint is selected."""
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
-
-
-class TeacherFacts(TrainingFacts):
-    labels: list[str]
-    texts: int
-    held_out: int
-    """Number of texts on which the accuracy, `best_score`, is measured; 0: measured on the training texts."""
-
-
-class CoTrainedFacts(TeacherFacts):
-    together: list[str]
-
-
-class TeachersFacts(TypedDict):
-    teachers: dict[str, TeacherFacts]
 
 
 Trained = dict[str, tuple[NewClassifier, TeacherFacts]]

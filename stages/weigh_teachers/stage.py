@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
@@ -14,6 +15,7 @@ from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.load import (
     answer_reader,
@@ -34,12 +36,23 @@ from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 
+class WeightSettings(TypedDict):
+    teacher_weights: str
+
+
+class WeightConfig(TypedDict):
+    """The settings of a result that `describe` reads."""
+
+    targets: WeightSettings
+
+
 class WeighTeachers(Stage):
     name = "weigh-teachers"
     VERSION = 7
     parallelism = "single"
     unit_label = "weighings"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
+    facts = FactTypes(WeightFacts, WeightFacts, config=WeightConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and target_method(experiment.targets).weighs_together
@@ -82,7 +95,9 @@ class WeighTeachers(Stage):
             draft.facts = facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
-        shares = ", ".join(f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts["shares"].items())
+        shares = ", ".join(
+            f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts.get("shares", {}).items()
+        )
         yield f"estimated shares of the texts: {shares}"
         labelled = manifest.facts.get("labelled")
         if labelled:
@@ -93,7 +108,7 @@ class WeighTeachers(Stage):
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
-        return f"{weights} weights of {', '.join(manifest.facts['shares'])}"
+        return f"{weights} weights of {', '.join(manifest.facts.get('shares', ()))}"
 
 
 def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from amalgam.pipeline.storage import store as store_module
+from amalgam.pipeline.storage import compaction
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.cache_teachers import stage as cache_teachers
 from amalgam.stages.common.training import checkpoint as checkpoints
@@ -100,7 +100,7 @@ def quick() -> Iterator[None]:
         patch.delenv("COLUMNS", raising=False)
         patch.setattr(os, "fsync", id)
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
-        patch.setattr(store_module, "LEAST", 2)  # a few units are packed
+        patch.setattr(compaction, "LEAST", 2)  # a few units are packed
         patch.setattr(cache_teachers, "dtype_for", lambda _device: "bf16")
         yield
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.execution.runner import TIMING
+from amalgam.pipeline.storage.store import TIMING
 from amalgam.tests.fuzz.experiments import Bench, Outcome, delivered, difference, results_of
 
 SHARES: Mapping[str, int] = {"complete": 8, "stopped": 4, "trained": 3, "weighed": 3, "written": 2}

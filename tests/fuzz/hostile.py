@@ -253,7 +253,7 @@ def change_content(bench: Bench, rng: random.Random, canary: Path) -> str:
     )
     path.write_bytes(new)
     resign(bench, path)
-    return f"{path.relative_to(bench.workspace.folder)}: other content of {len(new)} bytes"
+    return f"{path.relative_to(bench.workspace.folder.parent)}: other content of {len(new)} bytes"
 
 
 def resign(bench: Bench, changed: Path) -> None:

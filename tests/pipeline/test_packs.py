@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.storage import store as store_module
-from amalgam.pipeline.storage.store import Record, Store, compact, loose_units, open_store
+from amalgam.pipeline.storage import compaction
+from amalgam.pipeline.storage.compaction import compact, loose_units
+from amalgam.pipeline.storage.store import Record, Store, open_store
 from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
 from amalgam.tests.workspaces import flip_bit
 
 UNITS = 40
-FOLDER = "cache-teachers/family/units"
+FOLDER = "stage/family/units"
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ def test_packed_units_are_what_they_were_and_few_files_remain(
 
 
 def test_later_units_are_packed_into_files_of_their_own(workspace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "PACK_BYTES", 500)
+    monkeypatch.setattr(compaction, "PACK_BYTES", 500)
     filled(workspace, 20)
     assert pack_all(workspace) == 20
     records = filled(workspace)
@@ -116,7 +117,7 @@ def test_few_units_large_ones_and_those_of_several_files_stay_as_they_are(
     filled(workspace, 10)
     assert pack_all(workspace) == 0
     records = filled(workspace)
-    monkeypatch.setattr(store_module, "SMALL", 119)
+    monkeypatch.setattr(compaction, "SMALL", 119)
     store = opened(workspace)
     with store.draft(store.root / FOLDER, "two") as draft:
         (draft.folder / "a").write_bytes(b"a")
@@ -329,7 +330,7 @@ def test_a_damaged_index_is_restored_from_the_other(workspace: str, lost: str) -
 
 
 def test_a_lost_index_is_rebuilt_from_its_packs(workspace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "PACK_BYTES", 500)
+    monkeypatch.setattr(compaction, "PACK_BYTES", 500)
     filled(workspace, 20)
     pack_all(workspace)
     records = filled(workspace)

@@ -109,6 +109,16 @@ class UnitFacts(TypedDict):
     rows: int
 
 
+class AnswerFacts(UnitFacts):
+    """The facts of a unit of predictions."""
+
+    cut: int
+    """Number of truncated texts."""
+    tokens: int
+    device: str
+    halved_launches: int
+
+
 def family_name(identity: Mapping[str, object]) -> str:
     return fingerprint({"engine": ENGINE, **identity})
 

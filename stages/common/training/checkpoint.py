@@ -22,8 +22,10 @@ from safetensors.torch import load, save_file
 
 from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DiskFullError, is_disk_full
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
+from amalgam.pipeline.storage.paths import is_regular
 from amalgam.stages.common.training.checkpoint_files import FORMAT, STATE, STEP, BrokenError, read_state
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -89,10 +91,12 @@ def read(folder: Path, step: int) -> Checkpoint:
     try:
         body = read_state(path)
         for name, digest in body["files"].items():
-            table = (path / f"{name}.safetensors").read_bytes()
-            if hashlib.sha256(table).hexdigest() != digest:
-                raise BrokenError(f"{name}.safetensors has changed since it was written")
-            tensors[name] = load(table)
+            file = path / f"{name}.safetensors"
+            if file.exists() and not is_regular(file):
+                raise BrokenError(f"{file.name} is no regular file")
+            if file_digest(file) != digest:  # before the file is read as a whole: it may be of any size
+                raise BrokenError(f"{file.name} has changed since it was written")
+            tensors[name] = load(file.read_bytes())
     except OSError as error:
         raise BrokenError(f"{Path(error.filename or path).name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

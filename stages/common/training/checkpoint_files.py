@@ -10,7 +10,7 @@ from typing import Any
 
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.paths import is_regular
+from amalgam.pipeline.storage.paths import is_regular, small_content
 
 FORMAT = 2
 STATE = "state.json"
@@ -28,7 +28,7 @@ class BrokenError(Exception):
 def read_state(folder: Path) -> dict[str, Any]:
     """Returns the content of state.json; raises BrokenError if it has changed since it was written."""
     try:
-        content = json.loads((folder / STATE).read_text("utf-8"))
+        content = json.loads(small_content(folder / STATE) or b"")
         body: dict[str, Any] = content["checkpoint"]
         if content["fingerprint"] != fingerprint(body) or body["format"] != FORMAT:
             raise BrokenError(f"{STATE} has changed since it was written, or has another format than {FORMAT}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 
@@ -98,6 +98,45 @@ class TrainingFacts(FitFacts):
     epochs: int
     learning_rate: float
     selected_by: str
+
+
+class TeacherFacts(TrainingFacts):
+    """The result of a teacher's training."""
+
+    labels: list[str]
+    texts: int
+    held_out: int
+    """Number of texts on which the accuracy, `best_score`, is measured; 0: measured on the training texts."""
+
+
+class CoTrainedFacts(TeacherFacts):
+    together: list[str]
+
+
+class TeachersFacts(TypedDict):
+    teachers: dict[str, TeacherFacts]
+
+
+class PhasedFacts(TrainingFacts):
+    """The result of the last phase, and those of all."""
+
+    phases: dict[str, TrainingFacts]
+
+
+class StudentFacts(TrainingFacts):
+    """The result of the student's training."""
+
+    labels: list[str]
+    cut: int
+    """Number of truncated texts."""
+    texts: int
+
+
+class StudentRecordFacts(StudentFacts):
+    """The facts of the student's record."""
+
+    max_tokens: int
+    phases: NotRequired[dict[str, TrainingFacts]]
 
 
 def kept(facts: TrainingFacts) -> str:

@@ -263,7 +263,7 @@ def resign(bench: Bench, changed: Path) -> None:
         return
     inside = changed.relative_to(root).as_posix()
     for path in root.rglob("*.json"):
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
             content = json.loads(path.read_bytes())
             named = [file for file in content["files"] if file["path"] == inside]
             if named:

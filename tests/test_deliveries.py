@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from amalgam.pipeline.storage.paths import MOST_BYTES
+from amalgam.stages.common.deliveries import MARKS
 from amalgam.tests.workspaces import Workspace, age, flip_bit
 
 Change = Callable[[Path], object]
@@ -111,13 +113,64 @@ def test_a_damaged_mark_is_restored_from_its_copy(workspace: Workspace, how: str
     assert contents(workspace.folder) == before
 
 
-def test_without_mark_and_copy_a_folder_is_not_replaced(workspace: Workspace) -> None:
-    for path in student(workspace).glob(".amalgam*.json"):
-        path.write_text("{")
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def enlarge(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(MOST_BYTES + 1)
+
+
+UNREADABLE: dict[str, Change] = {"flip": flip_bit, "pipe": pipe, "link": link, "large": enlarge}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_without_mark_and_copy_a_folder_with_the_files_of_the_workspace_is_marked_again(
+    workspace: Workspace, how: str
+) -> None:
+    before = contents(workspace.folder)
+    (student(workspace) / "mine.txt").write_text("mine")
+    for name in MARKS:
+        UNREADABLE[how](student(workspace) / name)
+    row = damaged(workspace)["students/student/.amalgam.json"]
+    assert row["command"] == "amalgam run"
+    assert "the files are those of the workspace" in row["repair"]
+    result = workspace("run")
+    assert ".amalgam.json was damaged" in result.err
+    assert "train-student: reused" in result.err
+    assert (student(workspace) / "mine.txt").read_text() == "mine"
+    (student(workspace) / "mine.txt").unlink()
+    assert contents(workspace.folder) == before
+    assert damaged(workspace) == {}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_without_mark_and_copy_a_folder_with_other_files_is_not_replaced(workspace: Workspace, how: str) -> None:
+    for name in (*MARKS, "config.json"):
+        UNREADABLE[how](student(workspace) / name)
     result = workspace.attempt("run")
     assert result.code == 2
     assert "students/student" in result.err
-    assert "students/student/.amalgam.json" in damaged(workspace)
+    assert "move it away" in result.err
+    assert "move students/student away" in damaged(workspace)["students/student/.amalgam.json"]["repair"]
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_a_student_whose_mark_and_copy_are_damaged_is_not_used(workspace: Workspace, how: str) -> None:
+    UNREADABLE[how](student(workspace) / ".amalgam.json")
+    assert workspace("predict", "the onion was fried").out  # the copy has the digests
+    UNREADABLE[how](student(workspace) / ".amalgam.copy.json")
+    result = workspace.attempt("predict", "the onion was fried")
+    assert result.code == 2
+    assert "damaged .amalgam.json" in result.err
+    assert "amalgam run" in result.err
 
 
 def test_a_mark_that_names_files_outside_is_damaged(workspace: Workspace) -> None:
@@ -145,6 +198,23 @@ def test_verify_repair_mends_the_store_from_a_delivered_student(workspace: Works
         assert (row["repair"], row["mended"]) == ("copied from the delivered folder", True)
         assert path.read_bytes() == before
     assert "train-student: reused" in workspace("run").err
+
+
+def test_verify_keeps_an_earlier_result_that_a_delivered_student_can_mend(workspace: Workspace) -> None:
+    """No run computes it again, so only the delivered student has the file."""
+    [manifest] = (workspace.artifacts / "train-student").glob("*/MANIFEST.json")
+    workspace("run", "student.name=second", "targets.temperature=0.5")
+    [stored] = manifest.parent.glob("student-*/model.safetensors")
+    inside, before = str(stored.relative_to(workspace.artifacts)), stored.read_bytes()
+    flip_bit(stored)
+    for _ in range(2):
+        row = damaged(workspace)[inside]
+        assert (row["command"], row["mended"]) == ("amalgam verify --repair", False)
+        assert "copied from the delivered folder" in row["repair"]
+    assert damaged(workspace, "--repair")[inside]["mended"]
+    assert stored.read_bytes() == before
+    assert manifest.is_file()
+    assert damaged(workspace) == {}
 
 
 def test_a_damaged_delivered_student_does_not_mend_the_store(workspace: Workspace) -> None:
@@ -210,6 +280,9 @@ def test_a_damaged_report_of_another_student_is_named(workspace: Workspace) -> N
 def test_a_page_whose_record_is_lost_has_a_note(workspace: Workspace) -> None:
     (record,) = (workspace.artifacts / "report").glob("*/report.json")
     flip_bit(record)
+    row = damaged(workspace)[str(record.relative_to(workspace.artifacts))]
+    assert row["command"] == "amalgam report --force"
+    assert "no date" in row["repair"]
     assert "amalgam report --force" in workspace("report").err
     assert "lost" not in workspace("report", "--force").err
 

@@ -282,6 +282,40 @@ def test_verify_opens_regular_files_only(workspace: Workspace) -> None:
     assert str(unit.relative_to(workspace.artifacts)) in damaged
 
 
+@pytest.mark.parametrize("how", ["pipe", "folder", "link"])
+def test_a_record_that_is_no_regular_file_is_damaged(workspace: Workspace, how: str) -> None:
+    record = record_of(workspace.units()[0])
+    record.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda path: path.symlink_to("/dev/zero")}[how](record)
+    result = workspace.attempt("verify")
+    assert result.code == 1
+    assert str(record.relative_to(workspace.artifacts)) in result.out
+    assert "no regular file" in result.out
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
+def test_notes_and_logs_have_digests(workspace: Workspace) -> None:
+    """No result depends on them: verify moves a damaged one to quarantine, and no run is needed."""
+    store = Store(workspace.artifacts)
+    notes = [store.root / "failed-units/cache-teachers-x.json", store.root / "divergence/x-01234567.json"]
+    for path in notes:
+        store.replace(path, {"unit": "x"})
+    mine = store.root / "training-logs/mine.jsonl"
+    mine.write_text("mine")
+    assert workspace("verify", "--json").json["damaged"] == []
+    [log] = (workspace.artifacts / "training-logs").glob("train-student-*.jsonl")
+    paths = [*notes, log]
+    for path in paths:
+        flip_bit(path, -10)
+    damages = workspace.attempt("verify", "--json").json["damaged"]
+    assert {row["path"] for row in damages} == {str(path.relative_to(store.root)) for path in paths}
+    assert all(row["mended"] and "no result depends on it" in row["repair"] for row in damages)
+    assert workspace("verify", "--json").json["damaged"] == []
+    assert workspace.stale() == set()
+    assert mine.read_text() == "mine"
+
+
 def test_a_single_json_file_of_a_unit_is_no_record(workspace: Workspace) -> None:
     store = Store(workspace.artifacts)
     with store.draft(store.folder("report", "0123456789abcdef0123"), "words", ".json") as draft:
@@ -368,6 +402,7 @@ def test_a_manifest_that_a_failed_force_quarantined_is_no_damage(
 
 
 def test_verify_names_the_cost_of_each_damage(workspace: Workspace) -> None:
+    shutil.rmtree(workspace.folder / "students")  # otherwise the student is copied from there
     paths = {
         next(workspace.artifacts.glob("cache-teachers/*/units/*.parquet")): "predicted again: ",
         next(workspace.artifacts.glob("train-student/*/*/model.safetensors")): "trained again, about ",

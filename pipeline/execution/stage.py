@@ -193,6 +193,8 @@ class Stage:
     """The value of `needs` where it is the same for every experiment."""
     enabled_by: ClassVar[str] = ""
     """The setting that adds the stage to an experiment; empty for stages without such a setting."""
+    on_lost_record: ClassVar[tuple[str, str] | None] = None
+    """For `amalgam verify`: what a complete result lacks without the record of its unit, and the command for it."""
     facts: ClassVar[FactTypes] = FactTypes()
     """Types of the records; a record of another type counts as damaged."""
 

@@ -174,6 +174,7 @@ def _fix(left: Sequence[Damage]) -> str:
     commands = {damage["command"] for damage in left}
     steps = [f"run `{REPAIR}`, which copies delivered files again"] if REPAIR in commands else []
     steps += [f"run `{RUN}`, which recomputes only the damaged results"] if RUN in commands else []
+    steps += [f"run `{command}`" for command in sorted(commands - {"", RUN, REPAIR})]
     steps += ["mend the others as their lines state"] if "" in commands else []
     return ", then ".join(steps) or "check the disk if it happens often"
 

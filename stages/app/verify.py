@@ -6,30 +6,35 @@ again; delivered files are copied from the workspace with `repair`.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict
 
 from amalgam.pipeline.console import duration
-from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular, unit_of
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in
 from amalgam.stages.common.deliveries import (
     EXPORT,
     REPORTS,
+    STUDENTS,
+    TEACHERS,
     DeliveryServices,
     Mark,
     faults,
+    is_copy_of,
     marked_folders,
     mend,
+    named,
     read_mark,
     restore_original,
     set_aside,
@@ -37,13 +42,14 @@ from amalgam.stages.common.deliveries import (
     write_mark,
 )
 from amalgam.stages.common.load import delivery_services
-from amalgam.stages.common.training.checkpoint_files import checkpoint_folders, damaged_files
+from amalgam.stages.common.training.checkpoint_files import checkpoint_folders, damaged_files, damaged_logs
 from amalgam.stages.registry import STAGES
 
 FROM_COPY = "restored from its copy"
 FROM_DELIVERY = "copied from the delivered folder"
 FROM_STORE = "copied from the workspace"
 FROM_PACKS = "rebuilt from its packs"
+NOT_NEEDED = "in quarantine; not needed, because its result is complete"
 NO_MATCH = "its content does not match its digest"
 
 
@@ -69,6 +75,10 @@ RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
 FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 PIN_PATH = re.compile(f"pins/{PIN.pattern}")
+STAGE_NAMES = "|".join(stage.name for stage in STAGES)
+NOTE_PATH = re.compile(rf"failed-units/({STAGE_NAMES})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")
+"""Notes for a person: units that were left out, and units that were computed twice and differ."""
+NO_RESULT = "in quarantine; no result depends on it"
 
 
 def verify(run: Run, *, repair: bool = False) -> Verification:
@@ -78,10 +88,11 @@ def verify(run: Run, *, repair: bool = False) -> Verification:
         *_small_files(run.store, [entry.path for entry in entries]),
         *_indexes(run.store, entries),
         *_checkpoints(run.store),
+        *_logs(run.store),
         *_given_texts(run.store),
     ]
     results, delivered = _Results(run, entries), _Deliveries(run, repair=repair)
-    damages += results.damages(delivered.restore if repair else _restore_nothing)
+    damages += results.damages(delivered, repair=repair)
     damages += delivered.damages()
     files = [*results.files.values(), *delivered.files]
     size = sum(file.bytes for file in files)
@@ -91,10 +102,6 @@ def verify(run: Run, *, repair: bool = False) -> Verification:
         "damaged": damages,
         "quarantine": run.store.where(run.store.root / QUARANTINE),
     }
-
-
-def _restore_nothing(_: StoredFile) -> bool:
-    return False
 
 
 def _mended(path: str, fault: str, repair: str) -> Damage:
@@ -110,14 +117,18 @@ def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
 
 def _small_files(store: Store, paths: Iterable[str]) -> Iterator[Damage]:
     """Restores damaged files from their copies, and damaged copies from their files."""
-    small = [path for path in paths if path in SMALL_FILES or FAMILY_PATH.fullmatch(path) or PIN_PATH.fullmatch(path)]
+    patterns = (FAMILY_PATH, PIN_PATH, NOTE_PATH)
+    small = [path for path in paths if path in SMALL_FILES or any(pattern.fullmatch(path) for pattern in patterns)]
     for path, text in store.backend.read(small).items():
         if verified(text) is None and without_digest(text) is None:
             original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
             content = store.read_json(store.root / original)
             if content is None:
                 store.quarantine(store.root / path)
-                yield _unmended(path, NO_MATCH, "written again", RUN)
+                if NOTE_PATH.fullmatch(path):
+                    yield _mended(path, NO_MATCH, NO_RESULT)
+                else:
+                    yield _unmended(path, NO_MATCH, "written again", RUN)
             else:
                 store.replace(store.root / original, content, copy=True)
                 yield _mended(path, NO_MATCH, FROM_COPY)
@@ -137,6 +148,12 @@ def _checkpoints(store: Store) -> Iterator[Damage]:
             set_aside(store, path)
             repair = "a training resumes from the checkpoint before, or begins again"
             yield _unmended(path.relative_to(store.root).as_posix(), fault, repair, RUN)
+
+
+def _logs(store: Store) -> Iterator[Damage]:
+    for path in damaged_logs(store.root):
+        set_aside(store, path)
+        yield _mended(path.relative_to(store.root).as_posix(), NO_MATCH, NO_RESULT)
 
 
 def _given_texts(store: Store) -> Iterator[Damage]:
@@ -166,9 +183,9 @@ class _Results:
     def files(self) -> dict[str, StoredFile]:
         return {file.path: file for record in self.records.values() for file in record.files}
 
-    def damages(self, restore: Callable[[StoredFile], bool]) -> list[Damage]:
-        """Quarantines damaged results; `restore` may have a copy of a file."""
-        store, faults = self.run.store, dict[str, str]()
+    def damages(self, delivered: _Deliveries, *, repair: bool) -> list[Damage]:
+        """Quarantines damaged results; of a damaged file a delivered folder may have a copy."""
+        store, faults = self.run.store, self._irregular()
         verified_paths = self.records.keys() | self.files.keys()
         unread = [path for path in record_paths(self.entries, STAGES) if path not in verified_paths]
         paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
@@ -177,17 +194,36 @@ class _Results:
         manifests = (store.folder(stage, entry["fingerprint"]) / MANIFEST for stage, entry in heads.items())
         faults |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
         faults |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
-        damages = [_unmended(path, fault, self._repair(path), RUN) for path, fault in faults.items()]
+        copies = {path: copy for path in faults if path in self.files and (copy := delivered.copy(self.files[path]))}
+        damages = [self._damage(path, fault, copies, repair=repair) for path, fault in faults.items()]
         store.quarantine(*map(store.root.joinpath, faults))
-        damages = [
-            _mended(damage["path"], damage["fault"], FROM_DELIVERY)
-            if damage["path"] in self.files and restore(self.files[damage["path"]])
-            else damage
-            for damage in damages
-        ]
-        lost = {damage["path"]: damage["fault"] for damage in damages if not damage["mended"]}
+        for path, copy in copies.items() if repair else ():
+            restore_original(store, self.files[path], copy)
+        lost = {path: fault for path, fault in faults.items() if path not in copies}
         store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
         return damages
+
+    def _damage(self, path: str, fault: str, copies: Mapping[str, Path], *, repair: bool) -> Damage:
+        if path in copies:
+            return _mended(path, fault, FROM_DELIVERY) if repair else _unmended(path, fault, FROM_DELIVERY, REPAIR)
+        stage = _stage_of(path)
+        if stage is not None and path in self._records_in_results:
+            lost = stage.on_lost_record
+            return _unmended(path, fault, *lost) if lost else _mended(path, fault, NOT_NEEDED)
+        return _unmended(path, fault, self._repair(path), RUN)
+
+    @cached_property
+    def _records_in_results(self) -> set[str]:
+        """Returns the records of the units whose files a manifest names: the next run reuses these files."""
+        manifests = (record for inside, record in self.records.items() if inside.endswith(MANIFEST))
+        return {path for record in manifests for file in record.files if (path := _record_of(file.path))}
+
+    def _irregular(self) -> dict[str, str]:
+        """Returns the records of units that are links, folders, pipes or devices, which no listing has."""
+        listed = {entry.path for entry in self.entries}
+        units = {record for path in listed if (record := _record_of(path))}
+        root = self.run.store.root
+        return {path: "no regular file" for path in sorted(units - listed) if os.path.lexists(root / path)}
 
     def _never_rebuilt(self, faults: Mapping[str, str]) -> list[str]:
         """Returns the records of damaged files that no run computes again: those that no last result names."""
@@ -205,7 +241,7 @@ class _Results:
     def _repair(self, path: str) -> str:
         """Returns how a result is computed again, with the seconds of the last build."""
         room, _, name = path.split("/", 2) if path.count("/") > 1 else (path.partition("/")[0], "", path)
-        stage = next((stage for stage in STAGES if stage.name == room), None)
+        stage = _stage_of(path)
         if stage is None:
             return "computed when it is needed" if room == CACHED_TOKENS else "decided again"
         if name in {MANIFEST, TIMING}:
@@ -215,6 +251,16 @@ class _Results:
         seconds = _seconds(store, stage.name)
         again = stage.recomputed(self._records_of_files.get(path), str(key.get("teacher", "")))
         return f"{again}, about {duration(seconds)}" if seconds else again
+
+
+def _record_of(path: str) -> str | None:
+    """Returns the path of the record of a unit's file; None for other files."""
+    unit = unit_of(path.split("/"), [stage.name for stage in STAGES])
+    return f"{unit}.json" if unit else None
+
+
+def _stage_of(path: str) -> Stage | None:
+    return next((stage for stage in STAGES if stage.name == path.partition("/")[0]), None)
 
 
 def store_folder(path: str) -> str:
@@ -255,26 +301,39 @@ class _Deliveries:
                 self.files += mark.files.values()
                 yield from self._files(target, mark, mark.files)
 
-    def restore(self, file: StoredFile) -> bool:
-        """Copies a delivered file back into the workspace if it is intact; returns whether it did."""
+    def copy(self, file: StoredFile) -> Path | None:
+        """Returns an intact delivered copy of a file of the workspace."""
         marks = ((target, read_mark(folder)) for folder, target in marked_folders(self.run.base))
         for target, mark in marks:
             for name, copy in (mark.files or {}).items() if mark else ():
                 if copy == file and not faults(target, {name: copy}):
-                    restore_original(self.run.store, file, target / name)
-                    return True
-        return False
+                    return target / name
+        return None
 
     def _marks(self, folder: Path, mark: Mark | None) -> Iterator[Damage]:
         for name in unreadable_marks(folder):
             path = self._shown(folder / name)
             if mark is None:
-                repair = f"move {self._shown(folder)} away; the next run delivers it again"
-                yield _unmended(path, "it cannot be read, and neither can its copy", repair)
+                fault = "it cannot be read, and neither can its copy"
+                if is_copy_of(folder, self._originals(folder)):
+                    yield _unmended(path, fault, "written again: the files are those of the workspace", RUN)
+                else:
+                    repair = f"move {self._shown(folder)} away; the next run delivers it again"
+                    yield _unmended(path, fault, repair)
             else:
                 yield _mended(path, NO_MATCH if (folder / name).exists() else "missing", FROM_COPY)
         if mark is not None and mark.files is not None:
             write_mark(folder, mark)
+
+    def _originals(self, folder: Path) -> dict[str, StoredFile]:
+        """Returns the files that the next run delivers to the folder, by their names in it."""
+        stage = {STUDENTS: "train-student", TEACHERS: "train-teachers"}.get(folder.parent.name, "")
+        last = self.run.store.last(stage)
+        manifest = self.run.store.manifest(stage, last) if last else None
+        if manifest is None or (stage == "train-student" and folder.name != self.run.experiment.student.name):
+            return {}
+        unit = re.compile(rf"{stage}/[^/]+/({re.escape(folder.name)}|student)-[0-9a-f]{{8}}/.+")
+        return named(file for file in manifest.files if unit.fullmatch(file.path))
 
     def _files(self, target: Path, mark: Mark, files: Mapping[str, StoredFile]) -> Iterator[Damage]:
         damaged = faults(target, files)

@@ -112,7 +112,7 @@ def unreadable_marks(folder: Path) -> list[str]:
     """Returns the names of the mark and its copy, if the folder has a mark and one of them is damaged or missing."""
     mark = read_mark(folder)
     if mark is None or mark.files is None:
-        return [METADATA] if (folder / METADATA).exists() and mark is None else []
+        return [METADATA] if mark is None and has_mark(folder) else []
     return [name for name in MARKS if small_content(folder / name) != signed(mark.to_json())]
 
 
@@ -176,6 +176,12 @@ def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str 
 def check_delivered(folder: Path) -> None:
     """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked."""
     mark = read_mark(folder)
+    if mark is None and has_mark(folder):
+        raise ModelError(
+            f"the model has a damaged {METADATA}, so its files cannot be checked",
+            where=str(folder.absolute()),
+            fix=f"run `amalgam run`, which writes it again; if the model is yours, delete {' and '.join(MARKS)}",
+        )
     damaged = faults(folder, mark.files) if mark and mark.files else {}
     if damaged:
         name, fault = next(iter(damaged.items()))
@@ -187,16 +193,30 @@ def check_delivered(folder: Path) -> None:
         )
 
 
-def check_target(base: Path, folder: str, name: str) -> Path:
-    """Returns base/folder/name; raises an error, before any work, if amalgam did not make the present folder."""
+def has_mark(folder: Path) -> bool:
+    """Returns whether the folder has a mark or its copy, readable or not, and of any kind."""
+    return any(os.path.lexists(folder / name) for name in MARKS)
+
+
+def is_copy_of(folder: Path, files: Mapping[str, StoredFile]) -> bool:
+    """Returns whether every file is in the folder, unchanged; a folder that has lost its mark is known by that."""
+    return bool(files) and not faults(folder, files)
+
+
+def check_target(base: Path, folder: str, name: str, files: Mapping[str, StoredFile] | None = None) -> Path:
+    """Returns base/folder/name; raises an error, before any work, if amalgam did not make the present folder.
+
+    A folder with a damaged mark is amalgam's if it has all these files.
+    """
     target = base / folder / name
     if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
         what = f"{folder}/{name} is a link to a folder outside the experiment's folder"
         raise ExperimentError(what, where=str(target), fix="remove the link, or choose another name")
-    if target.exists() and read_metadata(target) is None:
+    is_ours = read_metadata(target) is not None or (has_mark(target) and is_copy_of(target, files or {}))
+    if target.exists() and not is_ours:
         what = f"{folder}/{name} exists and was not made by amalgam"
-        if any((target / name).exists() for name in MARKS):
-            what = f"{folder}/{name} has a damaged {METADATA}, so its files are not known to be amalgam's"
+        if has_mark(target):
+            what = f"{folder}/{name} has a damaged {METADATA}, and its files are not those of the workspace"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another name")
     return target
 
@@ -219,6 +239,12 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
     """
     present, files = read_mark(target), mark.files or {}
     originals = services.store.verified_paths(files.values())
+    if present is None and has_mark(target) and is_copy_of(target, files):
+        services.note(f"{_shown(target / METADATA)} was damaged, and so was its copy; it is written again")
+        for name in MARKS:
+            set_aside(services.store, target / name)
+        write_mark(target, mark)
+        return
     if present is not None and present.fingerprint == mark.fingerprint and present.files in (None, mark.files):
         mend(services, target, files, faults(target, files, services.digest_of))
         write_mark(target, mark)

@@ -101,6 +101,7 @@ class Report(Stage):
     VERSION = 5
     parallelism = "single"
     unit_label = "evaluations"
+    on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
     facts = FactTypes(ReportFacts, UnitFacts, ReportMade)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:

@@ -148,8 +148,9 @@ class TrainStudent(Stage):
             "sources": [asdict(source) for source in _sources(run)],
             "training": asdict(_training(run, manifest)),
         }
-        target = check_target(run.base, STUDENTS, student.name)
-        deliver(delivery_services(run), target, Mark(run.fingerprint(self.name), named(manifest.files), about))
+        files = named(manifest.files)
+        target = check_target(run.base, STUDENTS, student.name, files)
+        deliver(delivery_services(run), target, Mark(run.fingerprint(self.name), files, about))
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments

@@ -139,7 +139,7 @@ class TrainTeachers(Stage):
         for name in manifest.facts["teachers"]:
             files = named(trained_files(run, name))
             mark = Mark(next(iter(files.values())).path.split("/")[-2], files, {})
-            deliver(delivery_services(run), check_target(run.base, TEACHERS, name), mark)
+            deliver(delivery_services(run), check_target(run.base, TEACHERS, name, files), mark)
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():

@@ -1,4 +1,4 @@
-"""Names and digests of the files of checkpoints; needs no torch."""
+"""Names and digests of the files of checkpoints, and of the logs of trainings; needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular, small_content
+from amalgam.pipeline.storage.small_files import signed, verified
 
 FORMAT = 2
 STATE = "state.json"
@@ -18,6 +20,7 @@ CHECKPOINT = "checkpoint"
 """Folder of the checkpoints in the folder of a result."""
 STEP = re.compile(r"step-(\d{6,})")
 FILES = {STATE, "weights.safetensors", "optimizer.safetensors", "best.safetensors"}
+LOGS = "training-logs"
 TRAINING_STAGES = ("train-teachers", "train-student")
 
 
@@ -69,3 +72,28 @@ def damaged_files(folder: Path) -> dict[Path, str]:
         except FileNotFoundError:  # a training has replaced the checkpoint meanwhile
             continue
     return damaged
+
+
+# ---- logs
+
+
+def log_digest(log: Path) -> Path:
+    """Returns the file with the digest of a log."""
+    return log.with_suffix(".digest.json")
+
+
+def write_log_digest(log: Path) -> None:
+    with atomic_write(log_digest(log)) as temporary:
+        temporary.write_bytes(signed({"sha256 of the log": file_digest(log)}))
+
+
+def damaged_logs(root: Path) -> Iterator[Path]:
+    """Yields the logs, and the files with their digests, that have changed since their trainings ended."""
+    for stage in TRAINING_STAGES:
+        for path in sorted((root / LOGS).glob(f"{stage}-*.digest.json")):
+            log = path.with_name(path.name.replace(".digest.json", ".jsonl"))
+            content = verified(small_content(path))
+            if content is None:
+                yield path
+            elif is_regular(log) and content.get("sha256 of the log") != file_digest(log):
+                yield log

@@ -26,11 +26,11 @@ from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest
 from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingRun, learning_rate
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.schedule import TrainingFacts
 
-FOLDER = "training-logs"
 EVERY_STEPS = 10
 PROJECT = "amalgam"
 RUN_NAME_ARGUMENTS = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
@@ -92,7 +92,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     """Trains with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
     parts = checkpoint.relative_to(services.workspace).parts
     name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
-    log = TrainingLog(services.workspace / FOLDER / f"{name}.jsonl", training, services.trackers)
+    log = TrainingLog(services.workspace / LOGS / f"{name}.jsonl", training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):
 
@@ -199,6 +199,8 @@ class TrainingLog:
 
     def close(self) -> None:
         self._stack.close()
+        if self._file is not None:
+            write_log_digest(self.path)
 
     def _write_steps(self) -> None:
         if not self._losses:
@@ -214,6 +216,7 @@ class TrainingLog:
     def _start(self, step: int) -> None:
         """Opens the log at the first step, when device and processes are known; a resumed log is appended."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        log_digest(self.path).unlink(missing_ok=True)
         self._file = self._stack.enter_context(self.path.open("w" if step == 1 else "a", encoding="utf-8"))
         for name in self.trackers:
             tracker = _started_tracker(name, self.path)

@@ -34,15 +34,10 @@ class Made(TypedDict, total=False):
     seconds: float
 
 
-class Timing(TypedDict):
-    """The cost of a build, in its record."""
-
-    seconds: float
-    units: int
-    found: int
-    """Units that were complete before."""
-    workload: float
-    bytes: int
+Timing = TypedDict(  # noqa: UP013 - a stored name
+    "Timing", {"seconds": float, "units": int, "found": int, "workload": float, "bytes": int}
+)
+"""The cost of a build, in its record; `found` are the units that were complete before."""
 
 
 class ResultIdentity(TypedDict, total=False):

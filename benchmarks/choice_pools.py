@@ -112,7 +112,7 @@ def write_pool(pool: Pool, data: Path, folder: Path, sizes: Sizes) -> None:
     config, began = base / "amalgam.yaml", time.monotonic()
     config.write_text(EXPERIMENT.format(**parts, **fields, groups=json.dumps(groups)))
     with mock.patch.object(schedule, "MIN_STEPS", sizes.least_steps):
-        arrays = _collected(_run(config))
+        arrays = collected(_run(config))
     write_arrays(path, {**arrays, "seconds": np.array(round(time.monotonic() - began))})
     shutil.rmtree(base)
 
@@ -180,7 +180,7 @@ def _run(config: Path) -> Run:
     return run
 
 
-def _collected(run: Run) -> dict[str, Array]:
+def collected(run: Run) -> dict[str, Array]:
     """Returns everything that weigh-teachers reads, and the gold labels, in the order of its texts."""
     import polars as pl
 
@@ -209,13 +209,13 @@ def _collected(run: Run) -> dict[str, Array]:
         passes = order.join(frames.passes(run, teacher).collect(), on="key", how="left", maintain_order="left")
         arrays[f"logits_{place}"] = cached["logits"].to_numpy()
         arrays[f"passes_{place}"] = np.stack([np.stack(row) for row in passes["passes"].to_list()]).astype(np.float16)
-    facts = run.result("train-teachers").facts["teachers"]
+    trained = run.result("train-teachers").facts["teachers"] if "train-teachers" in run.results else {}
     about = {
         "labels": list(space.names),
         "teachers": {name: [int(label) for label in own] for name, own in space.columns.items()},
         "trained": {
-            name: {field: facts[name][field] for field in ("best_score", "held_out", "texts", "steps", "epochs")}
-            for name in space.columns
+            name: {field: facts[field] for field in ("best_score", "held_out", "texts", "steps", "epochs")}
+            for name, facts in trained.items()
         },
     }
     return arrays | {"about": packed(about)}

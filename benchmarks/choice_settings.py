@@ -182,7 +182,7 @@ def settings_of(folder: Path, pool: Pool) -> Iterator[Setting]:
         layers = {place: pool.layers if place in from_shallow else 0 for place in places}
         kind = "-unlike" if pool.layers else ""
         name = f"{replace(pool, layers=0).name}{kind}-t{'.'.join(str(place + 1) for place in places)}"
-        yield _setting(name, replace(pool, layers=0).name, sources, layers)
+        yield setting_from(name, replace(pool, layers=0).name, sources, layers)
 
 
 def _subsets(groups: int, random: np.random.Generator) -> Iterator[tuple[int, ...]]:
@@ -198,7 +198,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
         return dict(arrays)
 
 
-def _setting(name: str, pool: str, sources: dict[int, dict[str, Array]], layers: dict[int, int]) -> Setting:
+def setting_from(name: str, pool: str, sources: dict[int, dict[str, Array]], layers: dict[int, int]) -> Setting:
+    """Returns the setting of these teachers; `sources` are the arrays of each teacher's pool, by its place there."""
     first, about = next(iter(sources.values())), {place: unpacked(own["about"]) for place, own in sources.items()}
     labels = next(iter(about.values()))["labels"]
     own = {place: list(about[place]["teachers"].values())[place] for place in sources}

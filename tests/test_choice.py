@@ -14,9 +14,16 @@ import polars as pl
 import pytest
 
 from amalgam.benchmarks import choice
-from amalgam.benchmarks.choice_pools import Pool, groups_of, labelled_texts, pools_of
-from amalgam.benchmarks.choice_settings import Setting, load_settings, write_setting
+from amalgam.benchmarks.choice_pools import Pool, collected, groups_of, labelled_texts, pools_of, unpacked
+from amalgam.benchmarks.choice_settings import Setting, load_settings, setting_from, write_setting
+from amalgam.data.parquet import matrix
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.runner import update
+from amalgam.stages.app.api import open_run, working
 from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.registry import STAGES
+from amalgam.stages.weigh_teachers.stage import weights_of
+from amalgam.tests.workspaces import Workspace
 
 TEXTS = 240
 TEACHERS = {"a": [0, 1], "b": [2, 3, 4]}
@@ -96,6 +103,18 @@ def test_thinned_settings_keep_a_quarter_of_one_teachers_texts_or_of_the_others(
     three = replace(setting, teachers={"a": [0], "b": [1], "c": [2, 3, 4]})
     names = [thinned.name.removeprefix(f"{setting.name} ") for thinned in three.thinned()]
     assert names == ["1:4 a", "4:1 a", "1:4 b", "4:1 b", "1:4 c", "4:1 c"]
+
+
+def test_the_benchmark_gives_the_weights_of_weigh_teachers(workspace: Workspace) -> None:
+    run = open_run(workspace.config, ["student.method=amalgam"], console=Console(quiet=True))
+    with working(run):
+        update(STAGES, run, target="weigh-teachers")
+    arrays = collected(run)
+    assert unpacked(arrays["about"])["trained"] == {}
+    made = setting_from("made", "made", {0: arrays, 1: arrays}, {0: 0, 1: 0})
+    weights = matrix(weights_of(run).column("weight"))
+    assert made.answers["confidence"] == pytest.approx(arrays["confidence"], abs=1e-9)
+    assert choice.amalgam(made) == pytest.approx(weights, abs=1e-4)
 
 
 def test_the_table_has_the_loss_against_the_best_rival(
